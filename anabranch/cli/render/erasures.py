@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.cli.render import print_result
-from anabranch.lifecycle.erasure.run import Erased, Found
+from anabranch.lifecycle.erasure.rows import Found
+from anabranch.lifecycle.erasure.run import Erased
 from anabranch.lifecycle.erasure.scan import ScanResult
 from anabranch.lifecycle.erasure.status import ErasureStatus, status_lines, view
 

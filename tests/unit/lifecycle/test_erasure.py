@@ -35,7 +35,8 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
-from anabranch.lifecycle.erasure import end, run
+from anabranch.lifecycle.erasure import archived, end, run, steps
+from anabranch.lifecycle.erasure.rows import Found
 from anabranch.lifecycle.erasure.scan import scan
 from anabranch.lifecycle.erasure.search import Values, find_words
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
@@ -100,7 +101,7 @@ def stored_bytes(folder: Path) -> set[bytes]:
 def test_erased_records_leave_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(run, "_FILES_A_COMMIT", at_once)
+    monkeypatch.setattr(steps, "FILES_A_COMMIT", at_once)
     people = People(tmp_path, archive=True)
     assert people.archived == ARCHIVED
     done = people.erase(replace(ORDER, until=timedelta(0)))
@@ -110,7 +111,7 @@ def test_erased_records_leave_the_archive(
     [status] = read_statuses(people.job, datetime.now(UTC))
     before = [path for path in _replaced(people) if "events_archive" in path]
     assert len(set(before)) == 2 and not status.is_certificate
-    assert people.erase().removed == run.Found()
+    assert people.erase().removed == Found()
     # The hazard: storage has the bytes. At the deadline, no file has them.
     assert stored_bytes(tmp_path) >= ERASED
     maintain_later(tmp_path)
@@ -122,7 +123,7 @@ def test_erased_records_leave_the_archive(
 def test_files_that_are_archived_while_others_are_searched_are_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    people, search, searched = People(tmp_path, archive=True), run._archived_places, list[int]()
+    people, search, searched = People(tmp_path, archive=True), archived.archived_places, list[int]()
 
     def meanwhile(job: Job, table: Table, files: Sequence[DataFile], *of: Any) -> Any:
         found = search(job, table, files, *of)
@@ -133,7 +134,7 @@ def test_files_that_are_archived_while_others_are_searched_are_searched_too(
             )
         return found
 
-    monkeypatch.setattr(run, "_archived_places", meanwhile)
+    monkeypatch.setattr(archived, "archived_places", meanwhile)
     people.erase()
     assert searched[:2] == [2, 1]
     assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {
@@ -146,13 +147,15 @@ def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_p
     people = People(tmp_path, archive=True)
     people.archive([0, 1], {0: b"\x00", 1: b"\x01"})
     table = people.lake.lake.load(people.lake.stream.archive_table)
-    files = list(run._archive_files(table).values())
+    files = list(archived.archive_files(table).values())
     assert len(files) == 3
     before = Erasure("e", "id", NOW, NOW, people.lake.state().timeline.since, "t", {0: 7})
-    found = run._archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
+    found = archived.archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
     # Offset 7 came after the request; 5 has the value within a longer word.
     assert sorted(map(sorted, found.values())) == [[(0, 0)], [(0, 0), (0, 2)], [(0, 4), (0, 6)]]
-    assert run._archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
+    assert (
+        archived.archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
+    )
 
 
 def test_erased_records_leave_every_branch_and_the_account_closes(people: People) -> None:
@@ -169,7 +172,7 @@ def test_erased_records_leave_every_branch_and_the_account_closes(people: People
     assert [(p.good, p.erased, p.total) for p in row.partitions.values()] == [(2, 2, 8)]
     # Twice is once.
     again = people.erase()
-    assert (again.erasure.id, again.removed) == (done.erasure.id, run.Found())
+    assert (again.erasure.id, again.removed) == (done.erasure.id, Found())
 
 
 def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> None:
@@ -201,8 +204,8 @@ def test_row_groups_are_chosen_by_bloom_filters(
 def test_an_hour_may_have_more_files_than_commits_are_tried(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_FILES_A_COMMIT", 1)
-    monkeypatch.setattr(run, "_ATTEMPTS", 2)
+    monkeypatch.setattr(steps, "FILES_A_COMMIT", 1)
+    monkeypatch.setattr(steps, "ATTEMPTS", 2)
     done = people.erase()
     assert (done.removed.rows, done.removed.files) == (4, 3)
     assert "anna" not in {
@@ -528,7 +531,7 @@ def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> 
 def test_dead_letters_of_many_files_leave_in_several_commits_and_count_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_FILES_A_COMMIT", 1)
+    monkeypatch.setattr(steps, "FILES_A_COMMIT", 1)
     people, plan, planned = People(tmp_path, LETTERS), erasure.plan_letters, list[int]()
 
     def left_meanwhile(table: Table, state: Any, rewritten: Any, *of: Any) -> Any:
@@ -545,7 +548,7 @@ def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
     people = People(tmp_path, archive=True)
     [change] = poll(people.job, Token("events"))
     done = people.erase(replace(ORDER, values=frozenset({"again"})))
-    assert 7 not in people.archived and done.removed == run.Found()
+    assert 7 not in people.archived and done.removed == Found()
     assert not list(poll(people.job, Token.decode(change.token)))
 
 
@@ -554,7 +557,7 @@ def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -
     expired."""
     source = people.files("main")[0]
     source.with_name("compacted-before.parquet").write_bytes(source.read_bytes())
-    assert people.erase(replace(ORDER, values=frozenset({"nobody"}))).removed == run.Found()
+    assert people.erase(replace(ORDER, values=frozenset({"nobody"}))).removed == Found()
     [status] = read_statuses(people.job, datetime.now(UTC))
     [left] = status.left
     assert (
@@ -572,7 +575,7 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert people.names("main") == sorted(NAMES)
     # Only the expired hour had the value.
     done = people.erase(OF_FORMER)
-    assert done.removed == run.Found() and done.erasure.done is not None
+    assert done.removed == Found() and done.erasure.done is not None
     [status] = read_statuses(people.job, datetime.now(UTC))
     assert (status.hours, status.is_certificate) == ([FIRST], False)
     assert "tag audit" in {holder.name for holder in status.holders}
@@ -584,9 +587,7 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert read_statuses(people.job, later)[0].is_certificate
     # Twice is once.
     heads = people.lake.state().heads
-    assert (
-        people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == run.Found()
-    )
+    assert people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == Found()
     assert people.lake.state().heads == heads
 
 
@@ -595,7 +596,7 @@ def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
     found = run.find(people.job, ORDER)
     assert (found.rows, found.dead, found.hours) == (4, 2, (FIRST, NEXT))
     assert people.lake.state().heads == heads
-    assert run.find(people.job, replace(ORDER, values=frozenset({"dora"}))) == run.Found()
+    assert run.find(people.job, replace(ORDER, values=frozenset({"dora"}))) == Found()
 
 
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Erase dead letters, whose places stay in the ledger."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.hour_files import (
+    files_by_branch,
+    paths_by_hour,
+)
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.rewriting import rewrite_kept
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.job import Job
+from anabranch.lifecycle.erasure import steps
+from anabranch.lifecycle.erasure.search import (
+    Place,
+    Values,
+    find_letters,
+    places_by_hour,
+)
+from anabranch.lifecycle.erasure.steps import decisions_of
+from anabranch.protocol import erasure, ledger
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+    from anabranch.iceberg.commits import Commit
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ErasedLetters:
+    """Dead letters with erased values: by the path of their file, by hour, and by hour those of the
+    batch layer. Their files: `files` by path, `paths` by hour."""
+
+    by_path: Mapping[str, set[Place]]
+    by_hour: Mapping[str, set[Place]]
+    accepted: Mapping[str, set[Place]]
+    files: Mapping[str, DataFile]
+    paths: Mapping[str, set[str]]
+
+
+def find_letters_of(table: Table, one: Erasure, values: Values) -> ErasedLetters:
+    there = files_by_branch(table)
+    files, batch = erasure.by_path(there), erasure.by_path({"batch": there["batch"]})
+    found = find_letters(table, one, values, files.values())
+    accepted = {path: places for path, places in found.items() if path in batch}
+    paths = paths_by_hour(table, [files[path] for path in found])
+    return ErasedLetters(
+        found,
+        places_by_hour(table, files, found),
+        places_by_hour(table, files, accepted),
+        files,
+        paths,
+    )
+
+
+def erase_letters(
+    job: Job, publisher: Publisher, one: Erasure, values: Values
+) -> set[tuple[str, Place]] | None:
+    """Remove the dead letters that have the values from every branch, some files in a commit;
+    returns those that left, by hour and place, None where there were none."""
+    table = job.lake.load(job.stream.dead_letters_table)
+    found = find_letters_of(table, one, values)
+    if not found.by_path:
+        return None
+    _record_places(job, publisher, one, found)
+    paths, gone = sorted(found.by_path), set[tuple[str, Place]]()
+    for begin in range(0, len(paths), steps.FILES_A_COMMIT):
+        gone |= _rewrite_letters(job, table, found, paths[begin : begin + steps.FILES_A_COMMIT])
+    hours = len({hour for hour, _ in gone})
+    LOG.info(
+        "stream %s: erased dead letters erasure=%s count=%d hours=%d",
+        job.stream.name,
+        one.id,
+        len(gone),
+        hours,
+    )
+    return gone
+
+
+def _rewrite_letters(
+    job: Job, table: Table, found: ErasedLetters, paths: Sequence[str]
+) -> set[tuple[str, Place]]:
+    """Replace some files of dead letters on every branch in one commit; returns what left, nothing
+    where a file left meanwhile."""
+    lake, stream, began = job.lake, job.stream, job.lake.clock.now()
+    hour_of_path = {path: hour_of_file(table, found.files[path]) for path in paths}
+    written = {
+        path: rewrite_kept(table, found.files[path], partial(without_places, found.by_path[path]))
+        for path in paths
+    }
+    reach(Step.ERASE_LETTERS_WRITTEN)
+
+    def plan(current: Table) -> Commit | None:
+        state = load_state(lake, stream.table)
+        there = files_by_branch(current, set(hour_of_path.values()))
+        return erasure.plan_letters(
+            current, state, written, there, new_id(), began, job.lake.clock.now()
+        )
+
+    landed = lake.commit_until_landed(
+        stream.dead_letters_table, f"erase dead letters of {stream.name}", plan
+    )
+    if landed is None:
+        delete_quietly(table, [f.file_path for f in written.values() if f is not None])
+        return set()
+    reach(Step.ERASE_LETTERS_PUBLISHED)
+    return {(hour_of_path[path], place) for path in paths for place in found.by_path[path]}
+
+
+def _record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:
+    """Record the places of dead letters on each branch and in the ledger, before they leave their
+    table."""
+
+    def decide(state: State) -> Decision[None]:
+        history = job.ledger.history(set(found.by_hour))
+        new: dict[str, Sequence[Place]] = {}
+        for hour, places in found.by_hour.items():
+            known = erasure.places_of(ledger.with_waiting(state, hour, history)).get(hour, set())
+            if unplaced := sorted(places - known):
+                new[hour] = unplaced
+        if not new:
+            return Decision(state, None, None)
+        current = state.erasures[one.id]
+        decisions = decisions_of(job, state, current, {}, new, found.paths, found.accepted)
+        reach(Step.ERASE_PLACES_DECIDED)
+        return Decision(state, erasure.plan_places(state, current, decisions, new_id()), None)
+
+    published = publisher.run_merged(decide, f"erase dead letters of {job.stream.name}")
+    if published.landed is not None:
+        reach(Step.ERASE_PLACES_PUBLISHED)
+        publisher.record_decisions(published.state)
+
+
+def without_places(places: Collection[Place], batch: pa.RecordBatch) -> pa.BooleanArray:
+    at = zip(batch["kafka_partition"].to_pylist(), batch["kafka_offset"].to_pylist(), strict=True)
+    return pa.array([place not in places for place in at], pa.bool_())
