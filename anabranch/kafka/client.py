@@ -6,13 +6,11 @@ Nothing here decides; every answer is a plain value. A broker that does not answ
 
 from __future__ import annotations
 
-import base64
 import logging
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,16 +26,24 @@ from anabranch import config
 from anabranch.common.attempts import attempts
 from anabranch.common.errors import (
     AnabranchError,
-    CodecMissing,
     ConfigurationError,
     MissingRight,
-    NoTopicIds,
     Transient,
 )
-from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka import kafka_python_fixes
+from anabranch.kafka.answers import (
+    LARGE_FETCH,
+    LONGEST_MS,
+    bytes_of,
+    config_value,
+    mappings,
+    plan_fetch_bytes,
+    retention_of,
+    topic_of,
+)
 from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
-from anabranch.kafka.kafka_python_fixes import IO_THREAD, connect
+from anabranch.kafka.client_errors import FAILURES, explained, explaining, missing_right
+from anabranch.kafka.kafka_python_fixes import connect
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
 from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, Topic, is_contradicted
@@ -62,101 +68,16 @@ _NO_COORDINATOR = (
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
 )
-# What the brokers may refuse, the resource's option of kafka-acls.sh, and the options for all that
-# is asked of it.
-_RIGHTS = (
-    (
-        errors.TopicAuthorizationFailedError,
-        "--topic",
-        "--operation Read --operation Describe --topic TOPIC",
-    ),
-    (errors.GroupAuthorizationFailedError, "--group", "--operation Read --group GROUP"),
-    (
-        errors.ClusterAuthorizationFailedError,
-        "--cluster",
-        "--operation Describe --operation IdempotentWrite --cluster",
-    ),
-    (
-        errors.TransactionalIdAuthorizationFailedError,
-        "--transactional-id",
-        "--operation Write --operation Describe --transactional-id ID",
-    ),
-    (
-        errors.DelegationTokenAuthorizationFailedError,
-        "--delegation-token",
-        "--operation Describe --delegation-token ID",
-    ),
-)
-# For what a partition waits that cannot be read now.
-_WAITS = {
-    errors.OffsetNotAvailableError: (
-        "its leader was elected just now and cannot confirm where its log ends: too few of its "
-        "replicas are in sync (min.insync.replicas); start the brokers that are missing"
-    ),
-    errors.LeaderNotAvailableError: (
-        "it has no leader: no replica that has all records is there; start the brokers that have "
-        "it, and do not allow an unclean election, which loses records"
-    ),
-}
-# The packages that kafka-python decompresses with, by codec.
-_CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
-# What kafka-python says of a connection that was still being made when the bootstrap's time was
-# over.
-_CUT_OFF = "Connection timed out"
 # A consumer that reads a few existing records is replaced after so long.
 _STUCK_S = 3
-# How many bytes of a partition a look at few records fetches at once: at first, and at most.
+# How many bytes of a partition a look at few records fetches at once, at first; at most
+# `LARGE_FETCH`.
 _SMALL_FETCH = 16 << 10
-_LARGE_FETCH = 4 << 20
-# A retention of centuries, as a time that can be reckoned with.
-_LONGEST_MS = 10**13
-
-
-class _Failures(logging.Handler):
-    """The failed connections that kafka-python logged: its errors say only that no broker answered.
-
-    The lines are not logged, since the adapter's own error contains them once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._failures: deque[tuple[float, str, str]] = deque(maxlen=50)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        values = record.args if isinstance(record.args, tuple) else ()
-        failure = next((a for a in values if isinstance(a, Exception)), None)
-        # The error itself says that it timed out; the line logged before it says why no broker
-        # answered.
-        if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
-            self._failures.append((time.monotonic(), record.threadName or "", one_line(failure)))
-
-    def since(self, began: float, servers: str) -> str | None:
-        """The most specific failure of clients of these brokers: the last about keys or rights,
-        else the last that a broker or the network gave, else that of a connection which our own
-        bound cut off."""
-        failures = [
-            failure
-            for at, thread, failure in reversed(self._failures)
-            if at >= began and (thread == IO_THREAD + servers or not thread.startswith(IO_THREAD))
-        ]
-        heard = (f for f in failures if not f.endswith(_CUT_OFF))
-        return next((f for f in failures if is_denied(f)), None) or next(
-            heard, next(iter(failures), None)
-        )
-
-
-_FAILURES = _Failures()
-# kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
-logging.getLogger("kafka").setLevel(logging.WARNING)
-logging.getLogger("kafka").addHandler(_FAILURES)
-logging.getLogger("kafka").propagate = False
 
 
 kafka_python_fixes.apply()
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
-# The id of a topic at brokers that give topics none.
-_NO_TOPIC_ID = uuid.UUID(int=0)
 
 
 def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
@@ -168,7 +89,7 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
         "batch_size": 256 * 1024,
         "compression_type": None,
     }
-    with _explaining(kafka, "start a producer"):
+    with explaining(kafka, "start a producer"):
         return connect(KafkaProducer, **_client_settings(kafka), **(defaults | overrides))
 
 
@@ -290,7 +211,7 @@ class KafkaAdapter:
                 raise explained(
                     self._kafka, doing, error, began, f"--operation Describe --topic {topic}"
                 )
-            return _topic_of(entry)
+            return topic_of(entry)
         return None
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
@@ -388,7 +309,7 @@ class KafkaAdapter:
             f"describe {len(names)} topics", lambda admin: admin.describe_topics(list(names))
         ):
             if entry["name"] in found and not entry["error_code"]:
-                found[entry["name"]] = _topic_of(entry)
+                found[entry["name"]] = topic_of(entry)
         return found
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
@@ -413,7 +334,7 @@ class KafkaAdapter:
         if topic.id not in self._record_bytes:
             one = {partition: (record.offset, record.offset + 1)}
             for _, given in self._few(topic.name, one, 1):
-                self._record_bytes.update((topic.id, _bytes_of(r)) for r in given)
+                self._record_bytes.update((topic.id, bytes_of(r)) for r in given)
         return self._record_bytes.get(topic.id, 0) > _SMALL_FETCH
 
     def stamps_from(
@@ -470,7 +391,7 @@ class KafkaAdapter:
                             r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]
                         ]
                         left[tp] -= len(given)
-                        sizes += map(_bytes_of, given)
+                        sizes += map(bytes_of, given)
                         yield tp.partition, given
                 fetched = len(open_)
                 for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
@@ -521,7 +442,7 @@ class KafkaAdapter:
 
     def retention(self, topic: str) -> timedelta | None:
         """For how long the brokers keep a record of the topic; None for ever."""
-        return _retention(int(_config_value(self._configs(topic), topic, "retention.ms")))
+        return retention_of(int(config_value(self._configs(topic), topic, "retention.ms")))
 
     def settings(self, topic: str) -> TopicSettings | None:
         """How the brokers keep a topic; None when they do not know it."""
@@ -540,17 +461,15 @@ class KafkaAdapter:
         cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
 
         def number(key: str) -> int:
-            return int(_config_value(configs, topic, key))
+            return int(config_value(configs, topic, key))
 
         retention_bytes = number("retention.bytes")
         return TopicSettings(
-            retention=_retention(number("retention.ms")),
+            retention=retention_of(number("retention.ms")),
             retention_bytes=retention_bytes if retention_bytes >= 0 else None,
-            cleanup_policy=str(_config_value(configs, topic, "cleanup.policy")),
-            compaction_lag=timedelta(
-                milliseconds=min(number("min.compaction.lag.ms"), _LONGEST_MS)
-            ),
-            timestamp_type=str(_config_value(configs, topic, "message.timestamp.type")),
+            cleanup_policy=str(config_value(configs, topic, "cleanup.policy")),
+            compaction_lag=timedelta(milliseconds=min(number("min.compaction.lag.ms"), LONGEST_MS)),
+            timestamp_type=str(config_value(configs, topic, "message.timestamp.type")),
             min_insync=number("min.insync.replicas"),
             replicas=min(replicas),
             brokers=len(cluster["brokers"]),
@@ -562,13 +481,13 @@ class KafkaAdapter:
         doing = f"ask the size of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
-        for found in _mappings(answer):
+        for found in mappings(answer):
             if "partition_size" in found:
                 partition = int(found["partition_index"])
                 sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
         if not sizes:
             # kafka-python drops the error that the brokers gave.
-            raise _missing_right(
+            raise missing_right(
                 self._kafka,
                 doing,
                 "expected the size of each partition, found none",
@@ -596,7 +515,7 @@ class KafkaAdapter:
             "isolation_level": "read_committed",
         }
         with (
-            _explaining(
+            explaining(
                 self._kafka,
                 f"read offsets of group {group}",
                 f"--operation Describe --group {group}",
@@ -670,10 +589,10 @@ class KafkaAdapter:
             "auto_offset_reset": "none",
             "isolation_level": "read_uncommitted" if uncommitted else "read_committed",
             "max_poll_records": 20_000,
-            "max_partition_fetch_bytes": _LARGE_FETCH,
+            "max_partition_fetch_bytes": LARGE_FETCH,
         }
         with (
-            _explaining(self._kafka, doing, f"--operation Read --topic {topic}"),
+            explaining(self._kafka, doing, f"--operation Read --topic {topic}"),
             closing(connect(KafkaConsumer, **settings)) as consumer,
         ):
             consumer.assign(list(ends))
@@ -802,7 +721,7 @@ class KafkaAdapter:
         try:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
         except errors.KafkaTimeoutError:
-            cause = _FAILURES.since(began, self._kafka.bootstrap_servers)
+            cause = FAILURES.since(began, self._kafka.bootstrap_servers)
             if cause is not None and "timed out" not in cause:
                 raise
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
@@ -817,142 +736,3 @@ class KafkaAdapter:
                     connection.close()
             except Exception:
                 LOG.debug("closing a Kafka connection failed", exc_info=True)
-
-
-@contextmanager
-def _explaining(kafka: config.Kafka, doing: str, right: str = "") -> Iterator[None]:
-    """Turn errors of kafka-python, and of the system, into `explained` ones."""
-    began = time.monotonic()
-    try:
-        yield
-    except (errors.KafkaError, OSError) as error:
-        raise explained(kafka, doing, error, began, right) from error
-
-
-def explained(
-    kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = ""
-) -> AnabranchError:
-    """The error of ours for what kafka-python threw while `doing`, which began then by
-    `time.monotonic`.
-
-    `right` are the options of kafka-acls.sh that grant what it needs.
-    """
-    if isinstance(error, errors.AuthorizationError):
-        kind, usual = next(
-            ((kind, usual) for refused, kind, usual in _RIGHTS if isinstance(error, refused)),
-            ("", ""),
-        )
-        return _missing_right(kafka, doing, one_line(error), right if kind in right else usual)
-    if isinstance(error, errors.UnsupportedCodecError):
-        return _codec_missing(f"{doing} at {kafka.bootstrap_servers}", error)
-    if isinstance(error, errors.UnknownBrokerIdError):
-        # Which leader kafka-python looked for: -1 for none, or one that has just gone.
-        error = errors.LeaderNotAvailableError(f"broker {error}")
-    doing = f"{doing} at {kafka.bootstrap_servers}"
-    cause = _FAILURES.since(began, kafka.bootstrap_servers)
-    reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
-    if (waits := _WAITS.get(type(error))) is not None:
-        reason += f": {waits}"
-    if "bootstrap" in str(error):
-        reason += "; check kafka.bootstrap_servers: `anabranch doctor` examines it"
-    return explain(doing, error, reason)
-
-
-def _missing_right(kafka: config.Kafka, doing: str, found: str, right: str) -> MissingRight:
-    secured = " --command-config client.properties" if kafka.security else ""
-    command = (
-        f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers}{secured} --add "
-        "--allow-principal User:NAME"
-    )
-    command = f"{command} {right}".strip()
-    return MissingRight(
-        f"{doing} at {kafka.bootstrap_servers}: {found}; check the user's rights with kafka-acls: "
-        f"the missing one is granted by `{command}`; then start it again",
-        command,
-    )
-
-
-def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
-    package = next(
-        (package for codec, package in _CODEC_PACKAGES.items() if codec in str(error)), None
-    )
-    remedy = (
-        f"run `pip install {package}` in Anabranch's environment"
-        if package is not None
-        else "upgrade Anabranch and kafka-python"
-    )
-    return CodecMissing(
-        f"{doing}: expected a package for each codec (gzip, {', '.join(_CODEC_PACKAGES)}), found: "
-        f"{one_line(error)}; {remedy}, then start it again"
-    )
-
-
-def _topic_of(entry: Mapping[str, Any]) -> Topic:
-    """A topic from kafka-python's description. Raises NoTopicIds."""
-    partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
-    return Topic(entry["name"], _topic_id(entry["name"], entry.get("topic_id")), partitions)
-
-
-def _topic_id(topic: str, raw: Any) -> str:
-    """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
-    where there is none."""
-    value = (
-        uuid.UUID(bytes=raw)
-        if isinstance(raw, bytes)
-        else uuid.UUID(str(raw))
-        if raw
-        else _NO_TOPIC_ID
-    )
-    if value == _NO_TOPIC_ID:
-        raise NoTopicIds(
-            f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a "
-            "recreated topic looks like the one before it, and its first records would be "
-            "skipped: run Kafka 2.8 or newer, with an inter.broker.protocol.version of 2.8 or "
-            "newer"
-        )
-    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
-
-
-def _bytes_of(record: Any) -> int:
-    return int(record.serialized_key_size) + int(record.serialized_value_size)
-
-
-def plan_fetch_bytes(now: int, sizes: Sequence[int], count: int) -> int:
-    """How many bytes of each partition to fetch at once, to have `count` records of each, by the
-    sizes of some. Pure.
-
-    A response gives one batch whatever its size, and of all other partitions only what fits
-    (KIP-74): with less, each record would take a request.
-    """
-    needed = 2 * count * sum(sizes) // len(sizes) if sizes else 0
-    return max(now, min(needed, _LARGE_FETCH))
-
-
-def _retention(milliseconds: int) -> timedelta | None:
-    return timedelta(milliseconds=min(milliseconds, _LONGEST_MS)) if milliseconds >= 0 else None
-
-
-def _config_value(configs: Any, topic: str, key: str) -> Any:
-    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by
-    version."""
-    for item in _mappings(configs):
-        if key in item:
-            value = item[key]
-            return value.get("value", value) if isinstance(value, Mapping) else value
-        if item.get("name") == key:
-            return item.get("value")
-    raise Transient(
-        f"describe the configuration of topic {topic}: expected {key}, found none; try again"
-    )
-
-
-def _mappings(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping of an answer, at whatever depth."""
-    stack: list[Any] = [answer]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Mapping):
-            yield item
-            stack.extend(item.values())
-        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
-            stack.extend(item)

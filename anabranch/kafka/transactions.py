@@ -12,7 +12,8 @@ from anabranch import config
 from anabranch.common.deadline import call_within
 from anabranch.common.errors import NoAnswer, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.kafka.client import KafkaAdapter, explained, new_producer, position_to_commit
+from anabranch.kafka.client import KafkaAdapter, new_producer, position_to_commit
+from anabranch.kafka.client_errors import explained
 
 _TRANSACTION_MS = 30_000
 _LARGEST_REQUEST = 64 << 20

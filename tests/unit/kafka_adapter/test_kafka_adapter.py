@@ -27,7 +27,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.kafka import client, kafka_python_fixes, security
+from anabranch.kafka import answers, client, client_errors, kafka_python_fixes, security
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -105,7 +105,7 @@ def test_the_cause_that_the_client_only_logs_decides(
     logging.getLogger("kafka.net.manager").warning(
         "Bootstrap connection to %s failed: %s", "n", failure
     )
-    error = client.explained(
+    error = client_errors.explained(
         UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
     )
     assert type(error) is kind
@@ -117,7 +117,7 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
         "failed: %s", errors.SaslAuthenticationFailedError("wrong")
     )
     began = time.monotonic()
-    error = client.explained(
+    error = client_errors.explained(
         UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
     )
     assert type(error) is Transient
@@ -133,7 +133,7 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     ],
 )
 def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, waits: str) -> None:
-    error = client.explained(UNREACHABLE, "list offsets of topic t", failure, time.monotonic())
+    error = client_errors.explained(UNREACHABLE, "list offsets of topic t", failure, time.monotonic())
     assert type(error) is Transient
     assert waits in str(error)
 
@@ -151,9 +151,9 @@ REFUSALS = [
 def test_every_refusal_names_the_right_that_is_missing(
     kind: type[errors.AuthorizationError],
 ) -> None:
-    explained = client.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
+    explained = client_errors.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
     assert type(explained) is MissingRight
-    [option] = [option for refused, option, _ in client._RIGHTS if refused is kind]
+    [option] = [option for refused, option, _ in client_errors.RIGHTS if refused is kind]
     assert f"kafka-acls.sh --bootstrap-server {UNREACHABLE.bootstrap_servers} --add" in str(
         explained
     )
@@ -163,7 +163,7 @@ def test_every_refusal_names_the_right_that_is_missing(
 def test_a_right_of_another_resource_is_not_named() -> None:
     """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
     error = errors.GroupAuthorizationFailedError()
-    explained = client.explained(
+    explained = client_errors.explained(
         UNREACHABLE, "send", error, time.monotonic(), "--operation Write --topic t"
     )
     assert "--operation Read --group GROUP" in str(explained)
@@ -181,7 +181,7 @@ def test_a_right_of_another_resource_is_not_named() -> None:
     ],
 )
 def test_the_most_specific_connection_error_is_reported(logged: list[str], most: str) -> None:
-    failures = client._Failures()
+    failures = client_errors.Failures()
     for text in logged:
         error = errors.KafkaConnectionError(text)
         failures.emit(
@@ -192,7 +192,7 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
 
 
 def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
-    failures = client._Failures()
+    failures = client_errors.Failures()
     error = errors.KafkaConnectionError("111 ECONNREFUSED")
     record = logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
     record.threadName = f"{IO_THREAD}kafka:9092"
@@ -278,24 +278,24 @@ def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[st
 def test_an_installation_has_the_package_of_each_codec() -> None:
     """The development environment may have one of them only because another tool brings it."""
     installed = installed_with("anabranch")
-    assert set(client._CODEC_PACKAGES.values()) <= installed
+    assert set(client_errors.CODEC_PACKAGES.values()) <= installed
     assert "crc32c" in installed, "kafka-python checks batches in pure Python without it"
     assert "deptry" not in installed
     assert codec.has_gzip() and codec.has_snappy() and codec.has_lz4() and codec.has_zstd()
 
 
-@pytest.mark.parametrize("name", client._CODEC_PACKAGES)
+@pytest.mark.parametrize("name", client_errors.CODEC_PACKAGES)
 def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
     error = errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
-    explained = client.explained(UNREACHABLE, "read topic t", error, time.monotonic())
+    explained = client_errors.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert explained.exit_code == 2
-    assert f"run `pip install {client._CODEC_PACKAGES[name]}`" in str(explained)
+    assert f"run `pip install {client_errors.CODEC_PACKAGES[name]}`" in str(explained)
 
 
 def test_an_unknown_codec_ends_the_job() -> None:
     error = errors.UnsupportedCodecError("Unrecognized compression type: 7")
-    explained = client.explained(UNREACHABLE, "read topic t", error, time.monotonic())
+    explained = client_errors.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert "upgrade Anabranch" in str(explained)
 
@@ -306,11 +306,11 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
     with pytest.raises(
         NoTopicIds, match=r"topic t: expected an id from the brokers \(KIP-516\), found none"
     ) as refused:
-        client._topic_id("t", given)
+        answers.topic_id("t", given)
     assert refused.value.exit_code == 2
     assert (
-        client._topic_id("t", uuid.UUID(int=1))
-        == client._topic_id("t", uuid.UUID(int=1).bytes)
+        answers.topic_id("t", uuid.UUID(int=1))
+        == answers.topic_id("t", uuid.UUID(int=1).bytes)
         == 21 * "A" + "Q"
     )
 
@@ -329,7 +329,7 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
 def test_a_look_fetches_as_much_as_its_records_need(
     now: int, sizes: list[int], count: int, planned: int
 ) -> None:
-    assert client.plan_fetch_bytes(now, sizes, count) == planned
+    assert answers.plan_fetch_bytes(now, sizes, count) == planned
 
 
 class Admin:
