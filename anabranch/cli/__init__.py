@@ -10,7 +10,19 @@ from typing import Any, NoReturn
 
 import click
 
-from anabranch.cli import completion, deliver, dev, docs, jobs, lazy_pandas, operate, reports, serve
+from anabranch.cli import (
+    completion,
+    deliver,
+    dev,
+    docs,
+    hours,
+    jobs,
+    lazy_pandas,
+    operate,
+    read,
+    reports,
+    serve,
+)
 from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
 from anabranch.common.version import VERSION
@@ -121,7 +133,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (completion, deliver, docs, jobs, operate, reports, serve):
+for module in (completion, deliver, docs, hours, jobs, operate, read, reports, serve):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

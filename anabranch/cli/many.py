@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
+from anabranch.cli.watching import watched
 from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from anabranch.cli.options import StreamSelection
     from anabranch.common.deadline import Note
     from anabranch.config import Environment, Selected, Stream
@@ -171,3 +175,24 @@ def _job(many: Many, stream: Stream, kafka: KafkaAdapter) -> Job:
     from anabranch.job import Job
 
     return Job.connect(many.environment, stream, catalog=many.catalog, kafka=kafka)
+
+
+def watch_all(
+    chosen: StreamSelection,
+    conf: str | None,
+    watch: bool,
+    interval: timedelta,
+    read: Callable[[Job, Note], T],
+    show: Callable[[dict[str, T | AnabranchError]], bool],
+) -> NoReturn:
+    """Ask streams side by side, once or again and again, and end the command. `show` prints the
+    answers, and returns whether one of them is a reason for exit code 1."""
+    selected, code = select(chosen, conf), 0
+
+    def show_all(found: dict[str, T | AnabranchError]) -> None:
+        nonlocal code
+        is_wrong = show(found)
+        code = report_errors(selected, found) or int(is_wrong)
+
+    watched(watch, interval, lambda: ask(selected, read), show_all)
+    sys.exit(0 if watch else code)

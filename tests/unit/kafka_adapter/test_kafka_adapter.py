@@ -133,7 +133,9 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     ],
 )
 def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, waits: str) -> None:
-    error = client_errors.explained(UNREACHABLE, "list offsets of topic t", failure, time.monotonic())
+    error = client_errors.explained(
+        UNREACHABLE, "list offsets of topic t", failure, time.monotonic()
+    )
     assert type(error) is Transient
     assert waits in str(error)
 

@@ -141,7 +141,7 @@ def test_a_table_on_a_terminal_is_not_endless(
     )  # fmt: skip
     assert "the first" not in ask(one, sql, "--limit", "1000").stderr
     assert ask(one, sql, "--output", "csv", "--limit", "3").stdout.count("\n") == 1001
-    monkeypatch.setattr("anabranch.cli.reports._SHOWN_ROWS", 5)
+    monkeypatch.setattr("anabranch.cli.read._SHOWN_ROWS", 5)
     monkeypatch.setattr(click.testing._NamedTextIOWrapper, "isatty", lambda stream: True)
     shown = ask(one, sql)
     assert " 4 " in shown.stdout and " 5 " not in shown.stdout

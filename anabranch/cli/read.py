@@ -1,0 +1,181 @@
+"""Commands that read the data: queries, views and changes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from anabranch.cli.options import (
+    DURATION,
+    conf_option,
+    open_stream,
+    options,
+    stream_argument,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+_SHOWN_ROWS = 200
+
+
+@click.command()
+@click.argument("sql", required=False)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "csv", "spreadsheet", "json", "parquet"]),
+    default="table",
+    help="Output format; spreadsheet: CSV without formulas.",
+)
+@click.option("--out", metavar="FILE", help="Write to this file.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Most rows of a table; 0: all.  [default: 200 on a terminal, else all]",
+)
+@click.option(
+    "--as-of",
+    metavar="NAME|TIME",
+    help="Read as of a tag, branch, snapshot id or time (UTC) of every table.",
+)
+@click.option("--only-accepted", is_flag=True, help="Only rows of hours served by the batch layer.")
+@click.option(
+    "--revision", metavar="N", type=click.IntRange(1), help="Only rows of this revision of --hour."
+)
+@click.option("--hour", metavar="HOUR", help="Hour of --revision.")
+@click.option("--explain", is_flag=True, help="Print the columns, files and bytes that were read.")
+@click.option(
+    "--provenance",
+    is_flag=True,
+    help="Print the hours and event dates read, and whether they are complete.",
+)
+@conf_option
+def query(
+    sql: str | None,
+    output: Literal["table", "csv", "spreadsheet", "json", "parquet"],
+    out: str | None,
+    limit: int | None,
+    as_of: str | None,
+    only_accepted: bool,
+    revision: int | None,
+    hour: str | None,
+    explain: bool,
+    provenance: bool,
+    conf: str | None,
+) -> None:
+    """Run SQL (DuckDB) over the tables and their views.
+
+    Without SQL, on a terminal: a shell with history.
+
+    --as-of reads the tables as they were: while a snapshot is kept, and by tags for a week
+    (`main-<hour>` is the table when that hour was sealed). --revision reads one accepted revision
+    of an hour, also a replaced one; `anabranch hours STREAM --history` lists them. --explain and
+    --provenance print under a table, and to standard error otherwise.
+    """
+    from contextlib import ExitStack, redirect_stdout
+    from pathlib import Path
+
+    from anabranch.cli.render.query import print_opened, print_provenance
+    from anabranch.common.logs import configure_logging
+    from anabranch.common.output import write_result
+    from serving_layer.query.opened import opened
+    from serving_layer.query.reading import QueryProgress, counting
+    from serving_layer.reader import open_reader
+    from serving_layer.reader.selection import Revision, Selection
+
+    if (revision is None) != (hour is None):
+        raise click.UsageError("expected --revision N and --hour HOUR together")
+    chosen = Revision(hour, revision) if hour is not None and revision is not None else None
+    selection = Selection(as_of, only_accepted, chosen)
+    configure_logging()
+    reader = open_reader(conf)
+
+    shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
+
+    def run(statement: str) -> None:
+        reading = QueryProgress()
+        with ExitStack() as progress:
+            progress.enter_context(reading.show_progress("query"))
+            with reader.query(statement, selection, reading) as answer:
+                rows = answer.rows
+                if out is None and sys.stdout.isatty():
+                    # The progress display is cleared before the rows are printed.
+                    rows = counting(rows, progress.close, at_end=output == "table")
+                if write_result(rows, output, Path(out) if out else None, shown):
+                    click.echo(
+                        f"the first {shown} rows; --limit 0 shows all, --out FILE writes all",
+                        err=True,
+                    )
+        with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
+            if explain:
+                print_opened(opened(answer.files))
+            if provenance:
+                print_provenance(reader.provenance(answer, selection))
+
+    if sql is not None:
+        run(sql)
+    elif sys.stdin.isatty():
+        from anabranch.cli.shell import interact
+
+        interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
+    else:
+        raise click.UsageError("expected SQL, or a terminal for the shell")
+
+
+@click.command()
+@stream_argument
+@click.option("--fill", is_flag=True, help="First compute the missing hours.")
+@options
+def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
+    """Show how far a stream's views are precomputed.
+
+    Prints how many accepted hours are read from partials, and which are computed from their rows.
+    The result of a view is the same. The batch layer computes partials after it accepted hours;
+    --fill does so at once.
+    """
+    from anabranch.cli.render.status import print_views
+    from serving_layer.views import fill as filling
+
+    job = open_stream(stream, conf)
+    if fill:
+        for view in job.stream.views:
+            filling.fill(job.lake, job.stream, view)
+    print_views(stream, filling.fill_status(job.lake, job.stream), output)
+
+
+@click.command()
+@stream_argument
+@click.option(
+    "--since", metavar="HOUR|SNAPSHOT|TOKEN", help="Where to continue; default: from the beginning."
+)
+@click.option("--follow", is_flag=True, help="Keep waiting for changes until stopped.")
+@click.option(
+    "--every", type=DURATION, default="5 seconds", show_default=True, help="Interval of --follow."
+)
+@options
+def changes(
+    stream: str, since: str | None, follow: bool, every: timedelta, conf: str | None, output: str
+) -> None:
+    """List completed, restated and erased hours in order.
+
+    For consumers that follow the table. Prints one line for each change (one object with --output
+    json): hour, kind, revision, layer, snapshot, rows, added and removed files, erasures, and a
+    token to continue from. SINCE is such a token; or an hour to start from; or a snapshot of main,
+    by id or tag, that the consumer has copied. An hour's rows replace all rows that the consumer
+    has of it.
+    """
+    from contextlib import suppress
+
+    from anabranch.cli.render.changes import print_change
+    from serving_layer import changes as feed
+
+    job = open_stream(stream, conf)
+    token = feed.start_from(job, since)
+    # A follower ends by an interrupt.
+    with suppress(KeyboardInterrupt):
+        for change in feed.follow(job, token, every) if follow else feed.poll(job, token):
+            print_change(change, output)
