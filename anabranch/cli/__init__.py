@@ -18,6 +18,7 @@ from anabranch.cli import (
     hours,
     jobs,
     lazy_pandas,
+    lifecycle,
     operate,
     read,
     reports,
@@ -133,7 +134,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (completion, deliver, docs, hours, jobs, operate, read, reports, serve):
+for module in (completion, deliver, docs, hours, jobs, lifecycle, operate, read, reports, serve):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

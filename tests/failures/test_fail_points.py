@@ -175,7 +175,7 @@ EXPIRE = {step for step in Step if step.label.startswith("expire.")}
 ERASE = {step for step in Step if step.label.startswith("erase.")} | {
     Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED,
 }  # fmt: skip
-# Nor do these: tests/unit/protocol/test_holds.py, test_importing.py there,
+# Nor do these: tests/unit/lifecycle/test_holds.py, test_importing.py there,
 # tests/unit/protocol/test_topic_change.py.
 OTHERS = {step for step in Step if step.label.startswith(("hold.", "import.", "adopt."))}
 

@@ -600,7 +600,7 @@ def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
 
 
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda *_: people.job)
+    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
     values = tmp_path / "values.txt"
     # As an editor of Windows writes it.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")

@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_is_named(people: People) -> None:
 
 
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda *_: people.job)
+    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
     values = tmp_path / "values.txt"
     values.write_text("anna\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--scan"]

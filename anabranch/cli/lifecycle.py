@@ -1,0 +1,291 @@
+"""Commands that change published data: maintenance, holds, erasure, import."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from anabranch.cli import many
+from anabranch.cli.options import (
+    DURATION,
+    Failures,
+    StreamSelection,
+    open_stream,
+    options,
+    selection,
+    stream_argument,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import TextIO
+
+    from anabranch.job import Job
+    from anabranch.operations.reports.maintenance import Maintenance
+
+
+@click.command()
+@selection
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@options
+def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: str) -> None:
+    """Delete old speed rows, snapshots and orphan files.
+
+    Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says.
+    The stream sets the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
+    deletes what killed jobs left in this machine's temporary folder. Run it at least once a day;
+    other jobs may run meanwhile. --dry-run shows what would be deleted, how the last run ended, and
+    what is waiting for each table; `anabranch metrics` and `anabranch serve` show that too. Eight
+    streams at a time; an error of one does not stop the others, and one that does not answer within
+    6 seconds is left out by name.
+    """
+    from anabranch.cli.render.maintenance import print_maintained
+    from anabranch.common.output import print_json
+
+    is_many = chosen.one() is None
+    selected = many.select(chosen, conf)
+    failures, views = Failures(), []
+    for name, result in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
+        with failures.of(name):
+            done, known = result()
+            if output == "text":
+                print_maintained(name, done, known, dry_run)
+            views.append(done | (known.as_dict() if known is not None else {}))
+    if output == "json":
+        found = [*views, *failures.views()]
+        print_json(found if is_many else found[0])
+    failures.end()
+
+
+def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | None]:
+    """Maintain one stream. Returns what was done, and with `dry_run` what is known of its
+    maintenance."""
+    from datetime import UTC, datetime
+
+    from anabranch.lifecycle import maintenance
+    from anabranch.operations.reports.maintenance import read_maintenance
+    from anabranch.protocol.publisher import Publisher
+
+    publisher = Publisher(job.lake, job.stream)
+    if not dry_run:
+        publisher.recover()
+    done = maintenance.maintain(job, datetime.now(UTC), dry_run, publisher)
+    known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
+    return maintenance.view(job.stream.name, done, dry_run), known
+
+
+@click.command()
+@stream_argument
+@click.argument("hours")
+@click.option("--release", is_flag=True, help="Let the hours expire again.")
+@click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
+@options
+def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, output: str) -> None:
+    """Keep hours beyond the stream's `keep`.
+
+    HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do
+    not expire until --release. Hours to come can be held; refused, with exit code 1, for an hour
+    that has expired.
+    """
+    from anabranch.cli.render.operate import print_held
+    from anabranch.protocol import holding
+    from anabranch.protocol.holds import parse_hours
+    from anabranch.protocol.publisher import Publisher
+
+    first, last = parse_hours(hours)
+    job = open_stream(stream, conf)
+    publisher = Publisher(job.lake, job.stream)
+    publisher.recover()
+    print_held(stream, holding.hold(publisher, first, last, why, release), output)
+
+
+@click.command()
+@stream_argument
+@click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
+@click.option(
+    "--values",
+    "file",
+    type=click.File("r", encoding="utf-8-sig"),
+    help="A file of values, one a line; - is stdin.",
+)
+@click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
+@click.option(
+    "--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
+@click.option(
+    "--again", is_flag=True, help="Also erase what arrived since the same request was done."
+)
+@click.option(
+    "--in-spite-of-hold",
+    "in_spite",
+    metavar="TEXT",
+    help="Erase records of hours that are kept too; why.",
+)
+@click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
+@click.option(
+    "--verify", is_flag=True, help="With --status, scan every branch for the values again."
+)
+@click.option(
+    "--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables."
+)
+@options
+def erase(
+    stream: str,
+    column: str | None,
+    file: TextIO | None,
+    why: str | None,
+    until: timedelta,
+    dry_run: bool,
+    again: bool,
+    in_spite: str | None,
+    status: bool,
+    verify: bool,
+    scan: bool,
+    conf: str | None,
+    output: str,
+) -> None:
+    """Erase records by the values of a column.
+
+    Removes rows and dead letters from every branch, and keeps both layers from bringing one back;
+    the account of each hour has the class `erased`. An erasure is of the records that Kafka has
+    accepted when it is requested. The same command continues it, and changes nothing once it is
+    done; --again makes the next request. Refused while hours that are held (`anabranch hold`) have
+    such records. Needs `erasure.key` in conf/anabranch.yaml. With --status, exit code 1 while
+    something is left. --scan reads every object of the stream's tables, versions included; exit
+    code 1 if one has a value.
+    """
+    from anabranch.cli.render.erasures import print_erased, print_found
+    from anabranch.lifecycle.erasure import run
+    from anabranch.protocol.publisher import Publisher
+
+    if status:
+        _erasure_status(stream, verify, conf, output)
+        return
+    if column is None or file is None or (why is None and not scan):
+        raise click.UsageError(
+            "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or "
+            "--status alone"
+        )
+    try:
+        values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(
+            f"expected a file in UTF-8, found {error.reason}", param_hint="--values"
+        ) from None
+    if scan:
+        _erasure_scan(stream, column, values, conf, output)
+        return
+    assert why is not None
+    order = run.ErasureRequest(column, values, why, until, again, in_spite)
+    job = open_stream(stream, conf)
+    if dry_run:
+        print_found(stream, run.find(job, order), output)
+        return
+    print_erased(stream, run.erase(job, Publisher(job.lake, job.stream), order), output)
+
+
+def _erasure_scan(
+    stream: str, column: str, values: frozenset[str], conf: str | None, output: str
+) -> None:
+    from anabranch.cli.render.erasures import print_scan
+    from anabranch.lifecycle.erasure.scan import scan
+    from anabranch.lifecycle.erasure.search import Values
+
+    done = scan(open_stream(stream, conf), Values.of(column, values))
+    print_scan(stream, done, len(values), output)
+    if done.hits:
+        sys.exit(1)
+
+
+def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:
+    from datetime import UTC, datetime
+
+    from anabranch.cli.render.erasures import print_erasures
+    from anabranch.lifecycle.erasure.status import read_statuses
+
+    statuses = read_statuses(open_stream(stream, conf), datetime.now(UTC), verify)
+    print_erasures(stream, statuses, output)
+    if any(not one.is_certificate for one in statuses):
+        sys.exit(1)
+
+
+@click.command("import")
+@stream_argument
+@click.option(
+    "--files",
+    metavar="FOLDER",
+    required=True,
+    help="Parquet, JSON lines, an Iceberg or Delta table; s3://… or local.",
+)
+@click.option(
+    "--version",
+    metavar="N",
+    type=click.IntRange(0),
+    help="The version of a Delta table; by default its newest.",
+)
+@click.option(
+    "--hours",
+    metavar="A..B",
+    required=True,
+    help="The hours to import; A.. is up to the stream's first.",
+)
+@click.option(
+    "--time", metavar="COLUMN", help="The column with the time at which a row was received."
+)
+@click.option(
+    "--seam",
+    type=click.Choice(["offsets", "key"]),
+    default="offsets",
+    show_default=True,
+    help="How to find rows that Kafka has; offsets where the files have them.",
+)
+@click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
+@options
+def import_(
+    stream: str,
+    files: str,
+    version: int | None,
+    hours: str,
+    time: str | None,
+    seam: Literal["offsets", "key"],
+    why: str | None,
+    dry_run: bool,
+    conf: str | None,
+    output: str,
+) -> None:
+    """Import hours before the stream's first from files.
+
+    Each hour is accepted with an account of its own: source rows in place of offsets. The hours up
+    to the stream's first are imported, newest first, some in a commit; the live position is not
+    touched. A row's hour follows from --time, by default kafka_timestamp, timestamp or the stream's
+    event time. Rows that repeat a row by the stream's key are left out. The same command continues
+    an import that was interrupted, of a Delta table from the version that it began with, and
+    changes nothing once it is done.
+    """
+    from anabranch.cli.render.imports import print_imported, print_planned
+    from anabranch.lifecycle.importing import run
+    from anabranch.notifications import webhook
+    from anabranch.protocol.publisher import Publisher
+
+    first, last = _hours_to_import(hours)
+    job = open_stream(stream, conf)
+    order = run.ImportRequest(files, first, last, time, seam == "key", why, version)
+    if dry_run:
+        print_planned(stream, run.plan(job, order), output)
+        return
+    done = run.run(job, Publisher(job.lake, job.stream), order)
+    webhook.notify(job)
+    print_imported(stream, done, job.stream.key, output)
+
+
+def _hours_to_import(text: str) -> tuple[str, str | None]:
+    from anabranch.offsets.hours import span_of, start_of
+
+    if text.endswith(".."):
+        start_of(text[:-2])
+        return text[:-2], None
+    return span_of(text)
