@@ -282,5 +282,5 @@ def run(
             )
             entry.refused(time.monotonic() - began)
             if take_turns:
-                time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
+                time.sleep(random.uniform(0, min(0.5, 0.02 * 2 ** min(refusals, 5))))
             began = time.monotonic()

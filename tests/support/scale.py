@@ -160,7 +160,7 @@ class ScaledStream:
 
     def accept(self, hour: str, files: int = 2, timeout: timedelta = timedelta(minutes=5)) -> int:
         """Accept a sealed hour, as the batch layer does; returns how many tries it took."""
-        staged = Staged(new_id(), 0, 0, named_files(self.lake, hour, files))
+        staged = self.lake.lake.stage(self.lake.name, new_id(), named_files(self.lake, hour, files))
         tries = 0
 
         def decide() -> Decision[None]:
@@ -177,7 +177,8 @@ class ScaledStream:
         return tries
 
     def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
-        """Accept many hours in one commit: a past that is there when a measurement begins."""
+        """Accept many hours in one commit, of files that were never staged: a past that is there
+        when a measurement begins."""
         state = self.lake.state()
         cuts = state.cuts
         staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
@@ -185,7 +186,7 @@ class ScaledStream:
             Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()
         ]
         publish = plan_publish(state, rebuilt, datetime.now(UTC))
-        publish = replace(publish, decisions=(), confirmed=_waiting(state))
+        publish = replace(publish, decisions=(), confirmed=_waiting(state), staged={})
         assert self.lake.publish(publish, state) is Outcome.LANDED
 
     def past(self, first: str, count: int, at_once: int = 48) -> None:

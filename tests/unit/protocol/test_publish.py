@@ -493,6 +493,24 @@ def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: Strea
         )
 
 
+@pytest.mark.usefixtures("no_pause")
+def test_run_with_turns_pauses_no_longer_however_often_it_is_refused(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause that doubles with each refusal is no number from the 1,030th on."""
+    staged, refusals, land = lake.stage(ROWS), iter(range(1100)), publish_module.land
+
+    def refuse_first(*arguments: Any) -> Any:
+        return None if next(refusals, None) is not None else land(*arguments)
+
+    monkeypatch.setattr(publish_module, "land", refuse_first)
+    state = lake.state()
+    decision = Decision(state, lake.speed(staged, {0: 3}, state), None)
+    published = run(lake.lake, lake.name, lambda: decision, "test", take_turns=True)
+    assert published.landed is not None and next(refusals, None) is None
+    assert lake.rows("main") == ROWS
+
+
 def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
     before = log_of(lake)
     assert (
