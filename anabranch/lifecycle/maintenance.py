@@ -2,18 +2,15 @@
 anywhere.
 
 1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served
-  for long, some hours
-   in a commit; `main` does not change. The publish expires snapshots and tags, as every publish
-   does.
+   for long, some hours in a commit; `main` does not change. The publish expires snapshots and tags,
+   as every publish does.
 2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's
   file says (`keep`).
 3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger
-  and of the partials,
-   and rows of the ledger (`keep.ledger`).
+   and of the partials, and rows of the ledger (`keep.ledger`).
 4. Delete files without a reference, after their minimum age.
 5. End erasures whose deadline has passed (`anabranch.lifecycle.erasure.end`): before step 4 tags
-  and former snapshots,
-   after it versions of deleted objects.
+   and former snapshots, after it versions of deleted objects.
 6. Delete what killed processes left in this machine's temporary folder.
 
 A failed step does not stop the next. At its end a run records its result in the table

@@ -1,14 +1,11 @@
 """Erase: the publishes by which records with some values of a column leave every branch.
 
 1. The ledger gets the keyed hashes, then one publish records the erasure on each branch. It moves
-  every head: whatever
-   was staged without it is staged again, without these records.
+   every head: whatever was staged without it is staged again, without these records.
 2. Files with such rows are replaced by files without them, on every branch that has them, some
-  hours in a commit. The
-   hour's account changes with it.
+   hours in a commit. The hour's account changes with it.
 3. The places of such dead letters go to the ledger and to the hours' accounts by a publish that
-  moves every head
-   again; then the dead letters leave their own table.
+   moves every head again; then the dead letters leave their own table.
 4. Once every record that the erasure is of was read, and nothing is left, it is recorded as done.
 """
 

@@ -2,12 +2,10 @@
 the only loop.
 
 1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`).
-  The batch layer
-   stages before the loop, the speed layer inside its first decision, which has the hours to stage
-   by.
+   The batch layer stages before the loop, the speed layer inside its first decision, which has the
+   hours to stage by.
 2. Check: `decide` reads the state and the staged rows. It returns a publish, or that nothing is
-  left to do, or that it
-   did something first (`Again`).
+   left to do, or that it did something first (`Again`).
 3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2
   read.
 

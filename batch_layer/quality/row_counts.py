@@ -2,15 +2,11 @@
 else is known of it.
 
 - `expect_table_row_count_to_be_close_to_speed_layer`: kwargs `min_ratio`, `max_ratio`. Against the
-  speed layer's rows
-  of the hour, without those that the batch layer dropped as duplicates. Does not apply to an hour
-  that the speed layer
-  does not cover.
+  speed layer's rows of the hour, without those that the batch layer dropped as duplicates. Does not
+  apply to an hour that the speed layer does not cover.
 - `expect_table_row_count_to_be_close_to_previous_days`: kwargs `min_ratio`, `max_ratio`, `days`
-  (7), `min_days` (3).
-  Against the median of the same hour of the `days` days before, as accepted; does not apply while
-  fewer than `min_days`
-  of them are known.
+  (7), `min_days` (3). Against the median of the same hour of the `days` days before, as accepted;
+  does not apply while fewer than `min_days` of them are known.
 
 Each becomes bounds of the row count, which Great Expectations then evaluates. Without bounds any
 count passes.

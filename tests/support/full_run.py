@@ -4,9 +4,8 @@
     python tests/support/full_run.py                    every shard, one after the other
     python tests/support/full_run.py --shard 3/8        one of eight
     python tests/support/full_run.py --only deploy      the files whose path contains this text
-    python tests/support/full_run.py --plan 8 what each of eight shards runs, and how long it should
-    take
-    python tests/support/full_run.py --status which shards and suites passed last at which commit
+    python tests/support/full_run.py --plan 8           what each of eight shards runs, how long
+    python tests/support/full_run.py --status           which suites passed last at which commit
     python tests/support/full_run.py --merge A B        take over what other machines recorded
 
 A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by

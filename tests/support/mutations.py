@@ -3,8 +3,7 @@ test-mutations` shows.
 
     python tests/support/mutations.py               all of them
     python tests/support/mutations.py --only gate   those whose name has `gate` in it
-    python tests/support/mutations.py --whole the whole of `make test`, not only the tests that are
-    nearest
+    python tests/support/mutations.py --whole       the whole of `make test`, not only the nearest
 
 Each is put into a copy of the tree, in which the nearest tests run first, those of `make test`
 alone. Where none fails, the rest of `make test` does. The model's own mutations are in

@@ -126,7 +126,7 @@ class ScaledStream:
         publish = Publish(new_id(), changes, state.timeline, Position("t", offsets))
         return self.lake.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))
 
-    def seal(self, hours: Sequence[str]) -> None:
+    def seal(self, hours: Sequence[str], is_tagged: bool = True) -> None:
         """Seal hours where the position is now; retried like every publish."""
 
         def decide() -> Decision[None]:
@@ -152,15 +152,21 @@ class ScaledStream:
                 state.position,
                 decisions=rows,
                 confirmed=_waiting(state),
-                tags=(tag,),
+                tags=(tag,) if is_tagged else (),
             )
             return Decision(state, publish, None)
 
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
 
-    def accept(self, hour: str, files: int = 2, timeout: timedelta = timedelta(minutes=5)) -> int:
+    def stage(self, hour: str, files: int = 2) -> Staged:
+        """Files of an hour as the batch layer stages them."""
+        return self.lake.lake.stage(self.lake.name, new_id(), named_files(self.lake, hour, files))
+
+    def accept(
+        self, hour: str, staged: Staged | None = None, timeout: timedelta = timedelta(minutes=5)
+    ) -> int:
         """Accept a sealed hour, as the batch layer does; returns how many tries it took."""
-        staged = self.lake.lake.stage(self.lake.name, new_id(), named_files(self.lake, hour, files))
+        staged = staged or self.stage(hour)
         tries = 0
 
         def decide() -> Decision[None]:
@@ -193,7 +199,8 @@ class ScaledStream:
         """So many accepted hours from `first` on, without ever having a micro-batch."""
         for start in range(0, count, at_once):
             hours = [shift(first, i) for i in range(start, min(count, start + at_once))]
-            self.seal(hours)
+            # Tags that are older than a week are gone.
+            self.seal(hours, is_tagged=False)
             self.accept_many(hours)
 
     def manifests(self, branch: str) -> int:

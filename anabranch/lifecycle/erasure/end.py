@@ -8,8 +8,7 @@ records leaves.
   (`anabranch.lifecycle.maintenance`).
 4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
 5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records, and
-  the archive no hour
-   with them.
+   the archive no hour with them.
 
 A foreign branch is never dropped: the status names it. Each step may be repeated.
 """

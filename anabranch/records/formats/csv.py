@@ -2,12 +2,11 @@
 their position.
 
 - A field in double quotes may hold the delimiter, line breaks, and quotes written twice; a field
-  without holds no
-  quote. Blanks are part of a field. One line break at the end is no field.
+  without holds no quote. Blanks are part of a field. One line break at the end is no field.
 - An empty field without quotes is null; `""` is empty text.
 - STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in
-  JSON's notation,
-  with at most 1,000 digits and three of an exponent, `true` and `false`, Base64, ISO 8601.
+  JSON's notation, with at most 1,000 digits and three of an exponent, `true` and `false`, Base64,
+  ISO 8601.
 
 Spark's own CSV parser accepts invalid CSV (text after a closing quote, an open quote) and does not
 distinguish `""` from nothing, so the line is taken apart by expressions. Possessive quantifiers:

@@ -8,19 +8,16 @@ How JSON becomes columns:
 - Fields are found by exact name; fields that the schema does not have are ignored.
 - STRING takes a JSON string, and any other JSON value as its text (`1.50` arrives as `1.5`).
 - INT and BIGINT take JSON integers in range; FLOAT and DOUBLE JSON numbers in range; BOOLEAN `true`
-  and `false`;
-  DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in Base64.
-  Anything else is
-  `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for DOUBLE.
+  and `false`; DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in
+  Base64. Anything else is `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for
+  DOUBLE.
 - TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank,
-  fraction
-  optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes
+  fraction optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes
   `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
 - A DECIMAL whose exponent has more than three digits is `wrong_type`; so is one in quotes of more
-  than 10,000 digits.
-  Where DECIMALs are inside arrays or maps, so is a record whose other texts look like such a
-  number.
+  than 10,000 digits. Where DECIMALs are inside arrays or maps, so is a record whose other texts
+  look like such a number.
 - A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
 """
 
