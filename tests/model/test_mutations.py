@@ -690,7 +690,8 @@ MUTANTS = [
         snapshots,
         "newest_publish",
         lambda real: snapshots.last_publish,
-        broker(("restore", "main")),
+        # The next hour's job merges.
+        broker(("restore", "main"), ("tick", 60)),
         Batch("batch"),
         finds="the ledger says [1]",
         name="the state of a main that was set back",
