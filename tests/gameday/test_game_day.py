@@ -191,7 +191,7 @@ class GameDay:
             batch = self.day.space.start(
                 *printed("anabranch batch STREAM", STREAM=STREAM).split()[1:], **self.day.machine
             )
-            line = f"hour {refused} refused"
+            line = f"refused hour={refused}"
             poll(lambda: True if line in "".join(batch.log_lines()) else None, line, SECONDS)
             gate.start()
             drift.start()
