@@ -34,6 +34,13 @@ Make = Callable[..., World]
 REFUSED, OTHER = past_hour(2), past_hour(1)
 
 
+@pytest.fixture(autouse=True)
+def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hours before this test, which may run in a later hour than its module was imported."""
+    monkeypatch.setitem(globals(), "REFUSED", past_hour(2))
+    monkeypatch.setitem(globals(), "OTHER", past_hour(1))
+
+
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of Kafka's tools and of ours."""

@@ -19,6 +19,13 @@ from anabranch.offsets.hours import start_of
 OLDER, NEWER = past_hour(2), past_hour(1)
 
 
+@pytest.fixture(autouse=True)
+def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hours before this test, which may run in a later hour than its module was imported."""
+    monkeypatch.setitem(globals(), "OLDER", past_hour(2))
+    monkeypatch.setitem(globals(), "NEWER", past_hour(1))
+
+
 def complete_through(one: World) -> tuple[int, dict[str, Any]]:
     arguments = [
         "complete-through",

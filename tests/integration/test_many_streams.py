@@ -25,6 +25,12 @@ from batch_layer.stream_run import StreamRun
 HOURS = [past_hour(3), past_hour(2), past_hour(1)]
 
 
+@pytest.fixture(autouse=True)
+def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hours before this test, which may run in a later hour than its module was imported."""
+    monkeypatch.setitem(globals(), "HOURS", [past_hour(ago) for ago in (3, 2, 1)])
+
+
 def send_hours(one: World, *hours: str, rows: int = 12) -> None:
     """In each hour `rows` good records, a duplicate of the first one and a dead letter."""
     for hour in hours:

@@ -21,6 +21,14 @@ Make = Callable[..., World]
 PROVEN, REFUSED, WAITING = (past_hour(ago) for ago in (3, 2, 1))
 
 
+@pytest.fixture(autouse=True)
+def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hours before this test, which may run in a later hour than its module was imported."""
+    monkeypatch.setitem(globals(), "PROVEN", past_hour(3))
+    monkeypatch.setitem(globals(), "REFUSED", past_hour(2))
+    monkeypatch.setitem(globals(), "WAITING", past_hour(1))
+
+
 def run(one: World, command: str, *more: str, expect: int = 0) -> str:
     """What a command prints, run as an operator types it, in a folder with this world's
     configuration."""
