@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -39,6 +40,16 @@ def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: Ana
     return future.result()
 
 
+@dataclass
+class Answers:
+    """When the service of a reading last answered one of its requests, by `time.monotonic`."""
+
+    last: float = 0.0
+
+    def note(self) -> None:
+        self.last = time.monotonic()
+
+
 class TimedRead(Generic[T]):
     """Begins to read at once, in a thread that the process does not wait for when it ends."""
 
@@ -48,10 +59,12 @@ class TimedRead(Generic[T]):
         read: Callable[[], T],
         limit: float = threading.TIMEOUT_MAX,
         doing: str = "examine",
+        answers: Answers | None = None,
     ) -> None:
         self.name, self.doing = name, doing
         self._read, self._limit = read, limit
         self._began = time.monotonic()
+        self._answers = answers or Answers()
         self._took: float | None = None
         self.is_given_up = False
         self._answer = start(f"read-{name}", self._run)
@@ -69,9 +82,10 @@ class TimedRead(Generic[T]):
         return self._answer.done()
 
     @property
-    def began_or_ended(self) -> float:
-        """When it ended, else when it began, by `time.monotonic`."""
-        return self._began + (self._took or 0.0)
+    def last_sign(self) -> float:
+        """When it ended, else when its service last answered, else when it began, by
+        `time.monotonic`."""
+        return max(self._began + (self._took or 0.0), self._answers.last)
 
     def give_up(self) -> None:
         """Wait no longer, unless it has ended."""
@@ -104,20 +118,18 @@ class TimedRead(Generic[T]):
 
 
 def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
-    """Wait until all have ended, or none of them has for so long; those that are left are then
-    given up. So many of one service get the time that they need, and a service that hangs costs
-    `seconds`."""
+    """Wait until all have ended, or none of them has, and none noted an answer, for so long; those
+    that are left are then given up. So many of one service get the time that they need, as does a
+    slow service that answers, and a service that hangs costs `seconds`."""
     while waiting := [
         reading for reading in readings if not (reading.has_ended or reading.is_given_up)
     ]:
-        rest = max(reading.began_or_ended for reading in readings) + seconds - time.monotonic()
-        if (
-            rest <= 0
-            or not wait([reading._answer for reading in waiting], rest, FIRST_COMPLETED).done
-        ):
+        rest = max(reading.last_sign for reading in readings) + seconds - time.monotonic()
+        if rest <= 0:
             for reading in waiting:
                 reading.give_up()
             return
+        wait([reading._answer for reading in waiting], rest, FIRST_COMPLETED)
 
 
 Note = Callable[[str], None]

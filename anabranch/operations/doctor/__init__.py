@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from anabranch.common.deadline import T, TimedRead, wait_for_all
+from anabranch.common.deadline import Answers, T, TimedRead, wait_for_all
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
@@ -84,7 +84,12 @@ def examine(
     where = s3.place(environment)
     here = TimedRead("this machine", lambda: local.read(environment))
     of_catalog = TimedRead("catalog", lambda: catalog.read(environment))
-    store = TimedRead("s3", lambda: s3.read(environment, where)) if where is not None else None
+    answers = Answers()
+    store = (
+        TimedRead("s3", lambda: s3.read(environment, where, answers.note), answers=answers)
+        if where is not None
+        else None
+    )
     of_airflow = TimedRead("airflow", airflow.read) if airflow.is_here() else None
     shared = Lake(environment)
     readings = [_read(environment, stream, shared) for stream in chosen]

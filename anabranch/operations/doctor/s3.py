@@ -69,15 +69,18 @@ def place(environment: Environment) -> Warehouse | None:
     return Warehouse(found[0], f"{prefix}/" if prefix else "")
 
 
-def read(environment: Environment, where: Warehouse) -> StoreFacts:
-    """Writes, lists, reads and deletes one small object under the warehouse. Raises
-    ConfigurationError (wrong keys, or no permission to read the bucket), Transient."""
+def read(environment: Environment, where: Warehouse, answered: Callable[[], None]) -> StoreFacts:
+    """Writes, lists, reads and deletes one small object under the warehouse; calls `answered` after
+    each request. Raises ConfigurationError (wrong keys, or no permission to read the bucket),
+    Transient."""
     store = open_store(environment.s3)
     has_bucket = store.has_bucket(where.bucket)
+    answered()
     if not has_bucket:
         now = datetime.now(UTC)
         return StoreFacts(False, now, now)
     store_time, now = store.clock(where.bucket), datetime.now(UTC)
+    answered()
     key = f"{where.prefix}.anabranch-doctor-{uuid.uuid4().hex}"
 
     def listed() -> None:
@@ -107,19 +110,25 @@ def read(environment: Environment, where: Warehouse) -> StoreFacts:
             denied = denied or (right, str(refused))
             if right == "s3:PutObject":
                 break
+        finally:
+            answered()
     seconds = (time.monotonic() - began) / asked
     unasked: list[tuple[Issue, str]] = []
+
+    def asked_for(check: Issue, ask: Callable[[], T]) -> T | None:
+        found = _asked(unasked, check, ask)
+        answered()
+        return found
+
     return StoreFacts(
         has_bucket=True,
         store_time=store_time,
         now=now,
         denied=denied,
-        versioned=_asked(unasked, Issue.VERSIONING, lambda: store.is_versioned(where.bucket))
-        or False,
-        rules=_asked(unasked, Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
-        lock=_asked(unasked, Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
-        uploads=_asked(unasked, Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix))
-        or (),
+        versioned=asked_for(Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        rules=asked_for(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
+        lock=asked_for(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
+        uploads=asked_for(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
         unasked=tuple(unasked),
         seconds=seconds,
     )

@@ -7,6 +7,7 @@ import json
 import re
 import tarfile
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,7 +20,7 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.common.deadline import TimedRead, wait_for_all
+from anabranch.common.deadline import Answers, TimedRead, wait_for_all
 from anabranch.common.errors import (
     AnabranchError,
     CodecMissing,
@@ -548,6 +549,24 @@ def test_readers_of_one_service_are_given_up_once_none_of_them_ends() -> None:
     assert [reading.name for reading in (*slow, stuck) if reading.is_given_up] == ["stuck"]
     assert isinstance(stuck.facts(), NoAnswer)
     assert [reading.facts() for reading in slow] == [False] * 13
+    never.set()
+
+
+def test_a_reader_whose_service_answers_slowly_is_heard() -> None:
+    never, answers = threading.Event(), Answers()
+
+    def read() -> int:
+        for _ in range(8):
+            never.wait(0.2)
+            answers.note()
+        return 7
+
+    slow = TimedRead("slow", read, answers=answers)
+    silent = TimedRead("silent", never.wait)
+    began = time.monotonic()
+    wait_for_all([slow, silent], 1.0)
+    assert time.monotonic() - began > 1.6
+    assert slow.facts() == 7 and silent.is_given_up
     never.set()
 
 
