@@ -376,7 +376,10 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
 
         def found() -> dict[Issue, Finding]:
             return {
-                f.check: f for f in store.findings(where, ("events",), store.read(settings, where))
+                f.check: f
+                for f in store.findings(
+                    where, ("events",), store.read(settings, where, lambda: None)
+                )
             }
 
         def run(remedy: str) -> None:
@@ -445,7 +448,7 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         reader = config.S3(
             endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret)
         )
-        facts = store.read(settings.model_copy(update={"s3": reader}), where)
+        facts = store.read(settings.model_copy(update={"s3": reader}), where, lambda: None)
         denied = {
             f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"
         }
