@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from anabranch.common.errors import (
-    NoTopicIds,
-    Transient,
-)
+from anabranch.common.errors import NoTopicIds, Transient
 from anabranch.offsets.position import Topic
 
 LARGE_FETCH = 4 << 20

@@ -11,11 +11,7 @@ from contextlib import contextmanager
 from kafka import errors
 
 from anabranch import config
-from anabranch.common.errors import (
-    AnabranchError,
-    CodecMissing,
-    MissingRight,
-)
+from anabranch.common.errors import AnabranchError, CodecMissing, MissingRight
 from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import (
-    files_by_branch,
-    files_by_hour,
-    paths_by_hour,
-)
+from anabranch.iceberg.hour_files import files_by_branch, files_by_hour, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly

@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import (
-    files_by_branch,
-    paths_by_hour,
-)
+from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
-from anabranch.lifecycle.erasure.search import (
-    Place,
-    Values,
-    find_letters,
-    places_by_hour,
-)
+from anabranch.lifecycle.erasure.search import Place, Values, find_letters, places_by_hour
 from anabranch.lifecycle.erasure.steps import decisions_of
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.erased import Erasure

@@ -14,11 +14,7 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import (
-    files_by_branch,
-    hours_on_branches,
-    paths_by_hour,
-)
+from anabranch.iceberg.hour_files import files_by_branch, hours_on_branches, paths_by_hour
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.job import Job

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import (
-    files_by_branch,
-    paths_by_hour,
-)
+from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
