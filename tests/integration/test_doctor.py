@@ -270,12 +270,13 @@ def test_an_unreachable_kafka_hides_nothing_else(
     }
 
 
+@pytest.mark.parametrize("transaction", ["IMMEDIATE", "EXCLUSIVE"])
 def test_a_catalog_locked_by_another_process(
-    patient: Patient, environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    patient: Patient, environment: dict[str, Any], transaction: str
 ) -> None:
-    monkeypatch.setattr("anabranch.iceberg.catalog_settings.PATIENCE_SECONDS", 2)
+    """With an exclusive lock the catalog cannot even be opened."""
     holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
-    holder.execute("BEGIN IMMEDIATE")
+    holder.execute(f"BEGIN {transaction}")
     try:
         assert patient.finding(Issue.CATALOG_LOCKED)["severity"] == "error"
     finally:

@@ -13,8 +13,10 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 # Every publish sends it a few requests, and other publishers wait meanwhile.
 _SLOW = 0.5
-# Less than the doctor waits, so that a lock that another process has is named.
-_LOCK_SECONDS = 4
+# To open an SQL catalog that another process has locked takes this time twice: PyIceberg's failed
+# lookup of its tables, and its attempt to create them. The doctor waits longer, so that it names
+# the lock.
+_LOCK_SECONDS = 2
 
 
 def read(environment: Environment) -> float:
