@@ -1,2 +1,1 @@
-"""What every part uses: errors, logs, output, retries, files. Knows no Kafka, no Spark and no
-Iceberg."""
+"""Errors, logs, output, retries and files, for all packages. Knows no Kafka, Spark or Iceberg."""

@@ -1,4 +1,4 @@
-"""Attempts: retry one request within seconds. `anabranch.common.retry` retries a whole job."""
+"""Retries of one request within seconds. `anabranch.common.retry` retries a whole job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from itertools import count
 def attempts(
     pauses: Iterable[float], seconds: float = math.inf, at_most: int | None = None
 ) -> Iterator[int]:
-    """Number the attempts of a loop, from 1 on, and pause between two of them; the loop is left
-    when one succeeds.
+    """Yield attempt numbers from 1, with a pause between two; the caller leaves the loop on
+    success.
 
-    The last attempt is the `at_most`th, or one that ends `seconds` after the first began. The code
-    after the loop, or in its `else`, raises the failure.
+    The last attempt is number `at_most`, or one that ends `seconds` or more after the first began.
+    The code after the loop, or in its `else`, raises the failure.
     """
     deadline, pause = time.monotonic() + seconds, iter(pauses)
     for number in count(1):
@@ -27,13 +27,14 @@ def attempts(
 
 
 def doubling(first: float, longest: float = math.inf) -> Iterator[float]:
-    """Pauses that double, up to the longest."""
+    """Yield pauses in seconds that double from `first` up to `longest`."""
     while True:
         yield first
         first = min(longest, first * 2)
 
 
 def jitter(longest: float) -> Iterator[float]:
-    """Random pauses up to the longest, so that processes refused together do not collide again."""
+    """Yield random pauses in seconds up to `longest`, so that processes refused together do not
+    collide again."""
     while True:
         yield random.uniform(0, longest)

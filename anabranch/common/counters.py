@@ -1,7 +1,8 @@
-"""Counters of a process: requests, bytes, failed attempts, refusals. Its publishes record them
+"""Counters of a process: requests, bytes, failed attempts, refusals. Each publish records them
 (`anabranch.protocol.measured`).
 
-In a process of many streams each stream's threads count into a tally of its own too (`counting`).
+In a process of many streams, each stream's threads also count into a tally of the stream
+(`counting`).
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Counts = Mapping[tuple[str, str], int]
-"""By name and label."""
+"""Counts by name and label."""
 
 RETRIES = "retries"
-"""Tries of a job that failed and were followed by another, by what they asked."""
+"""Failed attempts that were retried, by service (`anabranch.common.remote_errors.SERVICES`)."""
 REFUSED = "refused_publishes"
-"""Publishes that were decided again because another landed first."""
+"""Publishes that were planned again because another one landed first."""
 S3_REQUESTS = "s3_requests"
-"""Requests of this process to S3, by S3's names of the operations."""
+"""Requests of this process to S3, by S3's operation names."""
 S3_BYTES = "s3_bytes"
-"""Bytes of objects that this process has `read` from S3 and `written` to it; of rows, what the
+"""Bytes of S3 objects that this process has `read` and `written`; for rows, the bytes that the
 jobs' tasks wrote."""
 COMMITS = "commits"
-"""Commits of this process that landed, to any table of a stream: publishes, ledger rows, dead
+"""Commits of this process that landed, on any table of a stream: publishes, ledger rows, dead
 letters."""
 CPU = "cpu_ms"
-"""CPU time of a job's processes on its own machine, in milliseconds (`anabranch.common.cpu`)."""
+"""CPU time of a job's processes on the driver's machine, in milliseconds
+(`anabranch.common.cpu`)."""
 
 
 class Tally:
-    """Counts that only grow, from any thread."""
+    """Counts that only grow. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -43,7 +45,7 @@ class Tally:
             self._counts[name, label] += n
 
     def totals(self) -> Counter[tuple[str, str]]:
-        """All that was counted since the process began."""
+        """Return all counts since the process began."""
         with self._alone:
             return self._counts.copy()
 
@@ -52,7 +54,7 @@ _OF_STREAM: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 
 class _ProcessTally(Tally):
-    """Counts also into the tally of the stream that a thread works for."""
+    """The process's tally; also counts into the tally of the current thread's stream."""
 
     def count(self, name: str, label: str = "", n: int = 1) -> None:
         super().count(name, label, n)
@@ -61,13 +63,13 @@ class _ProcessTally(Tally):
 
 
 TALLY: Tally = _ProcessTally()
-"""The process's own."""
+"""The tally of this process."""
 
 
 @contextmanager
 def counting(tally: Tally) -> Iterator[None]:
-    """What this thread counts inside is counted into `tally` too. Threads that it starts do not:
-    see `count_into`."""
+    """Also count into `tally` what this thread counts inside the block. Threads that it starts are
+    not included: see `count_into`."""
     token = _OF_STREAM.set(tally)
     try:
         yield
@@ -76,5 +78,6 @@ def counting(tally: Tally) -> Iterator[None]:
 
 
 def count_into(tally: Tally) -> None:
-    """The same for the whole life of a thread: the initializer of a stream's pool."""
+    """Also count into `tally` what this thread counts, until it ends: the initializer of a stream's
+    pool."""
     _OF_STREAM.set(tally)

@@ -1,5 +1,4 @@
-"""CPU time of a job: of its own process, of the JVM beside it, and of the JVM's Python workers on
-this machine."""
+"""CPU time of a job: of its own process, its JVM, and the JVM's Python workers on this machine."""
 
 from __future__ import annotations
 
@@ -11,16 +10,17 @@ import psutil
 from anabranch.common.counters import CPU, TALLY
 
 _EVERY_SECONDS = 10.0
-"""Reading it takes some milliseconds; a publish may come each second."""
+"""Minimum time between two readings: one takes some milliseconds, a publish may come each
+second."""
 
 _alone = threading.Lock()
 _counted, _at = 0, float("-inf")
 
 
 def count_cpu() -> None:
-    """Count the CPU time since the last call into the process's tally; since the processes began at
-    the first call. Within ten seconds of another call it does nothing: a later call counts that
-    time."""
+    """Add the CPU time since the previous call to the process's tally; at the first call, the time
+    since the processes began. Do nothing within ten seconds of the previous reading: a later call
+    counts that time."""
     global _counted, _at
     with _alone:
         if time.monotonic() - _at < _EVERY_SECONDS:
@@ -31,8 +31,8 @@ def count_cpu() -> None:
 
 
 def cpu_ms() -> int:
-    """CPU time of the job's processes since they began, in milliseconds, with that of workers that
-    have ended. Executors on other machines are not included."""
+    """Return the CPU time of the job's processes since they began, in milliseconds, including
+    workers that have ended. Executors on other machines are not included."""
     own = psutil.Process()
     parent = own.parent()
     # spark-submit starts the driver's Python from the JVM; PySpark starts the JVM from Python.
@@ -41,8 +41,8 @@ def cpu_ms() -> int:
 
 
 def _seconds(process: psutil.Process) -> float:
-    """CPU time of a process and of its children that have ended; 0 for one that has ended
-    meanwhile."""
+    """Return the CPU time of a process and of its ended children, in seconds; 0 if the process has
+    ended."""
     try:
         used = process.cpu_times()
     except psutil.NoSuchProcess:

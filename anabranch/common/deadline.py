@@ -1,5 +1,4 @@
-"""Calls that run in parallel, with a time limit, so that one service that hangs does not block the
-others."""
+"""Parallel calls with a time limit, so that a service that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 def start(name: str, call: Callable[[], T]) -> Future[T]:
-    """Call at once, in a thread that the process does not wait for when it ends."""
+    """Start the call in a daemon thread, for which the process does not wait at its end."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -32,8 +31,8 @@ def start(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: AnabranchError) -> T:
-    """Return the call's value, or raise its error. Raises `no_answer` after this time; its thread
-    is then abandoned."""
+    """Return the call's value, or raise its error. Raises `no_answer` after `seconds`; the call's
+    thread is then abandoned."""
     future = start(name, call)
     if not wait([future], seconds).done:
         raise no_answer
@@ -42,7 +41,7 @@ def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: Ana
 
 @dataclass
 class Answers:
-    """When the service of a reading last answered one of its requests, by `time.monotonic`."""
+    """The time, by `time.monotonic`, of a service's last answer to a request of a reading."""
 
     last: float = 0.0
 
@@ -51,7 +50,8 @@ class Answers:
 
 
 class TimedRead(Generic[T]):
-    """Begins to read at once, in a thread that the process does not wait for when it ends."""
+    """A reading that starts when created, in a daemon thread for which the process does not
+    wait."""
 
     def __init__(
         self,
@@ -83,23 +83,23 @@ class TimedRead(Generic[T]):
 
     @property
     def last_sign(self) -> float:
-        """When it ended, else when its service last answered, else when it began, by
-        `time.monotonic`."""
+        """The time, by `time.monotonic`, at which the reading ended, else of its service's last
+        answer, else of its start."""
         return max(self._began + (self._took or 0.0), self._answers.last)
 
     def give_up(self) -> None:
-        """Wait no longer, unless it has ended."""
+        """Stop waiting for the reading, unless it has ended."""
         if not self.has_ended:
             self.is_given_up = True
             self._limit = time.monotonic() - self._began
 
     def wait(self) -> None:
-        """Wait until it has ended, or `limit` seconds have passed since it began."""
+        """Wait until the reading ends, or `limit` seconds have passed since it began."""
         wait([self._answer], max(0.0, self._began + self._limit - time.monotonic()))
 
     def facts(self) -> T | AnabranchError:
-        """The result, or why there is none: the reader's error, or NoAnswer when `limit` seconds
-        have passed since it began, or when it was given up."""
+        """Return the result or the reader's error; NoAnswer if the reading was given up or did not
+        end within `limit` seconds of its start."""
         self.wait()
         if not self.has_ended:
             self.is_given_up = True
@@ -111,16 +111,16 @@ class TimedRead(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long it took, or was waited for, or has taken so far."""
+        """Duration of the reading so far, until it ended, or until it was given up."""
         if self._took is None and self.is_given_up:
             return self._limit
         return self._took if self._took is not None else time.monotonic() - self._began
 
 
 def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
-    """Wait until all have ended, or none of them has, and none noted an answer, for so long; those
-    that are left are then given up. So many of one service get the time that they need, as does a
-    slow service that answers, and a service that hangs costs `seconds`."""
+    """Wait until all readings have ended. If `seconds` pass in which none ended or noted an answer,
+    give up the rest. Many readings, and slow services that answer, thus get the time that they
+    need; a service that hangs costs `seconds`."""
     while waiting := [
         reading for reading in readings if not (reading.has_ended or reading.is_given_up)
     ]:
@@ -133,7 +133,7 @@ def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
 
 
 Note = Callable[[str], None]
-"""Called with what is waited for from here on, such as `KAFKA`."""
+"""A function that takes the name of the service waited for from now on, such as `KAFKA`."""
 
 LAKE, KAFKA = "the catalog or the store", "Kafka"
 
@@ -145,12 +145,12 @@ def ask_all(
     doing: str = "ask",
     of_silence: bool = False,
 ) -> dict[str, T | AnabranchError]:
-    """Call all, at most `at_once` side by side, and return what each answers, in the given order:
-    its value, its error, or NoAnswer for each that has not answered `limit` seconds from now. The
-    NoAnswer names what that one waits for.
+    """Call all, at most `at_once` in parallel, and return each value or error by name, in the given
+    order. A call without an answer after `limit` seconds gets a NoAnswer, which names the service
+    that it waits for.
 
-    With `of_silence`, `limit` seconds from the last answer of any: many get the time that they
-    need. Calls run in threads that neither the caller nor the end of the process waits for.
+    With `of_silence`, the limit restarts at each answer of any call: many calls get the time that
+    they need. Calls run in daemon threads, for which neither the caller nor the process waits.
     """
     ended = time.monotonic() + limit
     answers: dict[str, T | AnabranchError] = {}

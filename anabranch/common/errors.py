@@ -1,8 +1,7 @@
-"""What can go wrong, by what the caller should do next.
+"""Errors, by what the caller should do next.
 
-Every error carries the exit code of the command that it ends: 1 refused, or a check failed, 2 wrong
-usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again;
-EX_TEMPFAIL).
+Each error has the exit code of the command that it ends: 1 refused or a failed check, 2 wrong usage
+or configuration, 70 unexpected (EX_SOFTWARE of sysexits.h), 75 transient, try again (EX_TEMPFAIL).
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ _FIRST = (70, 2, 1, 75)
 
 
 def combined_exit_code(codes: Iterable[int]) -> int:
-    """The exit code of a command over many streams: 0 when each is done, else the first of 70, 2, 1
-    and 75 that one has. Pure."""
+    """Return the exit code of a command over many streams: 0 if all are 0, else the first of 70, 2,
+    1 and 75 among them. Pure."""
     found = set(codes) - {0}
     return next((code for code in _FIRST if code in found), max(found, default=0))
 
 
 class AnabranchError(Exception):
-    """The one base of every error of ours; the message says what was expected, found, and what to
-    do next."""
+    """The base of all errors of this project; a message says what was expected and found, and what
+    to do next."""
 
     exit_code = 1
 
@@ -32,11 +31,11 @@ class AnabranchError(Exception):
 
 
 class Terminal(AnabranchError):
-    """Trying again changes nothing: an operator has to act first."""
+    """An error that a retry does not fix: an operator has to act first."""
 
 
 class ConfigurationError(Terminal):
-    """A file, key or argument is not what it has to be."""
+    """An invalid file, key or argument."""
 
     exit_code = 2
 
@@ -46,7 +45,7 @@ class CodecMissing(ConfigurationError):
 
 
 class MissingRight(ConfigurationError):
-    """The brokers refused what the user may not do; `command` grants it."""
+    """The brokers denied an operation to the user; `command` grants the right."""
 
     def __init__(self, message: str, command: str = "") -> None:
         super().__init__(message)
@@ -63,7 +62,7 @@ class MetadataGone(ConfigurationError):
 
 
 class Refused(Terminal):
-    """A decision of the protocol: the request would break a guarantee of the table, so nothing was
+    """The protocol refused a request that would break a guarantee of the table; nothing was
     changed."""
 
 
@@ -78,8 +77,7 @@ class Unexpected(Terminal):
 
 
 class JvmGone(Terminal):
-    """Spark's JVM ended under the job: no other try of this process brings it back, another start
-    does."""
+    """Spark's JVM ended under the job: a restart of the process helps, a retry in it does not."""
 
     exit_code = 75
 
@@ -91,23 +89,22 @@ class Transient(AnabranchError):
 
 
 class ColumnsChanged(Transient):
-    """The table took up columns of its subject meanwhile: the next try reads the records by the
-    table's columns."""
+    """The table took up columns of its subject meanwhile: the next attempt reads the records with
+    the table's columns."""
 
 
 class NoAnswer(Transient):
-    """A service said nothing for as long as it was waited for: another way to ask it would wait as
-    long again."""
+    """A service did not answer within the time limit: another request to it would wait as long
+    again."""
 
 
 class NotYet(Transient):
-    """The condition holds only later, so an immediate retry does not help."""
+    """A condition is not met yet, so an immediate retry does not help."""
 
 
 class Unexplained(Transient):
-    """An error whose type and words say nothing of whether it may pass: tried again a few times,
-    never for ever.
+    """An error whose type and text do not show whether it may pass: retried a few times only.
 
-    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed
+    A job then raises Unexpected. A command does not retry it, and the same command may succeed
     later.
     """

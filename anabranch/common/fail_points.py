@@ -1,12 +1,12 @@
 """Fail points: named steps at which a test, or a user who wants proof, ends the process as `kill
 -9` would.
 
-`ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1).
-Unset, nothing happens. Several with a comma between them arm each: what follows a lost answer is
-reached after one. A step of kind `dies` kills this process and, under spark-submit, its JVM: no
-handler, no flush, no goodbye. A step of kind `answer is lost` breaks the connection to the catalog
-instead, before or after the commit landed. `ANABRANCH_PAUSE_AT=<step>[:n]` stops both there
-(SIGSTOP), until SIGCONT.
+`ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1). A
+comma separates several: steps after a lost answer are reached only if that one is armed too. Unset,
+nothing happens. A step of kind `dies` kills this process and, under spark-submit, its JVM, without
+handlers or flushes. A step of kind `answer is lost` breaks the connection to the catalog instead,
+before or after the commit landed. `ANABRANCH_PAUSE_AT=<step>[:n]` stops both processes (SIGSTOP)
+until SIGCONT.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAUSE_AT = "ANABRANCH_PAUSE_AT"
 
 
 class Step(Enum):
-    """Every step there is: its name, and what has and has not happened yet when it is reached."""
+    """All steps: the name, and what has and has not happened when the step is reached."""
 
     # Speed job.
     SPEED_RECOVERED = (
@@ -275,7 +275,7 @@ class Step(Enum):
 
 
 class _Armed:
-    """The step that the environment names, and how often it is still to be passed."""
+    """An armed step, and how often it is still to be reached."""
 
     def __init__(self, step: Step, number: int) -> None:
         self.step, self.left = step, number
@@ -294,8 +294,7 @@ def _armed(variable: str) -> tuple[_Armed, ...]:
 
 
 def parse(value: str, variable: str = FAIL_AT) -> _Armed:
-    """Read `<step>[:n]`. Raises ConfigurationError for a step that does not exist or a number below
-    1."""
+    """Parse `<step>[:n]`. Raises ConfigurationError for an unknown step or a number below 1."""
     label, _, number = value.partition(":")
     step = next((s for s in Step if s.label == label), None)
     if step is None:
@@ -309,8 +308,8 @@ def parse(value: str, variable: str = FAIL_AT) -> _Armed:
 
 
 def reach(step: Step) -> None:
-    """Say that a step is reached. Ends or pauses the process, or raises ConnectionError, if it is
-    the armed one."""
+    """Report that the process reached a step. If the step is armed, end or pause the process, or
+    raise ConnectionError."""
     if any(armed.is_now(step) for armed in _armed(PAUSE_AT)):
         LOG.warning("pause point %s: %s", step.label, step.meaning)
         _signal(signal.SIGSTOP)
@@ -323,8 +322,8 @@ def reach(step: Step) -> None:
 
 
 def _signal(number: signal.Signals) -> None:
-    """To this process and, under spark-submit, first to its parent: the JVM would notice, and say
-    so, and tidy up."""
+    """Send a signal to this process and, under spark-submit, first to its parent: the JVM would
+    notice the death, log it and clean up."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         os.kill(os.getppid(), number)
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""A lock between processes, on a file; the kernel lets go of it when its holder dies."""
+"""A file lock between processes; the kernel releases it when its process ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from anabranch.common.errors import Transient
 
 @contextmanager
 def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds `file` for this process alone; `waiting` is called once if another one holds it.
+    """Lock `file` for this process; call `waiting` once if another process has the lock.
 
-    Raises Transient after `seconds`. The file itself is left: removing it would let two processes
-    hold two files of one name.
+    Raises Transient after `seconds`. The file is not deleted: otherwise two processes could lock
+    two files of the same name.
     """
     with file.open("a") as handle:
         for number in attempts(repeat(0.1), seconds):

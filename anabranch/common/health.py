@@ -1,10 +1,9 @@
 """The health file of a speed job: the job writes it, `anabranch health` reads it.
 
 The job notes each publish, and each trigger that found nothing to read, so an idle topic is
-healthy. A process of many streams is healthy while one of them is set aside; the file names it. The
-file outlives the process: a start that finds it was not preceded by a stop, and counts as a
-restart. While the job runs, it holds a lock on `FILE.lock`, which the kernel releases when the
-process ends.
+healthy. A process of many streams stays healthy while one of them is set aside; the file names that
+stream. A clean stop deletes the file: a start that finds one counts as a restart. While the job
+runs, it holds a lock on `FILE.lock`, which the kernel releases when the process ends.
 
 Times are of the machine's clock. A clock that is set forward makes the job unhealthy until its next
 trigger.
@@ -29,8 +28,8 @@ from anabranch.common.file_lock import locked
 
 LOG = logging.getLogger(__name__)
 
-# A job is unhealthy without progress for this long and two triggers, and after so many restarts
-# within the window.
+# A job is unhealthy without progress for PATIENCE and two triggers, or after MOST_RESTARTS restarts
+# within RESTART_WINDOW.
 PATIENCE = timedelta(minutes=5)
 MOST_RESTARTS = 2
 RESTART_WINDOW = timedelta(minutes=15)
@@ -40,19 +39,19 @@ _WRITE_EVERY = 1.0
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """What the file contains; times are seconds since 1970. `progress` is None until this process
-    has made some."""
+    """The file's content; times are seconds since 1970. `progress` is None until this process has
+    published, or found nothing to read."""
 
     started: float
     trigger: float
     progress: float | None = None
     restarts: tuple[float, ...] = ()
     set_aside: Mapping[str, str] = field(default_factory=dict)
-    """By stream of many in one process: the error that an operator has to correct."""
+    """The errors that an operator has to correct, by stream of a process of many."""
 
 
 NoteProgress = Callable[..., None]
-"""`Health.note_progress`, or nothing where no health file is asked for."""
+"""`Health.note_progress`, or a function that does nothing if no health file was requested."""
 
 
 def find_fault(
@@ -62,8 +61,8 @@ def find_fault(
     within: float | None = None,
     ignore_restarts: bool = False,
 ) -> str | None:
-    """Why the job is unhealthy; None for a healthy one. `within`: how many seconds may pass without
-    progress."""
+    """Return why the job is unhealthy, None for a healthy one. `within` is the limit without
+    progress in seconds, by default PATIENCE and two triggers. Pure."""
     if record is None:
         return "expected a health file, found none: the job has not started, or was stopped"
     if not is_running:
@@ -90,8 +89,8 @@ def find_fault(
 
 
 def record_start(previous: HealthRecord | None, trigger: float, now: float) -> HealthRecord:
-    """The record of a process that starts now; `previous` is what a process left that was not
-    stopped."""
+    """Return the record of a process that starts now. `previous` is the record of a process that
+    did not stop cleanly, if any. Pure."""
     if previous is None:
         return HealthRecord(now, trigger)
     return HealthRecord(now, trigger, None, (*_recent(previous.restarts, now), now))
@@ -102,7 +101,7 @@ def _recent(restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
 
 
 def read_record(file: Path) -> HealthRecord | None:
-    """None when there is no file. Raises ConfigurationError for a file that is not a health
+    """Read the health file; None if there is none. Raises ConfigurationError for any other
     file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -117,7 +116,7 @@ def read_record(file: Path) -> HealthRecord | None:
 
 
 def is_running(file: Path) -> bool:
-    """Whether a process holds the lock of the file."""
+    """Return whether a process has the file's lock."""
     try:
         with _lock_of(file).open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -129,7 +128,7 @@ def is_running(file: Path) -> bool:
 
 
 class Health:
-    """Writes the health file of this process, at most once a second."""
+    """The writer of this process's health file, at most once a second."""
 
     def __init__(self, file: Path, record: HealthRecord, clock: Callable[[], float]) -> None:
         self._file, self._record, self._clock = file, record, clock
@@ -137,8 +136,8 @@ class Health:
         self._write()
 
     def note_progress(self, set_aside: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Something was published, or a trigger found nothing to read; `set_aside` as in
-        HealthRecord."""
+        """Note that something was published or that a trigger found nothing to read. `set_aside` is
+        that of HealthRecord."""
         now = self._clock()
         last = self._record.progress
         if (
@@ -156,7 +155,7 @@ class Health:
             part.replace(self._file)
             self._can_write = True
         except OSError as error:
-            # The rows matter more. The check finds a file that grows old.
+            # The job goes on: rows matter more, and `anabranch health` finds the old record.
             if self._can_write:
                 LOG.warning("health file %s: cannot be written: %s", self._file, error)
             self._can_write = False
@@ -166,11 +165,11 @@ class Health:
 def health_file(
     file: Path | None, trigger: timedelta, clock: Callable[[], float] = time.time
 ) -> Iterator[NoteProgress]:
-    """What notes a job's progress, for as long as the job runs; without a `file` it notes nothing.
+    """Yield a function that notes the job's progress in `file`; without a file it does nothing.
 
     The file is deleted when the job ends without an exception, so the next start is no restart.
-    Raises ConfigurationError when the folder cannot be written, and Transient when another job
-    holds the file.
+    Raises ConfigurationError if the folder is not writable, and Transient if another job has the
+    file's lock.
     """
     if file is None:
         yield lambda *_: None

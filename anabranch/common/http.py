@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may succeed later: time-outs, too early, too many requests, server
-    errors. Pure."""
+    """Return whether the same request may succeed later: time-outs, too early, too many requests,
+    server errors. Pure."""
     return status in (408, 425, 429) or status >= 500
 
 
@@ -25,10 +25,10 @@ def request(
     check_ca: str,
     **options: Any,
 ) -> requests.Response:
-    """One request, by default without redirects. Errors name the configuration keys `check_url` and
-    `check_ca`.
+    """Send one request, by default without following redirects. Errors name the configuration keys
+    `check_url` and `check_ca`.
 
-    Raises Transient when the service is unreachable, ConfigurationError for a wrong URL or
+    Raises Transient if the service is unreachable, ConfigurationError for a wrong URL or
     certificate.
     """
     import requests
@@ -44,8 +44,8 @@ def request(
 
 
 def check_answer(status: int, found: str, doing: str, check_rights: str) -> None:
-    """Raises Transient for an answer that may differ later, ConfigurationError when the service
-    denies access."""
+    """Raise Transient for a status that may differ later, ConfigurationError if the service denies
+    access."""
     if is_transient(status):
         raise Transient(f"{doing}: {found} (transient, try again)")
     if status in (401, 403):

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A dataclass, with those in it, from its JSON value; keys of later versions are left out.
-    Raises ValueError for a value that it cannot be of."""
+    """Build a dataclass, with nested ones, from its JSON value, without keys of later versions.
+    Raises ValueError for an invalid value."""
     made: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
     return made
 

@@ -1,11 +1,11 @@
 """Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed).
 
-In JSON an event has fields beside its message: what `fields` says around it, and what was noted
-since. They are of one thread, as the work is; `stream` and `layer` are of the process.
+In JSON an event has fields beside its message, from the enclosing `fields` blocks and `note` calls.
+These belong to the thread; `stream` and `layer` belong to the process.
 
 | field | |
 |---|---|
-| `stream`, `layer` | whose log it is |
+| `stream`, `layer` | the stream and layer of the process |
 | `hour` | the ingest hour that is rebuilt |
 | `offsets` | a micro-batch's offsets, `{partition: [first, behind the last]}` |
 | `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its
@@ -35,18 +35,18 @@ _OF_WORK: ContextVar[dict[str, Any] | None] = ContextVar("anabranch.common.logs"
 
 
 def of_process(**values: Any) -> None:
-    """Every event of this process has these fields, whichever thread logs it."""
+    """Add these fields to every event of this process, in all threads."""
     _OF_PROCESS.update(values)
 
 
 def fields_now() -> Mapping[str, Any]:
-    """The fields that an event has which is logged now."""
+    """Return the fields of an event logged now by this thread."""
     return _OF_PROCESS | (_OF_WORK.get() or {})
 
 
 @contextmanager
 def fields(**values: Any) -> Iterator[None]:
-    """Every event that this thread logs inside has these fields beside those around it."""
+    """Add these fields to every event that this thread logs inside the block."""
     token = _OF_WORK.set((_OF_WORK.get() or {}) | values)
     try:
         yield
@@ -55,8 +55,8 @@ def fields(**values: Any) -> Iterator[None]:
 
 
 def note(**values: Any) -> None:
-    """Events from here on have these fields too, up to the end of the `fields` around; nothing
-    outside of any."""
+    """Add these fields to later events, up to the end of the enclosing `fields` block; do nothing
+    outside of one."""
     if (around := _OF_WORK.get()) is not None:
         around.update(values)
 
@@ -84,8 +84,7 @@ class _Plain(logging.Formatter):
 
 
 def configure_logging(as_json: bool = False) -> None:
-    """Log our own events to standard error, and of everybody else only warnings. Safe to call
-    again."""
+    """Log our own events to standard error, and only warnings of other libraries. Idempotent."""
     handler = logging.StreamHandler(_standard_error())
     handler.setFormatter(
         _Json() if as_json or os.environ.get("ANABRANCH_LOG") == "json" else _Plain()
@@ -99,7 +98,7 @@ def configure_logging(as_json: bool = False) -> None:
 
 
 def readable_handler() -> logging.StreamHandler[TextIO] | None:
-    """The handler of this process's log, where `configure_logging` has it in lines for people."""
+    """Return the handler of this process's log if it writes lines for people, else None."""
     handlers = logging.getLogger().handlers
     return next(
         (
@@ -112,8 +111,8 @@ def readable_handler() -> logging.StreamHandler[TextIO] | None:
 
 
 def _standard_error() -> TextIO:
-    """Where to log. spark-submit joins a Python job's standard error to its standard output, meant
-    for results: so our command line names its own, where the system can open it."""
+    """Return the stream to log to. spark-submit joins a Python job's standard error to its standard
+    output, which is for results: so our command line names its own, used if it can be opened."""
     named = os.environ.get("ANABRANCH_STDERR")
     if named is not None:
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Output: what every command prints, for people and for scripts.
+"""Output of all commands, for people and for scripts.
 
-Text goes through rich on a terminal, whatever its width; piped, it is plain, one row a line. No
-value is ever cut. JSON keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
+Text goes through rich on a terminal of any width; piped, it is plain, one row a line. Values are
+never truncated. JSON keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from rich.text import Text as RichText
 
 ResultFormat = Literal["table", "csv", "spreadsheet", "json", "parquet"]
-# What begins a formula, also behind blanks that a spreadsheet passes over.
+# Beginnings of a formula, also after blanks that a spreadsheet skips.
 _QUOTE, _TO_QUOTE = '"', re.compile('[",\r\n]')
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
-# What rich leaves out for NO_COLOR, and a terminal that has none.
+# rich omits colours for NO_COLOR and for terminals without colours.
 _STYLES = {
     "accepted": "green",
     "passed": "green",
@@ -54,11 +54,11 @@ _STYLES = {
 
 
 def plain(value: object) -> Any:
-    """The value as JSON holds it.
+    """Convert a value to JSON types.
 
     Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text,
-    bytes base64 text, NaN and infinities text, models and dataclasses objects (by their `as_dict`
-    where they have one), sets sorted lists. Raises TypeError for anything else.
+    bytes base64 text, NaN and infinities text, models and dataclasses objects (by `as_dict` if they
+    have one), sets sorted lists. Raises TypeError for any other type.
     """
     match value:
         case Enum():
@@ -112,7 +112,7 @@ def plain(value: object) -> Any:
 
 
 def text(value: object) -> str:
-    """The value as one line of text: nothing for None, compact JSON for what nests, control
+    """Convert a value to one line of text: empty for None, compact JSON for nested values, control
     characters escaped."""
     if value is None:
         return ""
@@ -124,7 +124,7 @@ def text(value: object) -> str:
 
 
 def _json(value: object) -> str:
-    """Indented, without a newline at its end."""
+    """Return indented JSON without a newline at the end."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False)
 
 
@@ -135,8 +135,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table to standard output: with lines and colour on a terminal, and each row in lines
-    of its own where it is not wide enough; plainly aligned when piped."""
+    """Print a table to standard output. On a terminal it has lines and colours, or a block of lines
+    for each row if it is too wide; piped, it is aligned plain text."""
     cells = [list(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(columns, cells)
@@ -151,14 +151,14 @@ def write_result(
     out: Path | None = None,
     limit: int | None = None,
 ) -> bool:
-    """Write a query's result to `out`, or to standard output, as its rows come; only a table is
-    made of all of them, or of the first `limit`. Returns whether it has more rows than were
-    written.
+    """Write a query's result to `out` or standard output, batch by batch; a table collects its rows
+    first. `limit` is for a table on standard output: return whether it left out rows.
 
-    CSV has a header, an empty field for null, nested values as JSON, and texts as they are; for a
-    spreadsheet it has none that is run as a formula. JSON is a list of objects; Parquet is
-    compressed with zstd. A file is there whole or not at all. Raises ConfigurationError for Parquet
-    on a terminal and for a file that cannot be written, and what reading the result raises.
+    CSV has a header, an empty field for null, JSON for nested values, and texts unchanged;
+    `spreadsheet` escapes texts that would run as a formula. JSON is a list of objects; Parquet is
+    compressed with zstd. A file is replaced only when the new one is complete. Raises
+    ConfigurationError for Parquet on a terminal and for a file that cannot be written, and the
+    errors of reading the result.
     """
     if out is not None:
         with _replacing(out) as sink:
@@ -172,7 +172,7 @@ def write_result(
             raise ConfigurationError(
                 "query: expected a file or a pipe for Parquet, found a terminal (name a file)"
             )
-        # Its writer asks where it is, which a pipe does not know.
+        # Parquet's writer asks for its position, which a pipe does not have.
         with tempfile.TemporaryFile(prefix="anabranch-query-") as file:
             _write(result, fmt, file)
             file.seek(0)
@@ -188,7 +188,7 @@ def write_result(
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
-    """A file that replaces `out` once it is complete; a device is written directly."""
+    """Yield a file that replaces `out` once it is complete; write a device directly."""
     apart = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
     try:
         with apart.open("wb") as sink:
@@ -226,14 +226,14 @@ def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> 
 
 
 def _csv_line(fields: Sequence[str]) -> str:
-    """A line of CSV. Python's writer leaves a lone carriage return unquoted, at which readers end a
-    line."""
+    """Format a line of CSV. Python's writer does not quote a lone carriage return, at which readers
+    end a line."""
     quoted = [f'"{f.replace(_QUOTE, 2 * _QUOTE)}"' if _TO_QUOTE.search(f) else f for f in fields]
     return ",".join(quoted if quoted != [""] else ['""']) + "\n"
 
 
 def _rows(result: pa.RecordBatchReader) -> Iterator[tuple[object, ...]]:
-    """Rows as tuples, so that two columns of one name stay two."""
+    """Yield rows as tuples, so that columns of the same name stay separate."""
     for batch in result:
         columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
         yield from zip(*columns, strict=True)
@@ -247,7 +247,7 @@ def _csv_field(value: object) -> str:
 
 
 def _spreadsheet_field(value: object) -> str:
-    """As in CSV, but a text that a spreadsheet would run as a formula begins with an apostrophe
+    """Format a CSV field, with an apostrophe before text that a spreadsheet would run as a formula
     (OWASP, CSV injection). Numbers stay numbers."""
     field = _csv_field(value)
     return f"'{field}" if isinstance(value, str | bytes) and field.startswith(_FORMULAS) else field
@@ -269,7 +269,7 @@ def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
 def _texts(
     columns: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> tuple[list[list[str]], list[int]]:
-    """The texts of a table, its header first, and the width of each column."""
+    """Return the texts of a table, its header first, and the width of each column."""
     lines = [[text(value) for value in row] for row in (columns, *rows)]
     return lines, [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
 
@@ -289,8 +289,7 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """As a table where it fits; else, column by column of their first, in lines that fit whatever
-    there is."""
+    """Print a table if it fits the terminal; else each row as names and values in wrapped lines."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -319,14 +318,14 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
-    """Whether a table with lines does, of which the last column may fold into a third of the width.
-    Pure."""
+    """Return whether a table with lines fits, with the last column folded to a third of the width
+    if needed. Pure."""
     _, widths = _texts(columns, rows)
     return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
 
 
 def _packed(pairs: Sequence[tuple[str, str]], width: int) -> Iterator[RichText]:
-    """Names and values, as many on a line as fit."""
+    """Pack names and values into lines of at most `width` cells."""
     from rich.text import Text
 
     line = Text()
@@ -340,7 +339,7 @@ def _packed(pairs: Sequence[tuple[str, str]], width: int) -> Iterator[RichText]:
 
 
 def _styled(value: str) -> RichText:
-    """A word of a state has a colour beside; of others nothing is known."""
+    """Colour the text if it is a known status."""
     from rich.text import Text
 
     return Text(value, style=_STYLES.get(value, ""))

@@ -1,9 +1,9 @@
-"""Progress: how far long work is, how fast, and how long yet, from its third second on.
+"""Progress of long work: done, rate and remaining time, from its third second on.
 
 On a terminal it is the last line, below the log's lines, and disappears with the work. Elsewhere it
-is a line of the log when a part of the work is done, or when the current unit changes: after two
-seconds, then after four more, up to once a minute. If nothing can be written, as on a closed
-terminal, the work continues without progress.
+is a log line when a part of the work is done, or when the current unit changes: after two seconds,
+then after four more, up to once a minute. If nothing can be written, as on a closed terminal, the
+work continues without progress.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SPANS = (("a second", 1), ("a minute", 60), ("an hour", 3600))
 
 @dataclass(frozen=True)
 class HowFar:
-    """So many of `total` (None: unknown) `units` done. For units of different sizes: so much of
-    `whole` `contents`, from which the remaining time is estimated."""
+    """`done` of `total` units (None: unknown). For units of different sizes, `contained` of `whole`
+    `contents`, from which the remaining time is estimated."""
 
     units: str
     total: int | None = None
@@ -46,9 +46,9 @@ class HowFar:
     contained: int = 0
 
     def text(self, seconds: float, since: float = 0.0, brief: bool = False) -> str:
-        """After so many seconds of work, and `since` so many more without news. It has a rate and a
-        remaining time once there is something to estimate them from, updated when work takes
-        longer; `brief` leaves out the counts of contents. Pure."""
+        """Format the progress after `seconds` of work, with the last update `since` seconds ago.
+        Rate and remaining time appear once something is done; an overdue update lowers the rate.
+        `brief` leaves out the counts of contents. Pure."""
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} {self.units}"]
         if self.contents and not brief:
@@ -74,10 +74,10 @@ def _rate(a_second: float, contents: str) -> str:
 
 
 class Progress:
-    """Shows the progress of a piece of work, while it is entered.
+    """Context manager that shows the progress of a piece of work.
 
-    `total` units, or the `sizes` of all of them, in `contents`. A piece inside another one
-    is shown, on a terminal, by lines of the log.
+    The work has `total` units, or units of the given `sizes` in `contents`. A piece inside another
+    one is shown, on a terminal, by log lines.
     """
 
     def __init__(
@@ -115,29 +115,29 @@ class Progress:
         self._open.close()
 
     def expect(self, total: int) -> None:
-        """So many units there are, as is known now."""
+        """Set the number of units once it is known."""
         self._at = replace(self._at, total=total)
 
     def part(self, contained: int) -> None:
-        """So much of the unit at hand is done."""
+        """Add contents done of the current unit."""
         before = sum(self._sizes[: self._at.done])
         most = before + (self._sizes[self._at.done] if self._at.done < len(self._sizes) else 0)
         self._report(replace(self._at, contained=min(most, self._at.contained + contained)))
 
     def step(self, units: int = 1) -> None:
-        """So many units are done."""
+        """Add units done."""
         done = self._at.done + units
         self._report(replace(self._at, done=done, contained=sum(self._sizes[:done])))
 
     def beside(self, text: str) -> None:
-        """Set the current step of the current unit, which does not change the progress; empty for
-        none. Callable from another thread."""
+        """Set the name of the current step, shown beside the progress; empty for none.
+        Thread-safe."""
         self._beside = text
         if text and self._may_log(time.monotonic()):
             self._log.info("%s", self.line())
 
     def line(self) -> str:
-        """The terminal's last line now."""
+        """Return the terminal's last line as of now."""
         now = time.monotonic()
         if self._at.done or self._at.contained:
             text = self._at.text(self._news - self._began, now - self._news, brief=True)
@@ -154,7 +154,7 @@ class Progress:
             self._log.info("%s: %s", self._doing, at.text(self._news - self._began))
 
     def _may_log(self, now: float) -> bool:
-        """Whether to log a line now."""
+        """Return whether a line may be logged now; if so, start the next pause."""
         if self._in_place or now - self._reported < self._pause:
             return False
         self._reported, self._pause = now, min(_SELDOM, 2 * self._pause)
@@ -163,8 +163,8 @@ class Progress:
 
 @contextmanager
 def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `update` each so many seconds, in a thread, until the end of the `with`. An error of it
-    ends the calls, and nothing else."""
+    """Call `update` every `seconds` in a thread until the block ends. An error in `update` ends the
+    calls only."""
     ended = threading.Event()
 
     def run() -> None:
@@ -184,7 +184,7 @@ def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
 
 
 def _goes_back(stream: TextIO) -> bool:
-    """Whether it is a terminal whose last line can be overwritten."""
+    """Return whether the stream is a terminal whose last line can be overwritten."""
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
         return False
     with suppress(ValueError):  # It is closed.
@@ -193,7 +193,7 @@ def _goes_back(stream: TextIO) -> bool:
 
 
 class _LastLine:
-    """A terminal's last line, from the third second on; lines logged meanwhile appear above it."""
+    """The last line of a terminal, from the third second on; log lines appear above it."""
 
     def __init__(self, handler: logging.StreamHandler[Any], progress: Progress) -> None:
         from rich.console import Console

@@ -1,5 +1,4 @@
-"""Secrets that are known to this process are replaced in its errors and logs, whichever library
-wrote them there."""
+"""Redaction of the secrets that this process knows, in errors and logs of any library."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ _KNOWN: set[str] = set()
 
 
 def remember(secrets: Iterable[str]) -> None:
-    """Replace these texts from now on; one of a few characters would be found in any message."""
+    """Redact these texts from now on, except short ones, which could match any message."""
     _KNOWN.update(secret for secret in secrets if len(secret) >= _SHORTEST)
 
 
 def redact(text: str) -> str:
-    """The text without secrets."""
+    """Replace known secrets in a text with `***`."""
     for secret in sorted(_KNOWN, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

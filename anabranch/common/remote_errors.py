@@ -1,10 +1,9 @@
-"""What an error that is not ours means: transient, for an operator, or unknown.
+"""The meaning of errors raised by libraries and services: transient, for an operator, or unknown.
 
-Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws
-arrives as text. So the meaning is read from the types of Python's errors, the names of Java's, and
-the words that the services themselves use. A job retries errors that are known to pass until its
-limit; ends at once for errors that by their type a retry does not fix; and retries unexplained
-errors a few times before it ends.
+Kafka, S3 and the catalog are reached through clients of two languages, and errors of Spark's JVM
+arrive as text. So the meaning is read from the types of Python's errors, the names of Java's, and
+the words of the services. A job retries errors that are known to pass until its limit, ends at once
+for errors whose type shows that a retry does not help, and retries unexplained errors a few times.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from anabranch.common.errors import (
 from anabranch.common.http import is_transient
 
 _LONGEST = 300  # characters of an error that a message repeats
-# What Spark puts around a cause: which query it was, a number of its own; a name that a client says
-# twice; and a cause that names its Java class itself.
+# Text that Spark puts around a cause (the query's id, an SQLSTATE), a name that a client repeats,
+# and a cause that begins with its Java class.
 _WRAPPED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _SQLSTATE = re.compile(r"\.? SQLSTATE: \w+$")
 _TWICE = re.compile(r"\b(\w+): \1: ")
 _JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
-# The end of a Python worker's traceback, in what Spark throws for it.
+# The last line of a Python worker's traceback in an error of Spark.
 _WORKER = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
 )
 
-# A certificate of S3 that is not trusted, as botocore, the AWS SDKs for C++ and for Java say it.
+# An untrusted certificate of S3, as botocore and the AWS SDKs for C++ and Java report it.
 _UNTRUSTED_S3 = (
     "SSL validation failed for",
     "curlCode: 60,",
@@ -47,11 +46,11 @@ _UNTRUSTED_S3 = (
     "Unable to execute HTTP request: (certificate_unknown) PKIX",
 )
 
-# By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++
-# spell them), of Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and
-# missing rights look alike there.
+# By remedy: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell
+# them), of Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so it reports wrong keys and
+# missing rights alike there.
 _DENIED = {
-    # Before S3: AWS reports both alike, except for the action that is denied.
+    # Glue before S3: AWS reports both alike, except for the denied action.
     (
         "the keys of the standard AWS chain, and what they may do in Glue "
         "(docs/how-to/deploy/services.md)"
@@ -113,10 +112,10 @@ _DENIED = {
     "catalog.warehouse: `anabranch apply` makes the bucket": ("NoSuchBucket", "NO_SUCH_BUCKET"),
 }
 
-# S3 refuses a signature of another time as it refuses a wrong one.
+# S3 refuses a signature with a wrong time as it refuses a wrong signature.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
-# Temporary keys, by service, as botocore and the AWS SDKs for C++ and for Java say it.
+# Expired temporary keys, by service, as botocore and the AWS SDKs for C++ and Java report them.
 _EXPIRED_KEYS = {
     "S3": re.compile(
         r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b"
@@ -124,18 +123,18 @@ _EXPIRED_KEYS = {
     "Glue": re.compile(r"\(ExpiredTokenException\)|token .* is expired \(Service: Glue\b"),
 }
 
-# Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the
-# system says it: not in the words of a record.
+# Searched before FileNotFoundException, with which Java reports a file that a full disk cannot
+# open. At the end of a line, where the system says it: not in the words of a record.
 _DISK_FULL = re.compile(
     r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
 )
 
-# Errors that no wait fixes, at the end of a line: the place, and the remedy.
+# Waiting does not help. At the end of a line, as above.
 _READ_ONLY = re.compile(
     r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE
 )
 _ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
-# Of a path that a command was given, beside what `_of_a_path` names for all.
+# Errors of a path given to a command, beside those in `_stays_of_system`.
 _NO_SUCH_PLACE = frozenset(
     {
         errno.ENOTDIR,
@@ -148,7 +147,7 @@ _NO_SUCH_PLACE = frozenset(
     }
 )
 
-# What only the network, or Spark's own machinery, can throw: never the rows that are read.
+# Errors of the network or of Spark's own machinery: never of the rows that are read.
 _AWAY = (
     "S3Exception",
     "SdkClientException",
@@ -179,7 +178,7 @@ _AWAY = (
 )
 
 
-# Names of Java's errors that the same records, or the same program, throw each time.
+# Names of Java errors that recur for the same records or program.
 _JAVA_TERMINAL = (
     "ArithmeticException",
     "DateTimeException",
@@ -196,8 +195,8 @@ _JAVA_TERMINAL = (
     "UnsupportedClassVersionError",
 )
 
-# These look like an unreachable service, and may be permanent: a memory that is too small, a file
-# that is gone, a broker that does not know a request, bytes that a disk lost.
+# Errors that look like an unreachable service but may be permanent: too little memory, a deleted
+# file, a request that the broker does not know, bytes that a disk lost.
 _JAVA_DOUBTFUL = (
     "OutOfMemoryError",
     "Location does not exist",
@@ -213,8 +212,8 @@ _JAVA_DOUBTFUL = (
     "OffsetOutOfRangeException",
 )
 
-# What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and
-# kafka-python name it.
+# Errors that pass by themselves, beside `_AWAY`, as Java, Spark, Iceberg, SQLAlchemy, botocore and
+# kafka-python name them.
 _PASSES = (
     "TimeoutException",
     "InterruptedException",
@@ -249,12 +248,12 @@ _PASSES = (
     "RequestLimitExceeded",
     "No resolvable bootstrap urls",
     "ExecutorDead",
-    # Of a Python worker, as by type below; those of paths have names of their own.
+    # Of a Python worker, as OSError below; errors of paths have other names.
     "\nOSError: ",
 )
 
-# The same of Python, by type: an error of a library is known by its name, since not every job has
-# every library.
+# The same in Python, by type. Libraries' errors are given by name, since not every job has every
+# library.
 _PASSES_BY_TYPE = frozenset(
     {
         "builtins.OSError",
@@ -278,7 +277,7 @@ _PASSES_BY_TYPE = frozenset(
         "pyiceberg.exceptions.WaitingForLockException",
     }
 )
-# An OSError, but a path that is what it is.
+# Subclasses of OSError about a path, which may not pass.
 _DOUBTFUL_BY_TYPE = (
     FileNotFoundError,
     FileExistsError,
@@ -298,9 +297,9 @@ _TERMINAL_BY_TYPE = (
     RecursionError,
 )
 
-# Spark's analysis errors repeat, since plans are built from our code and the stream's file; except
-# these: a table that changed between two reads, or that a catalog did not have for a moment. The
-# next attempt reads again, and names a lasting cause.
+# Spark's analysis errors recur, since plans are built from our code and the stream's file. The
+# exceptions below are of a table that changed between two reads, or that a catalog did not have for
+# a moment: the next attempt reads again, and names a lasting cause.
 _ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
 _CHANGED_MEANWHILE = frozenset(
     {
@@ -321,8 +320,8 @@ _CHANGED_MEANWHILE = frozenset(
     }
 )
 
-# The services by what their clients, and our own messages, say of them; the first one that is named
-# was asked.
+# Services by the words of their clients and of our own messages; the first match is the service of
+# the request.
 _SERVICES = (
     ("registry", ("schema registry",)),
     ("kafka", ("org.apache.kafka", "kafka.errors")),
@@ -334,14 +333,14 @@ _SERVICES = (
 )
 
 SERVICES = (*dict.fromkeys(service for service, _ in _SERVICES), "other")
-"""What `asked_service` answers."""
+"""The values that `asked_service` returns."""
 
-# A line of a Java stack trace: it names what was running, not what went wrong.
+# A line of a Java stack trace: it names the code that ran, not the error.
 _FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
 
 
 class Meaning(Enum):
-    """What another try of the same would find."""
+    """The expected outcome of a retry."""
 
     PASSES = "it may pass"
     STAYS = "the same again"
@@ -349,8 +348,8 @@ class Meaning(Enum):
 
 
 def classify_text(text: str) -> Meaning:
-    """The meaning of an error that is only text, such as a JVM's, by the names and words in it.
-    Pure."""
+    """Return the meaning of an error that is only text, such as a JVM's, by the names and words in
+    it. Pure."""
     message = _FRAME.sub("", text)
     if any(name in message for name in _JAVA_TERMINAL):
         return Meaning.STAYS
@@ -365,8 +364,8 @@ def classify_text(text: str) -> Meaning:
 
 
 def classify(error: BaseException) -> Meaning:
-    """The meaning of an error, by its type and those of its causes, else by what all of them say.
-    Pure."""
+    """Return the meaning of an error by its type and those of its causes, else by the text of all
+    of them. Pure."""
     chain = _chain(error)
     if any(isinstance(link, _DOUBTFUL_BY_TYPE) for link in chain):
         return Meaning.UNKNOWN
@@ -378,7 +377,7 @@ def classify(error: BaseException) -> Meaning:
 
 
 def _answered_later(error: BaseException) -> bool:
-    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a
+    """Return whether the error is botocore's with a transient HTTP status, or SQLAlchemy's for a
     connection that was cut."""
     if getattr(error, "connection_invalidated", False):
         return True
@@ -396,11 +395,11 @@ def _names(error: BaseException) -> set[str]:
 
 
 def explain(doing: str, error: BaseException, reason: str | None = None) -> AnabranchError:
-    """The error of ours for what a client threw while `doing`; one of ours stays itself. `reason`
-    is what a message repeats of it. Pure.
+    """Return the AnabranchError for an error raised while `doing`; an AnabranchError is returned
+    unchanged. The message has `reason` if given, else the error's own line. Pure.
 
-    ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known
-    to pass; Unexpected for errors that a retry does not fix; Unexplained for all else.
+    ConfigurationError for wrong keys, rights, buckets, paths or ports; Transient for errors known
+    to pass; Unexpected for errors that a retry does not fix; Unexplained for all others.
     """
     if isinstance(error, AnabranchError):
         return error
@@ -414,8 +413,8 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
 
 
 def _stays_of_system(error: BaseException) -> str | None:
-    """What to do about a path or an address that this process cannot have, however long it waits;
-    None for all else."""
+    """Return the remedy for a path or an address that this process cannot use, however long it
+    waits; None for other errors."""
     for link in _chain(error):
         if not isinstance(link, OSError):
             continue
@@ -424,7 +423,7 @@ def _stays_of_system(error: BaseException) -> str | None:
                 "another process listens there, or the address is not this machine's: stop it, or "
                 "choose another port"
             )
-        # A right that S3 or a catalog does not give has no path of this machine.
+        # A denial by S3 or a catalog has no file name.
         if link.errno == errno.EROFS or (
             link.errno in (errno.EACCES, errno.EPERM) and link.filename is not None
         ):
@@ -433,7 +432,7 @@ def _stays_of_system(error: BaseException) -> str | None:
 
 
 def _user() -> str:
-    """Who runs this process."""
+    """Return the user of this process, by name or id."""
     try:
         return f"user {getpass.getuser()}"
     except (KeyError, OSError):
@@ -441,8 +440,8 @@ def _user() -> str:
 
 
 def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
-    """The same for an error that reached the end of the program: what nothing explains there is
-    Unexpected, but for a path that is no place for a file."""
+    """Explain an error that reached the end of the program: as `explain`, but Unexpected in place
+    of Unexplained, and ConfigurationError for a path that cannot be a file."""
     if isinstance(error, OSError) and error.errno in _NO_SUCH_PLACE and error.filename is not None:
         return ConfigurationError(
             f"{doing}: expected a place for a file, found {one_line(error)}; choose another path"
@@ -452,7 +451,7 @@ def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
 
 
 def explain_text(doing: str, text: str) -> AnabranchError:
-    """The same for an error that is only text."""
+    """Return the AnabranchError, as `explain` does, for an error that is only text."""
     return _explained(doing, text, cause_line(text), classify_text(text))
 
 
@@ -487,7 +486,7 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
 
 
 def asked_service(error: BaseException) -> str:
-    """Which of SERVICES an error speaks of; other for none. Pure."""
+    """Return the service of SERVICES that an error is about; `other` if none. Pure."""
     links = _chain(error)
     text = _FRAME.sub(
         "", "\n".join([full_text(error), *(name for link in links for name in _names(link))])
@@ -498,24 +497,25 @@ def asked_service(error: BaseException) -> str:
 
 
 def is_denied(text: str) -> bool:
-    """Whether an error's text speaks of keys, passwords or rights that are wrong. Pure."""
+    """Return whether an error's text is about wrong keys, passwords or rights. Pure."""
     return any(word in text for words in _DENIED.values() for word in words)
 
 
 def is_untrusted_s3(text: str) -> bool:
-    """Whether an error's text speaks of a certificate of S3 that is not trusted. Pure."""
+    """Return whether an error's text is about an untrusted certificate of S3. Pure."""
     return any(word in text for word in _UNTRUSTED_S3)
 
 
 def is_away(text: str) -> bool:
-    """Whether an error's text, traces included, speaks of the network and not of the rows. Pure."""
+    """Return whether an error's text, with stack traces, is about the network and not the rows.
+    Pure."""
     return any(word in text for word in _AWAY)
 
 
 @contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
-    """Turn errors of reading the lake's files, such as an unreachable object store, into errors of
-    ours."""
+    """Convert OSErrors of reading the lake's files, such as an unreachable object store, into
+    errors of ours."""
     try:
         yield
     except OSError as error:
@@ -523,15 +523,15 @@ def lake_errors(doing: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line, with its type unless that is in the line."""
+    """Return an error in one line, with its type unless the line contains it."""
     line = cause_line(str(error))
     name = type(error).__name__
     return line if name in line or _JAVA.match(line) else f"{name}: {line}"
 
 
 def cause_line(text: str) -> str:
-    """The line of an error's text with the cause: a Python worker's error, else the innermost cause
-    of a JVM's stack trace, else the first."""
+    """Return the line of an error's text with the cause: the error of a Python worker, else the
+    innermost cause of a JVM's stack trace, else the first line."""
     lines = [
         line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()
     ] or ["no message"]
@@ -545,7 +545,7 @@ def cause_line(text: str) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and its causes, outermost first."""
+    """Return an error and its causes, outermost first, at most ten."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and len(chain) < 10:
@@ -555,7 +555,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def full_text(error: BaseException) -> str:
-    """The messages of an error and of its causes; for Spark's errors also the Java stack trace."""
+    """Return the messages of an error and its causes, for Spark's errors with the Java stack
+    trace."""
     return "\n".join(
         f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error)
     )

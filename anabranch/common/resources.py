@@ -1,5 +1,4 @@
-"""Files that we ship beside the code: where a checkout has them, else where the wheel carries
-them."""
+"""Files shipped with the code: in a checkout at one place, in the wheel at another."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(in_checkout: str, in_wheel: str) -> Path:
-    """A shipped file. Raises Terminal when it is in neither place."""
+    """Return the path of a shipped file. Raises Terminal if it is in neither place."""
     places = (_PACKAGE.parent / in_checkout, _PACKAGE / in_wheel)
     for file in places:
         if file.is_file():

@@ -1,10 +1,10 @@
-"""Trying again: the policy of both jobs for what is transient. A publish that is refused is decided
-again elsewhere (`anabranch.protocol.publish.run`), and what is asked again within seconds has no
-policy (`anabranch.common.attempts`).
+"""Retry policy of both jobs for transient errors. Refused publishes
+(`anabranch.protocol.publish.run`) and requests repeated within seconds
+(`anabranch.common.attempts`) do not use it.
 
-Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound,
-so that jobs which failed together do not come back together), one log line for each failure, and an
-end that the configuration sets. What nothing explains is tried a few times only, whatever the
+Pauses are capped exponential back-off with full jitter (random between zero and the cap, so that
+jobs that failed together do not retry together). Each failure is one log line, and the
+configuration limits the time. Unexplained errors are retried a few times only, whatever the
 configuration says.
 """
 
@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(seconds=30)
-# So many failures that nothing explains, without progress between them, end a job.
+# The number of unexplained failures, without progress between them, that ends a job.
 UNEXPLAINED_TRIES = 5
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Retry:
-    """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
+    """How long to retry (`limit`, None: for ever) and the event that ends a pause early (`stop`).
 
-    `setting` is the key of the configuration that a message names. `pause` waits for so many
-    seconds or for `stop`, in place of doing nothing else meanwhile.
+    `setting` is the configuration key that messages name. `pause` replaces the sleep of a pause: it
+    returns after the given seconds or when `stop` is set.
     """
 
     limit: timedelta | None
@@ -61,14 +61,14 @@ class Retry:
     def call(
         self, what: str, action: Callable[[], T], progress: Callable[[], int] = lambda: 0
     ) -> T:
-        """The result of `action`, called again after each Transient; any other error of ours passes
-        at once, NotYet too. An error that is not ours is what
-        `anabranch.common.remote_errors.explain` makes of it.
+        """Return the result of `action`, retried after each Transient except NotYet; other errors
+        of ours are raised at once. Errors of libraries are converted by
+        `anabranch.common.remote_errors.explain`.
 
-        When `progress` has grown since the failure before, the failure is forgotten: pauses and
-        limit restart. Raises the last Transient once `stop` is set, or when the next try would come
-        after the limit; Unexpected after UNEXPLAINED_TRIES unexplained failures, whatever else
-        failed between them.
+        If `progress` changed since the previous failure, pauses, limit and the count of unexplained
+        failures restart. Raises the last Transient once `stop` is set, or when the next attempt
+        would come after the limit; Unexpected after UNEXPLAINED_TRIES unexplained failures,
+        whatever else failed between them.
         """
         seen, unexplained = progress(), 0
 
@@ -132,7 +132,7 @@ class Retry:
 
     def _unless_stopped(self, what: str, action: Callable[[], T]) -> Callable[[], T]:
         def tried() -> T:
-            # A pause that ends because of `stop` is followed by no try.
+            # No attempt follows a pause that `stop` ended.
             if self.stop.is_set():
                 raise Transient(f"{what}: stop requested; nothing is lost, run it again")
             try:
@@ -150,7 +150,7 @@ class Retry:
             error = state.outcome.exception()
             assert isinstance(error, Transient)
             if self.stop.is_set():
-                # Whatever is thrown by what is being stopped, the next start goes on.
+                # Errors caused by the stop are of no importance: the next start goes on.
                 if isinstance(error, Unexplained):
                     raise Transient(str(error)) from error
                 raise error

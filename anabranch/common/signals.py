@@ -1,4 +1,4 @@
-"""What a process does on a signal, without the deadlocks of Python's signal handlers."""
+"""Signal handling without the deadlocks of Python's signal handlers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from queue import SimpleQueue
 
 
 def in_own_thread(call: Callable[[], None]) -> Callable[[], None]:
-    """A function that asks a thread of its own for `call` and returns at once. Safe to call in a
+    """Return a function that runs `call` in a separate thread and returns at once. Safe to use in a
     signal handler.
 
-    A handler interrupts the main thread anywhere, also where it holds a lock that `call` needs: an
-    Event's, which `wait` holds for a moment, or logging's. The handler would then wait for its own
-    thread, for ever.
+    A handler interrupts the main thread anywhere, also where it has a lock that `call` needs, such
+    as logging's or an Event's, which `wait` takes for a moment. The handler would then wait for its
+    own thread for ever.
     """
-    requests: SimpleQueue[None] = SimpleQueue()  # its put() is reentrant, as that of no other queue
+    requests: SimpleQueue[None] = SimpleQueue()  # the only queue whose put() is reentrant
 
     def run() -> None:
         while True:

@@ -1,5 +1,5 @@
-"""Temporary folders: a process locks each of its folders while it lives, so that a clean-up on the
-same machine recognises the folders of killed processes.
+"""Temporary folders. A process locks each of its folders while it lives, so that a clean-up on the
+same machine recognises folders of killed processes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LOG = logging.getLogger(__name__)
 
 _PREFIX = "anabranch-"
 _HELD, _CONTENT = "held", "content"
-# A folder is made, and held a moment later.
+# A folder is created a moment before it is locked: a young one is not taken for abandoned.
 _YOUNG = timedelta(hours=1)
 
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """An empty folder of this process alone, which is gone afterwards, with all that is in it by
-    then."""
+    """Create an empty folder for this process; delete it with its content at the end of the
+    block."""
     made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
     try:
         with (made / _HELD).open("w") as held:
@@ -44,7 +44,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
 
 @cache
 def process_folder(kind: str) -> Path:
-    """A folder of this process that is gone when it ends."""
+    """Return a folder that is deleted when this process ends."""
     held = temporary_folder(kind)
     folder = held.__enter__()
     atexit.register(held.__exit__, None, None, None)
@@ -52,9 +52,9 @@ def process_folder(kind: str) -> Path:
 
 
 def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
-    """Delete what processes left on this machine that were killed an hour ago or more; returns how
-    many files, of how many bytes. With `dry_run` only count them. Of several that clear at once,
-    one deletes a folder."""
+    """Delete temporary folders of killed processes on this machine that are at least an hour old;
+    return the number of files and bytes. With `dry_run` only count them. Concurrent calls delete a
+    folder once."""
     files = size = 0
     for folder in _abandoned(now):
         try:
@@ -67,14 +67,14 @@ def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
         files, size = files + len(sizes), size + sum(sizes)
         if not dry_run:
             LOG.info("%s: a killed process left it; deleted", folder)
-            # Who is killed in the midst of it leaves what the next one knows.
+            # The lock file last: if this process is killed, the next clean-up finds the folder.
             shutil.rmtree(folder / _CONTENT, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
     return files, size
 
 
 def _abandoned(now: datetime) -> Iterator[Path]:
-    """The temporary folders of killed processes, each held while its turn lasts."""
+    """Yield the temporary folders of killed processes, each locked while the caller has it."""
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_HELD}")):
         with suppress(OSError), path.open("r+") as held:  # at work, another user's, or gone
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

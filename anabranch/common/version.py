@@ -1,4 +1,4 @@
-"""The version of this code, in what it records and reports."""
+"""The version of this code, as recorded and reported."""
 
 from __future__ import annotations
 
