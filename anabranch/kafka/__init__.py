@@ -1,2 +1,1 @@
-"""Kafka: its client, its security, its records as Spark frames, and the schema registry beside
-it."""
+"""Kafka: client, security, records as Spark DataFrames, and the schema registry."""

@@ -1,4 +1,4 @@
-"""What kafka-python returns, as values of ours. Pure."""
+"""Conversion of kafka-python's answers to plain values. Pure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ LARGE_FETCH = 4 << 20
 """The most bytes of a partition to fetch at once."""
 
 LONGEST_MS = 10**13
-"""A time of centuries: longer ones do not fit a timedelta."""
+"""The longest time reported, three centuries: Kafka's longest do not fit a timedelta."""
 
-# The id of a topic at brokers that give topics none.
+# The topic id of brokers without topic ids.
 _NO_TOPIC_ID = uuid.UUID(int=0)
 
 
 def topic_of(entry: Mapping[str, Any]) -> Topic:
-    """A topic from kafka-python's description. Raises NoTopicIds."""
+    """Return a topic from kafka-python's description. Raises NoTopicIds."""
     partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
     return Topic(entry["name"], topic_id(entry["name"], entry.get("topic_id")), partitions)
 
 
 def topic_id(topic: str, raw: Any) -> str:
-    """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
-    where there is none."""
+    """Return Kafka's text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
+    if there is none."""
     value = (
         uuid.UUID(bytes=raw)
         if isinstance(raw, bytes)
@@ -52,11 +52,11 @@ def bytes_of(record: Any) -> int:
 
 
 def plan_fetch_bytes(now: int, sizes: Sequence[int], count: int) -> int:
-    """How many bytes of each partition to fetch at once, to have `count` records of each, by the
-    sizes of some. Pure.
+    """Return the fetch size in bytes of each partition for `count` records of each, estimated from
+    the `sizes` of some: at least `now`, otherwise at most LARGE_FETCH. Pure.
 
-    A response gives one batch whatever its size, and of all other partitions only what fits
-    (KIP-74): with less, each record would take a request.
+    A response has at least one batch of any size, and other partitions only as far as they fit
+    (KIP-74): with a smaller fetch size, each record would take a request.
     """
     needed = 2 * count * sum(sizes) // len(sizes) if sizes else 0
     return max(now, min(needed, LARGE_FETCH))
@@ -67,8 +67,8 @@ def retention_of(milliseconds: int) -> timedelta | None:
 
 
 def config_value(configs: Any, topic: str, key: str) -> Any:
-    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by
-    version."""
+    """Return the value of one key in kafka-python's description: nested dicts or lists, depending
+    on the version. Raises Transient if the key is missing."""
     for item in mappings(configs):
         if key in item:
             value = item[key]
@@ -81,7 +81,7 @@ def config_value(configs: Any, topic: str, key: str) -> Any:
 
 
 def mappings(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping of an answer, at whatever depth."""
+    """Yield every mapping of an answer, at any depth."""
     stack: list[Any] = [answer]
     while stack:
         item = stack.pop()

@@ -1,12 +1,11 @@
-"""Why a consumer is not given an offset: read from the record batches that the partition's log
-holds there.
+"""The reason why a consumer does not receive an offset, from the record batches of the log.
 
-A consumer passes over control records, records of aborted transactions and what the log cleaner
-removed without a word. The batches say which it was: a control batch has a flag in its header, a
-fetch with READ_COMMITTED lists the transactions that were aborted (KIP-98), and what compaction
-removed is missing from its batch, or with its batch.
+A consumer silently skips control records, records of aborted transactions and records removed by
+the log cleaner. The batches show the reason: a control batch has a flag in its header, a fetch with
+READ_COMMITTED lists the aborted transactions (KIP-98), and compaction removes records from a batch,
+or whole batches.
 
-Only batches around missing offsets are fetched, some at a time: time grows with what is fetched,
+Only batches around missing offsets are fetched, some at a time: time grows with the bytes fetched,
 memory does not.
 """
 
@@ -39,10 +38,10 @@ CONTROL, ABORTED, COMPACTED, RETENTION, PRESENT = CLASSES = (
 )
 _CODES = {name: code for code, name in enumerate(CLASSES, 1)}
 
-# A fetch returns one whole batch at least, and about so many bytes: few where the next missing
-# offset is far away.
+# Fetch sizes in bytes; a fetch returns at least one whole batch. The small one is for a missing
+# offset that is far from the next.
 _SMALL, _LARGE = 16 << 10, 4 << 20
-# Version 13 names topics by their ids only, which kafka-python 3.0.12 does not do yet either.
+# From version 13 on, requests name topics by id only; kafka-python 3.0.12 does not support it.
 _NEWEST_FETCH = 12
 _TRIES, _PAUSE_S = 30, 0.5
 _NO_SESSION = {"session_id": 0, "session_epoch": -1}
@@ -52,8 +51,7 @@ _ABORT = 0
 
 @dataclass(frozen=True)
 class Missing:
-    """Offsets of one partition that a read did not give: those of `start + i` where `mask[i]` is
-    set."""
+    """Offsets of one partition without a record in a read: `start + i` if `mask[i]` is True."""
 
     start: int
     mask: NDArray[np.bool_]
@@ -65,8 +63,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Seen:
-    """How many missing offsets the log explains, by class; `present_at` are the first ranges of
-    those of class `present`: records that the log holds, and that a consumer is to be given."""
+    """Numbers of missing offsets by class. `present_at` are the first ranges of class `present`:
+    records that the log contains and a consumer should receive."""
 
     counts: Mapping[str, int]
     present_at: tuple[tuple[int, int], ...] = ()
@@ -74,11 +72,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Record batches of a partition, from the one that holds an offset on, or from the first behind
-    it.
+    """Record batches of a partition, beginning with the batch that contains an offset, or with the
+    first after it.
 
-    `aborted` are (producer id, first offset) of the aborted transactions among them. Nothing before
-    `log_start` can be fetched, and nothing from `stable_end` on is fetched.
+    `aborted` are (producer id, first offset) of the aborted transactions among them. Offsets below
+    `log_start` cannot be fetched; offsets from `stable_end` on are not fetched.
     """
 
     records: bytes = b""
@@ -88,12 +86,12 @@ class Fetched:
 
 
 Fetch = Callable[[int, int], Fetched]
-"""Fetches batches from an offset on, of about so many bytes."""
+"""Fetches batches, given the first offset and the approximate size in bytes."""
 
 
 @dataclass
 class _Explained:
-    """The class of each missing offset, as far as the log has been read."""
+    """The class of each missing offset; 0 if not read yet."""
 
     missing: Missing
     codes: NDArray[np.uint8] = field(init=False)
@@ -102,7 +100,7 @@ class _Explained:
         self.codes = np.zeros(len(self.missing.mask), np.uint8)
 
     def next_from(self, offset: int) -> int | None:
-        """The first missing offset at or behind this one."""
+        """Return the first missing offset at or after this one, or None."""
         at = max(0, offset - self.missing.start)
         found = int(np.argmax(self.missing.mask[at:])) if at < len(self.missing.mask) else 0
         return self.missing.start + at + found if self._any(at + found, at + found + 1) else None
@@ -111,13 +109,13 @@ class _Explained:
         return bool(self.missing.mask[low:high].any())
 
     def holes(self, start: int, end: int) -> bool:
-        """Whether any offset in the range is missing."""
+        """Return whether any offset of the range is missing."""
         return end > self.missing.start and self._any(
             max(0, start - self.missing.start), end - self.missing.start
         )
 
     def mark(self, start: int, end: int, name: str) -> None:
-        """The missing offsets in the range are of a class."""
+        """Assign a class to the missing offsets of the range."""
         if end > self.missing.start:
             part = slice(max(0, start - self.missing.start), end - self.missing.start)
             self.codes[part][self.missing.mask[part]] = _CODES[name]
@@ -135,9 +133,9 @@ class _Explained:
 
 
 def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
-    """The class of each missing offset of a partition, all of them below its last stable offset.
+    """Classify the missing offsets of a partition, all of them below its last stable offset.
 
-    Raises Transient when the log ends before the last of them.
+    Raises Transient if the last stable offset is at or below one of them.
     """
     explained, size = _Explained(missing), _SMALL
     at = explained.next_from(missing.start)
@@ -149,7 +147,7 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
             continue
         reached = _read(explained, fetched, at)
         if reached is None:
-            # Nothing is left from there on, up to where all is decided.
+            # No batch is left from here up to the last stable offset.
             if fetched.stable_end <= at:
                 raise Transient(
                     f"read record batches from offset {at} on: expected that offset to be "
@@ -158,8 +156,8 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
             reached = fetched.stable_end
             explained.mark(at, reached, COMPACTED)
         following = explained.next_from(reached)
-        # Where the next missing offset is about as near as this fetch reached, a larger one finds
-        # several.
+        # A larger fetch contains several missing offsets if the next one is about as near as this
+        # fetch was long.
         is_near = following is not None and following - reached <= 2 * (reached - at)
         size = min(2 * size, _LARGE) if is_near else _SMALL
         at = following
@@ -167,16 +165,16 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
 
 
 def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
-    """Classify what a fetch from `at` on covers; up to which offset that is, None when it holds no
-    whole batch."""
+    """Classify the missing offsets covered by a fetch from `at`. Return the offset after its last
+    whole batch; None if it has no whole batch."""
     waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
     aborting: set[int] = set()
     reached: int | None = None
     for batch in _batches(fetched.records):
         start, is_legacy = at if reached is None else reached, batch.magic < 2
         offsets = {record.offset for record in batch} if is_legacy else set[int]()
-        # Before format 2, a batch does not say where it begins: what it lacks may have been before
-        # it too.
+        # Batches before format 2 have no base offset: offsets missing before the first record may
+        # belong to the batch.
         first, end = (
             (start, max(offsets) + 1) if is_legacy else (batch.base_offset, batch.next_offset)
         )
@@ -204,26 +202,26 @@ def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
 
 
 def _mark_records(explained: _Explained, first: int, end: int, offsets: set[int]) -> None:
-    """Of a batch that lacks records: what it still has is present, the rest was compacted away."""
+    """Mark the offsets of a batch that lacks records: present ones, the others as compacted."""
     explained.mark(first, end, COMPACTED)
     for offset in offsets:
         explained.mark(offset, offset + 1, PRESENT)
 
 
 def _batches(records: bytes) -> Iterator[Any]:
-    """The whole batches among fetched bytes; the last may be cut off."""
+    """Yield the whole batches of fetched bytes; the last may be truncated."""
     parsed = MemoryRecords(records)
     while (batch := parsed.next_batch()) is not None:
         yield batch
 
 
 def _record_offsets(batch: Any) -> set[int]:
-    """The offsets of a batch's records, whatever their keys, values and headers are."""
-    iter(batch)  # decompresses it
+    """Return the offsets of a batch's records without decoding keys, values and headers."""
+    iter(batch)  # decompresses the batch
     buffer, at, offsets = batch._buffer, batch._pos, set[int]()
     for _ in range(batch.records_count):
         length, at = decode_varint(buffer, at)
-        _, stamp_at = at, at + 1  # behind the attributes
+        _, stamp_at = at, at + 1  # after the attributes
         _, delta_at = decode_varint(buffer, stamp_at)
         delta, _ = decode_varint(buffer, delta_at)
         offsets.add(batch.base_offset + delta)
@@ -232,7 +230,7 @@ def _record_offsets(batch: Any) -> set[int]:
 
 
 def _is_abort(batch: Any) -> bool:
-    """Whether a control batch, which is never compressed, ends a transaction by aborting it."""
+    """Return whether a control batch, which is never compressed, aborts a transaction."""
     if not batch.is_transactional or not batch.records_count:
         return False
     [record] = list(batch)
@@ -242,10 +240,10 @@ def _is_abort(batch: Any) -> bool:
 def fetch_batches(
     admin: Any, leaders: dict[int, int], topic: str, partition: int, offset: int, size: int
 ) -> Fetched:
-    """One fetch from a partition's leader over an admin client's connections. `leaders` remembers
-    who that is.
+    """Fetch once from a partition's leader over an admin client's connections. `leaders` caches the
+    leaders' node ids by partition.
 
-    Raises kafka-python's errors, also when no leader answers within some seconds.
+    Raises kafka-python's errors, also if no leader answers within some seconds.
     """
     fetched: Fetched = admin._manager.run(
         _fetch, admin, leaders, TopicPartition(topic, partition), offset, size

@@ -1,7 +1,7 @@
-"""The one place that speaks kafka-python: topics, offsets, times, lag for monitors, and a producer
-for tools.
+"""The only module that calls kafka-python: topics, offsets, times, lag for monitors, a producer for
+tools.
 
-Nothing here decides; every answer is a plain value. A broker that does not answer is `Transient`.
+This module decides nothing and returns plain values. Raises Transient when brokers do not answer.
 """
 
 from __future__ import annotations
@@ -52,26 +52,25 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A command is to fail within seconds; a job asks again.
+# A command should fail within seconds; a job retries.
 _BOOTSTRAP_MS = 5_000
 _REQUEST_MS = 15_000
-# A consumer that is given nothing new for so long is cut off from the brokers.
+# A read fails after this long without a new record.
 _SILENCE_S = 30
-# What contradicts a position is believed when it is still so after so long.
+# An answer that contradicts a position is accepted if brokers still give it after this long.
 _BELIEVED_AFTER_S = 5.0
 _ASKED_AGAIN_AFTER_S = 0.5
 _COORDINATED_AFTER_S = 15.0
-# Topics are asked for one by one after a request for all of them that failed within so long.
+# After a joint request that failed within this time, each topic is requested separately.
 _ONE_BY_ONE_WITHIN_S = 5.0
 _NO_COORDINATOR = (
     errors.CoordinatorNotAvailableError,
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
 )
-# A consumer that reads a few existing records is replaced after so long.
+# A consumer that reads a few existing records is replaced after this long without a record.
 _STUCK_S = 3
-# How many bytes of a partition a look at few records fetches at once, at first; at most
-# `LARGE_FETCH`.
+# The first fetch size in bytes of one partition when few records are read; grows to `LARGE_FETCH`.
 _SMALL_FETCH = 16 << 10
 
 
@@ -81,7 +80,7 @@ _READ_COMMITTED = IsolationLevel.READ_COMMITTED
 
 
 def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
-    """A kafka-python producer that loses nothing: idempotent, every replica acknowledges."""
+    """Return an idempotent kafka-python producer with acks=all, so that no record is lost."""
     defaults: dict[str, Any] = {
         "acks": "all",
         "enable_idempotence": True,
@@ -94,8 +93,8 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
 
 
 def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
-    """A consumer's or producer's settings: it asks for a topic without creating it, whatever the
-    brokers allow."""
+    """Return settings of a consumer or producer that never creates topics, even if brokers allow
+    it."""
     return kafka_python_settings(kafka) | {"allow_auto_create_topics": False}
 
 
@@ -104,15 +103,15 @@ def _consumer_settings(kafka: config.Kafka) -> dict[str, Any]:
 
 
 def position_to_commit(topic: str, text: str) -> Any:
-    """Offsets for `send_offsets_to_transaction` that say no more than a text
-    (`KafkaAdapter.group_metadata`)."""
+    """Return offsets for `send_offsets_to_transaction` with `text` as their only information
+    (metadata, see `KafkaAdapter.group_metadata`)."""
     return {TopicPartition(topic, 0): OffsetAndMetadata(0, text, -1)}
 
 
 def create_topic(
     kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None
 ) -> bool:
-    """Create a topic; True if it was created, False if it was there."""
+    """Create a topic; return False if it existed."""
     with KafkaAdapter(kafka) as adapter:
         return adapter.create_topic(topic, partitions, configs or {})
 
@@ -120,8 +119,8 @@ def create_topic(
 @dataclass(frozen=True)
 class TopicSettings:
     """How the brokers keep a topic. `retention` and `retention_bytes` (of one partition) are None
-    where nothing ends them; `replicas` are those of the partition that has fewest, `brokers` all
-    that there are."""
+    if unlimited. `replicas` is the smallest number of replicas of a partition, `brokers` the number
+    of the cluster's brokers."""
 
     retention: timedelta | None
     retention_bytes: int | None
@@ -134,11 +133,10 @@ class TopicSettings:
 
 
 class KafkaAdapter:
-    """Questions to the brokers over one admin connection. Not safe for use by several threads at
-    once.
+    """A client of the brokers with one admin connection. Not thread-safe.
 
-    Each raises Transient within half a minute when the brokers do not answer, ConfigurationError
-    for credentials or rights that they do not accept.
+    Each request raises Transient within half a minute if the brokers do not answer, and
+    ConfigurationError for rejected credentials or missing rights.
     """
 
     def __init__(self, kafka: config.Kafka) -> None:
@@ -146,7 +144,7 @@ class KafkaAdapter:
         self._admin: Any = None
         self._consumer: Any = None
         self._fetch_bytes = _SMALL_FETCH
-        # By topic id, the size of a record that was looked at.
+        # The size in bytes of one record that was read, by topic id.
         self._record_bytes: dict[str, int] = {}
 
     def __enter__(self) -> KafkaAdapter:
@@ -156,13 +154,13 @@ class KafkaAdapter:
         self.close()
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        """The topic, or None when the brokers do not know it.
+        """Return the topic, or None if the brokers do not know it.
 
-        A broker that has just started, or lags behind the others, does not know a topic or a
-        partition for a moment, or still knows a topic that was deleted. So an answer of none, and
-        one that contradicts the position `expected`, is believed only when brokers go on to give it
-        for some seconds, over new connections. Of a topic with another id than the expected one,
-        the answer also says how many records it has, and of which cluster it is.
+        A broker that has just started, or lags behind the others, may not know a topic or a
+        partition for a moment, or may still know a deleted topic. So None, or a topic that
+        contradicts the position `expected`, is returned only if brokers repeat the answer for some
+        seconds over new connections. If the topic's id is not the expected one, the result contains
+        `records` and `cluster_id` too.
         """
         found = self._believed(
             lambda: self._describe(topic), lambda described: is_contradicted(described, expected)
@@ -174,12 +172,12 @@ class KafkaAdapter:
         return replace(found, records=records, cluster_id=self.cluster_id())
 
     def topic_names(self) -> frozenset[str]:
-        """Every topic of the cluster that this client may describe."""
+        """Return the topics of the cluster that this client may describe."""
         return frozenset(self._ask("list the topics", lambda admin: admin.list_topics()))
 
     def cluster_id(self) -> str:
-        """The id that the brokers' cluster was given when it was made; empty where they do not say
-        it, or not to us."""
+        """Return the id of the cluster; empty if the brokers have none or this client lacks the
+        right."""
         try:
             cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
         except ConfigurationError:
@@ -187,10 +185,10 @@ class KafkaAdapter:
         return str(cluster.get("cluster_id") or "")
 
     def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
-        """An answer, asked for again while it is doubtful, for some seconds."""
+        """Return an answer; ask again for some seconds while it is doubtful."""
         for number in attempts(repeat(_ASKED_AGAIN_AFTER_S), _BELIEVED_AFTER_S):
             if number > 1:
-                # The next connection goes to whichever broker answers first.
+                # The next connection uses the broker that answers first.
                 self.close()
             answer = question()
             if not is_doubtful(answer):
@@ -215,7 +213,7 @@ class KafkaAdapter:
         return None
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
-        """The oldest offset that each partition still holds."""
+        """Return the first offset that each partition still has."""
         return {
             p: s.offset
             for p, s in self._offsets(
@@ -224,19 +222,19 @@ class KafkaAdapter:
         }
 
     def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
-        """The last stable offset of each partition: all before it is decided, no open transaction
-        (KIP-98).
+        """Return the last stable offset of each partition: no offset below it belongs to an open
+        transaction (KIP-98).
 
         A leader that was replaced and does not know it yet answers with an earlier end. So an end
-        below `reached` is accepted only when brokers repeat it for some seconds.
+        below `reached` is accepted only if brokers repeat it for some seconds.
         """
         return self._ends(topic, reached, _READ_COMMITTED)
 
     def accepted_ends(
         self, topic: Topic, reached: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """The end of each partition's log: all records that Kafka has accepted are before it, those
-        of open transactions too. `reached` as in `stable_ends`."""
+        """Return the log end offset of each partition: all records that Kafka has accepted are
+        below it, those of open transactions too. `reached` as in `stable_ends`."""
         return self._ends(topic, reached, IsolationLevel.READ_UNCOMMITTED)
 
     def _ends(
@@ -256,13 +254,13 @@ class KafkaAdapter:
     def stable_ends_of(
         self, topics: Mapping[str, Iterable[int]]
     ) -> dict[str, Offsets | AnabranchError]:
-        """The last stable offset of each partition of several topics, by one request to each
+        """Return the last stable offset of each partition of several topics, by one request to each
         broker.
 
-        A topic that the brokers have no answer for, such as one that was deleted or that this
-        client may not describe, has its own error. An end may be that of a leader that was just
-        replaced: see `stable_ends`. Raises Transient when the brokers do not answer at all,
-        ConfigurationError for credentials that they refuse.
+        The value of a topic without an answer, such as a deleted one or one that this client may
+        not describe, is its error. An end may come from a leader that was just replaced: see
+        `stable_ends`. Raises Transient if the brokers do not answer at all, ConfigurationError for
+        rejected credentials.
         """
         specs = {
             TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of
@@ -299,10 +297,10 @@ class KafkaAdapter:
         return {p: stamped.offset for p, stamped in offsets.items()}
 
     def describe_all(self, names: Sequence[str]) -> dict[str, Topic | None]:
-        """Topics by name, by one request; None for one that the brokers do not know, or do not
-        describe to us now.
+        """Return topics by name, by one request; None for a topic that the brokers do not know or
+        do not describe now.
 
-        The answer is one broker's at this moment: `describe` confirms what it contradicts.
+        The answer is one broker's at this moment: call `describe` to confirm a contradiction.
         """
         found: dict[str, Topic | None] = dict.fromkeys(names)
         for entry in self._ask(
@@ -313,8 +311,8 @@ class KafkaAdapter:
         return found
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        """By partition, the earliest offset whose record is stamped at `when` or later and is
-        decided, else None."""
+        """Return for each partition the first offset with a timestamp at or after `when`, below the
+        last stable offset; None if there is none."""
         return self._first_at(
             topic, dict.fromkeys(topic.partitions, max(0, int(when.timestamp() * 1000)))
         )
@@ -322,15 +320,15 @@ class KafkaAdapter:
     def first_later(
         self, topic: Topic, records: Mapping[int, Stamped]
     ) -> dict[int, Stamped | None]:
-        """By partition of `records`, the earliest offset whose record is stamped later than this
-        one and is decided, else None. Nothing at all where the topic's records are small: to look
-        at them costs less."""
+        """Return for each partition of `records` the first offset with a later timestamp than its
+        record, below the last stable offset; None if there is none. Empty if the topic's records
+        are small: reading them costs less."""
         if not records or not self._are_large(topic, *next(iter(records.items()))):
             return {}
         return self._first_at(topic, {p: record.timestamp_ms + 1 for p, record in records.items()})
 
     def _are_large(self, topic: Topic, partition: int, record: Stamped) -> bool:
-        """Whether a topic's records are larger than a small fetch, judged by one record."""
+        """Return whether a topic's records are larger than a small fetch, judged by one record."""
         if topic.id not in self._record_bytes:
             one = {partition: (record.offset, record.offset + 1)}
             for _, given in self._few(topic.name, one, 1):
@@ -340,9 +338,9 @@ class KafkaAdapter:
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
-        """By partition of `starts`, the first `count` records that a consumer is given from there
-        on and below `ends` (decided offsets), with their timestamps; fewer where there are no more.
-        Cheap for a few."""
+        """Return for each partition of `starts` the offsets and timestamps of the first `count`
+        records that a consumer receives from there, below `ends` (at most the last stable offsets);
+        fewer if there are no more. Cheap for a few records."""
         by_partition: dict[int, list[Stamped]] = {p: [] for p in starts}
         ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
         for p, records in self._few(topic.name, ranges, count):
@@ -352,11 +350,11 @@ class KafkaAdapter:
     def oldest_stamp(
         self, topic: Topic, starts: Offsets, ends: Offsets, low: int, high: int
     ) -> int | None:
-        """The least timestamp, in milliseconds, of the first records from `starts` on and below
-        `ends`; None for none.
+        """Return the smallest timestamp, in milliseconds, of the partitions' first records from
+        `starts`, below `ends`; None if there are none.
 
-        Fetches one batch of each partition at most, and of few partitions where records are large:
-        then as `find_oldest` does, by the times `low` and `high`."""
+        Fetches at most one batch of each partition. If more than MOST_FETCHED partitions have large
+        records, fetches only those that `find_oldest` returns for the times `low` and `high`."""
         unread = {p: s for p, s in starts.items() if s < ends.get(p, 0)}
         if len(unread) > MOST_FETCHED:
             partition, offset = min(unread.items())
@@ -367,13 +365,13 @@ class KafkaAdapter:
         return min((s.timestamp_ms for first in stamps.values() for s in first), default=None)
 
     def _first_at(self, topic: Topic, times: Mapping[int, int]) -> dict[int, Stamped | None]:
-        """By partition, the earliest offset whose record is stamped at its time in milliseconds or
-        later, else None."""
+        """Return for each partition the first offset with a timestamp at or after its time in
+        milliseconds, else None."""
         return {p: s if s.offset >= 0 else None for p, s in self._offsets(topic, times).items()}
 
     def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
-        """Records of each range, in order, until there are `count` of it or no more. One connection
-        for all calls."""
+        """Yield records of each range, in order, until it has given `count` records or its end is
+        reached. All calls share one connection."""
         if not ranges:
             return
         began = heard = time.monotonic()
@@ -395,14 +393,14 @@ class KafkaAdapter:
                         yield tp.partition, given
                 fetched = len(open_)
                 for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
-                    # The position also moves over what no consumer is given.
+                    # The position also passes offsets without a readable record.
                     open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
                     if left[tp] <= 0 or open_[tp] >= end:
                         del open_[tp]
                         heard = time.monotonic()
                 if open_ and len(open_) < fetched:
-                    # No pause for finished partitions: kafka-python 3.0.12 may then return nothing
-                    # for the others.
+                    # Finished partitions are not paused: kafka-python 3.0.12 may then return
+                    # nothing for the others.
                     consumer.assign(list(open_))
                 is_stuck = self._is_stuck(topic, doing, heard, open_, "from")
                 wanted = plan_fetch_bytes(self._fetch_bytes, sizes, count)
@@ -418,9 +416,9 @@ class KafkaAdapter:
             ) from error
 
     def _at(self, starts: Mapping[Any, int]) -> Any:
-        """The consumer for looking at few records, at these positions."""
+        """Return the consumer that reads few records, at these positions."""
         if self._consumer is None:
-            # Deleted records are skipped: the caller asks for the log's start where it matters.
+            # Deleted records are skipped: callers request the log start where it matters.
             self._consumer = connect(
                 KafkaConsumer,
                 **_consumer_settings(self._kafka),
@@ -441,11 +439,11 @@ class KafkaAdapter:
             consumer.close()
 
     def retention(self, topic: str) -> timedelta | None:
-        """For how long the brokers keep a record of the topic; None for ever."""
+        """Return how long the brokers keep a record of the topic; None if unlimited."""
         return retention_of(int(config_value(self._configs(topic), topic, "retention.ms")))
 
     def settings(self, topic: str) -> TopicSettings | None:
-        """How the brokers keep a topic; None when they do not know it."""
+        """Return a topic's settings; None if the brokers do not know it."""
         described = self._ask(
             f"describe topic {topic}", lambda admin: admin.describe_topics([topic])
         )
@@ -476,8 +474,8 @@ class KafkaAdapter:
         )
 
     def partition_bytes(self, topic: str) -> dict[int, int]:
-        """By partition, how many bytes its log has on the broker that holds most of it. Needs
-        DESCRIBE of the cluster."""
+        """Return for each partition the bytes of its log, on the broker with the largest replica.
+        Needs DESCRIBE of the cluster."""
         doing = f"ask the size of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
@@ -486,7 +484,7 @@ class KafkaAdapter:
                 partition = int(found["partition_index"])
                 sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
         if not sizes:
-            # kafka-python drops the error that the brokers gave.
+            # kafka-python drops the brokers' error.
             raise missing_right(
                 self._kafka,
                 doing,
@@ -504,11 +502,11 @@ class KafkaAdapter:
         )
 
     def group_metadata(self, group: str, topic: str) -> str | None:
-        """The metadata that a group committed with the offset of a topic's first partition; None
-        for none.
+        """Return the metadata that a group committed with the offset of a topic's partition 0; None
+        if there is none.
 
         Waits until transactions that commit offsets of the group are complete (KIP-447): a commit
-        returns before, and an answer without the wait may lack it. Raises MissingRight, Transient.
+        returns earlier, so an answer without the wait may lack it. Raises MissingRight, Transient.
         """
         settings = _consumer_settings(self._kafka) | {
             "group_id": group,
@@ -528,8 +526,8 @@ class KafkaAdapter:
         return found.metadata or None if found is not None else None
 
     def _coordinated(self, question: Callable[[], T]) -> T:
-        """An answer of a group's coordinator: brokers that have just started do not have it at
-        once."""
+        """Return the answer of a group's coordinator. Retries while there is none: brokers elect it
+        some time after they start."""
         for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATED_AFTER_S):
             try:
                 return question()
@@ -540,7 +538,7 @@ class KafkaAdapter:
         raise last
 
     def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
+        """Commit the offsets of a stream for lag monitors. Anabranch never reads them."""
         doing, began = f"commit offsets of group {group}", time.monotonic()
         for failure in self._commit(doing, group, topic, offsets):
             raise explained(
@@ -548,8 +546,8 @@ class KafkaAdapter:
             )
 
     def check_commits(self, group: str) -> None:
-        """Raise MissingRight where offsets may not be committed for a group. Commits none: it tries
-        a topic that is not there."""
+        """Raise MissingRight if this client may not commit offsets for a group. Commits none: it
+        uses a topic that does not exist."""
         doing, began = f"commit offsets of group {group}", time.monotonic()
         topic = f"{group}-{uuid.uuid4()}"
         for failure in self._coordinated(lambda: self._commit(doing, group, topic, {0: 0})):
@@ -561,7 +559,7 @@ class KafkaAdapter:
     def _commit(
         self, doing: str, group: str, topic: str, offsets: Mapping[int, int]
     ) -> list[type[Exception]]:
-        """The failures of the partitions, as kafka-python's types."""
+        """Commit offsets; return the failures of partitions as kafka-python's types."""
         values = {
             TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()
         }
@@ -570,18 +568,18 @@ class KafkaAdapter:
         return [failure for failure in results.values() if failure is not errors.NoError]
 
     def read_offsets(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[int]]]:
-        """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all
-        decided): by partition, in order, piece by piece. Some 20,000 records a second on a core
-        that others use too. Raises Transient when the brokers fall silent, or no longer hold a
-        range."""
+        """Yield the offsets of `ranges` that a `read_committed` consumer receives, with their
+        partition, in order and in pieces. No range is empty, and all end at or below the last
+        stable offsets. Reads some 20,000 records a second on a shared core. Raises Transient if the
+        brokers stop answering or no longer have a range."""
         for p, records in self.read_records(topic, ranges):
             yield p, [r.offset for r in records]
 
     def read_records(
         self, topic: str, ranges: Ranges, uncommitted: bool = False
     ) -> Iterator[tuple[int, list[Any]]]:
-        """The same as kafka-python's records; with `uncommitted` also those of aborted and open
-        transactions."""
+        """Yield kafka-python's records like `read_offsets`; with `uncommitted` also records of
+        aborted and open transactions."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         doing = f"read topic {topic}"
         settings = _consumer_settings(self._kafka) | {
@@ -603,7 +601,7 @@ class KafkaAdapter:
                 for tp, records in consumer.poll(timeout_ms=1000).items():
                     heard = time.monotonic()
                     yield tp.partition, [r for r in records if r.offset < ends[tp]]
-                # The position also moves over what no consumer is given.
+                # The position also passes offsets without a readable record.
                 done = [
                     tp
                     for tp, end in ends.items()
@@ -616,8 +614,8 @@ class KafkaAdapter:
                 self._is_stuck(topic, doing, heard, ends, "up to")
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Seen]:
-        """By partition, why a consumer is not given these offsets, all of them decided: as the
-        log's record batches show it (`anabranch.kafka.batches`). Reads the batches around them."""
+        """Return for each partition why a consumer does not receive these offsets, all below the
+        last stable offset. Reads the record batches around them (`anabranch.kafka.batches`)."""
         leaders: dict[int, int] = {}
 
         def fetch(partition: int, offset: int, size: int) -> Fetched:
@@ -658,7 +656,7 @@ class KafkaAdapter:
     def _offsets(
         self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED
     ) -> dict[int, Stamped]:
-        """By partition, the answer for its kafka-python OffsetSpec, or for its time in
+        """Return for each partition the answer for its kafka-python OffsetSpec or its time in
         milliseconds."""
         specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:
@@ -676,16 +674,17 @@ class KafkaAdapter:
         }
 
     def _require_rights(self, topic: str) -> None:
-        """Raise MissingRight where the topic may not be described: kafka-python then takes it for
-        one that is missing, and its consumer waits for it without end."""
+        """Raise MissingRight if this client may not describe the topic. kafka-python then reports
+        the topic as missing, and its consumer waits forever."""
         self._describe(topic)
 
     def _is_stuck(
         self, topic: str, doing: str, heard: float, waiting: Mapping[Any, int], word: str
     ) -> bool:
-        """Whether a consumer has given nothing since `heard` for so long that it may be stuck.
-        Raises MissingRight, and Transient after `_SILENCE_S`; `waiting`, behind `word`, has an
-        offset of each partition that is waited for."""
+        """Return whether a consumer has returned nothing for `_STUCK_S` since `heard`.
+
+        Raises MissingRight, and Transient after `_SILENCE_S`: its message has the offset of each
+        partition in `waiting` after `word`."""
         silent = time.monotonic() - heard
         if silent > _STUCK_S:
             self._require_rights(topic)
@@ -700,8 +699,8 @@ class KafkaAdapter:
         return silent > _STUCK_S
 
     def _ask(self, doing: str, question: Any, right: str = "") -> Any:
-        """The answer to a question; `right` are the options of kafka-acls.sh that grant what it
-        needs."""
+        """Return the answer to a request. `right` are the options of kafka-acls.sh that grant the
+        rights it needs."""
         began = time.monotonic()
         try:
             if self._admin is None:
@@ -715,8 +714,8 @@ class KafkaAdapter:
             raise explained(self._kafka, doing, error, began, right) from error
 
     def _open_admin(self, began: float) -> Any:
-        """Connect; slow brokers get twice the time of those that refuse, and of an address without
-        a broker."""
+        """Connect. After a timeout without another failure, such as a refused connection, try once
+        more: slow brokers get twice the time."""
         settings = kafka_python_settings(self._kafka) | {"request_timeout_ms": _REQUEST_MS}
         try:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
@@ -727,8 +726,8 @@ class KafkaAdapter:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
     def close(self) -> None:
-        """Close the connections; the next question opens others. What fails is logged: it takes
-        nothing back of what was asked for over them."""
+        """Close the connections; the next request opens new ones. Failures are only logged: they do
+        not affect completed requests."""
         broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
         for connection in broken:
             try:

@@ -1,4 +1,4 @@
-"""What kafka-python raises and logs, as errors of ours that say what to do."""
+"""Conversion of kafka-python's errors and log lines to Anabranch's errors, which name a remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from anabranch.common.errors import AnabranchError, CodecMissing, MissingRight
 from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
-# What the brokers may refuse, the resource's option of kafka-acls.sh, and the options for all that
-# is asked of it.
+# The brokers' authorization errors, the resource's option of kafka-acls.sh, and the options that
+# grant every operation used on the resource.
 RIGHTS = (
     (
         errors.TopicAuthorizationFailedError,
@@ -40,7 +40,7 @@ RIGHTS = (
         "--operation Describe --delegation-token ID",
     ),
 )
-# For what a partition waits that cannot be read now.
+# The causes and remedies of partitions that cannot be read now.
 _WAITS = {
     errors.OffsetNotAvailableError: (
         "its leader was elected just now and cannot confirm where its log ends: too few of its "
@@ -51,17 +51,15 @@ _WAITS = {
         "it, and do not allow an unclean election, which loses records"
     ),
 }
-# The packages that kafka-python decompresses with, by codec.
+# The packages that kafka-python uses for decompression, by codec.
 CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
-# What kafka-python says of a connection that was still being made when the bootstrap's time was
-# over.
+# kafka-python's message for a connection still being opened when the bootstrap timeout ended.
 _CUT_OFF = "Connection timed out"
 
 
 class Failures(logging.Handler):
-    """The failed connections that kafka-python logged: its errors say only that no broker answered.
-
-    The lines are not logged, since the adapter's own error contains them once.
+    """A log handler that keeps kafka-python's failed connections: its errors say only that no
+    broker answered. The lines are not logged, since the adapter's error contains them.
     """
 
     def __init__(self) -> None:
@@ -71,15 +69,14 @@ class Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
-        # The error itself says that it timed out; the line logged before it says why no broker
-        # answered.
+        # A timeout says nothing new; the line logged before it says why no broker answered.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
             self._failures.append((time.monotonic(), record.threadName or "", one_line(failure)))
 
     def since(self, began: float, servers: str) -> str | None:
-        """The most specific failure of clients of these brokers: the last about keys or rights,
-        else the last that a broker or the network gave, else that of a connection which our own
-        bound cut off."""
+        """Return the most specific failure of clients of these brokers since `began`; None if there
+        was none. That is the last about credentials or rights, else the last from a broker or the
+        network, else the last of a connection that our own timeout ended."""
         failures = [
             failure
             for at, thread, failure in reversed(self._failures)
@@ -100,7 +97,7 @@ logging.getLogger("kafka").propagate = False
 
 @contextmanager
 def explaining(kafka: config.Kafka, doing: str, right: str = "") -> Iterator[None]:
-    """Turn errors of kafka-python, and of the system, into `explained` ones."""
+    """Convert KafkaError and OSError to `explained` errors."""
     began = time.monotonic()
     try:
         yield
@@ -111,10 +108,10 @@ def explaining(kafka: config.Kafka, doing: str, right: str = "") -> Iterator[Non
 def explained(
     kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = ""
 ) -> AnabranchError:
-    """The error of ours for what kafka-python threw while `doing`, which began then by
-    `time.monotonic`.
+    """Return Anabranch's error for an error that kafka-python raised while `doing`, which began at
+    `began` (`time.monotonic`).
 
-    `right` are the options of kafka-acls.sh that grant what it needs.
+    `right` are the options of kafka-acls.sh that grant the rights it needs.
     """
     if isinstance(error, errors.AuthorizationError):
         kind, usual = next(
@@ -125,7 +122,7 @@ def explained(
     if isinstance(error, errors.UnsupportedCodecError):
         return _codec_missing(f"{doing} at {kafka.bootstrap_servers}", error)
     if isinstance(error, errors.UnknownBrokerIdError):
-        # Which leader kafka-python looked for: -1 for none, or one that has just gone.
+        # The error is the id of the partition's leader: -1 for none, or a broker that just stopped.
         error = errors.LeaderNotAvailableError(f"broker {error}")
     doing = f"{doing} at {kafka.bootstrap_servers}"
     cause = FAILURES.since(began, kafka.bootstrap_servers)

@@ -1,5 +1,5 @@
-"""What kafka-python 3.0.12 gets wrong, corrected when the adapter is imported. Each goes when a
-release has it."""
+"""Corrections of kafka-python 3.0.12, applied when the adapter is imported. Delete each when a
+release contains it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch
 T = TypeVar("T")
 
 IO_THREAD = "kafka-io-"
-"""How the name of a client's IO thread begins; that of a client of `connect` ends with its
+"""The prefix of the name of a client's IO thread. For clients of `connect` the name ends with the
 bootstrap servers."""
 
 
@@ -30,10 +30,10 @@ def apply() -> None:
 
 
 def connect(kind: Callable[..., T], **settings: Any) -> T:
-    """A client of kafka-python, such as KafkaConsumer. Raises what its constructor raises, and then
-    leaves no thread and no file descriptor.
+    """Return a client of kafka-python, such as KafkaConsumer. Raises the errors of its constructor,
+    and then leaks no thread and no file descriptor.
 
-    kafka-python leaves the IO thread and the sockets of a client that found no broker, so a process
+    kafka-python leaks the IO thread and the sockets of a client that found no broker, so a process
     that waits for its brokers runs out of file descriptors.
     """
     opened: list[Any] = []
@@ -52,10 +52,10 @@ def connect(kind: Callable[..., T], **settings: Any) -> T:
 
 
 def deliver_data_before_eof(transport: type[Any]) -> None:
-    """Have a transport give what was received before it says that the other side hung up.
+    """Make a transport deliver received data before it reports the end of the connection.
 
-    kafka-python drops what comes in one piece with the end: a broker's reason for refusing a
-    password.
+    kafka-python drops data that arrives together with the end, such as a broker's reason for
+    refusing a password.
     """
     receive = transport._sock_recv
 
@@ -67,15 +67,15 @@ def deliver_data_before_eof(transport: type[Any]) -> None:
 
 
 class _AnyName(bytearray):
-    """A slice of a batch that decodes whatever its bytes are, as Java's client does: U+FFFD for
-    what is not UTF-8."""
+    """A slice of a batch that decodes any bytes, as Java's client does: U+FFFD replaces invalid
+    UTF-8."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
         return bytes(self).decode("utf-8", "replace")
 
 
 class _AnyNames(bytearray):
-    """A decompressed batch whose slices decode whatever their bytes are."""
+    """A decompressed batch whose slices decode any bytes."""
 
     def __getitem__(self, at: Any) -> Any:
         found = super().__getitem__(at)
@@ -85,8 +85,8 @@ class _AnyNames(bytearray):
 def read_any_header_names() -> None:
     """Read records whose header names are not UTF-8.
 
-    Kafka's brokers do not look at header names, and several clients write any bytes. kafka-python
-    decodes them strictly and takes such a batch for corrupt.
+    Brokers do not check header names, and several clients write any bytes. kafka-python decodes
+    them strictly and reports such a batch as corrupt.
     """
     read_strictly = DefaultRecordBatch._read_msg
 
@@ -94,8 +94,7 @@ def read_any_header_names() -> None:
         try:
             return read_strictly(self, *arguments)
         except UnicodeDecodeError:
-            # The position in the batch moves only behind a record that was read, so the record is
-            # read again.
+            # The position in the batch advances only after a complete record: read this one again.
             self._buffer = _AnyNames(self._buffer)
             return read_strictly(self, *arguments)
 
@@ -103,17 +102,17 @@ def read_any_header_names() -> None:
 
 
 def create_no_topics() -> None:
-    """Have no consumer or producer create the topic that it asks for.
+    """Prevent consumers and producers from creating the topics that they request.
 
-    kafka-python does not pass their own setting, `allow_auto_create_topics`, on to what asks.
+    kafka-python does not pass their setting `allow_auto_create_topics` to its metadata requests.
     """
     ClusterMetadata.DEFAULT_CONFIG["allow_auto_create_topics"] = False
 
 
 def raise_failed_descriptions() -> None:
-    """Raise the brokers' error for a configuration that they did not describe.
+    """Raise the brokers' error if they did not describe a configuration.
 
-    kafka-python drops it and gives an empty configuration, so a missing right looks like a topic
+    kafka-python drops it and returns an empty configuration, so a missing right looks like a topic
     without settings.
     """
     process = KafkaAdminClient._describe_configs_process_responses.__func__

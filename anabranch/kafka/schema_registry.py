@@ -1,9 +1,8 @@
-"""The schema registry's client: schemas and subjects by id, over the REST API that Confluent's
-registry made common.
+"""A client of the schema registry: schemas and subjects by id, over Confluent's REST API.
 
-Facts about the API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. A
-schema never changes under its id, so found schemas are cached; missing ones are asked for again,
-since they may be added.
+The API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. The schema of
+an id never changes, so schemas are cached. Missing ones are requested again, since they may be
+added.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from anabranch.common.errors import ConfigurationError
 LOG = logging.getLogger(__name__)
 
 LARGEST_ID = 2**31 - 1
-"""Ids are signed integers of 32 bits; the registry gives out none above, none below 0."""
+"""The largest id: ids are 32-bit signed integers, never negative."""
 
-_SECONDS = (5.0, 15.0)  # to connect, to answer
-_NOT_FOUND = (40401, 40402, 40403)  # of a subject, of a version, of a schema
+_SECONDS = (5.0, 15.0)  # connect timeout, read timeout
+_NOT_FOUND = (40401, 40402, 40403)  # no such subject, version, schema
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema as the registry holds it; `type` is AVRO, JSON or PROTOBUF."""
+    """A schema of the registry; `type` is AVRO, JSON or PROTOBUF."""
 
     id: int
     type: str
@@ -51,8 +50,8 @@ class SubjectVersion:
 
 
 class SchemaRegistryClient:
-    """A schema registry. Every call raises Transient when it does not answer, ConfigurationError
-    when it refuses."""
+    """A client of a schema registry. Each method raises Transient if the registry does not answer,
+    ConfigurationError if it refuses."""
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings
@@ -65,7 +64,7 @@ class SchemaRegistryClient:
         self._subjects: dict[int, frozenset[str]] = {}
 
     def schema(self, schema_id: int) -> RegisteredSchema | None:
-        """The schema of an id; None when the registry says that it has none."""
+        """Return the schema of an id; None if the registry has none."""
         if schema_id not in self._schemas:
             answer = self._get(f"schemas/ids/{schema_id}") if 0 <= schema_id <= LARGEST_ID else None
             if answer is None:
@@ -81,7 +80,7 @@ class SchemaRegistryClient:
         return self._schemas[schema_id]
 
     def belongs(self, schema_id: int, subject: str) -> bool:
-        """Whether a version of the subject, deleted ones too, is the schema of this id."""
+        """Return whether a version of the subject, even a deleted one, has this schema id."""
         if subject not in self._subjects.get(schema_id, ()):
             path = f"schemas/ids/{schema_id}/versions?deleted=true"
             versions = self._get(path) or []
@@ -93,11 +92,11 @@ class SchemaRegistryClient:
         return subject in self._subjects[schema_id]
 
     def has_subject(self, subject: str) -> bool:
-        """Whether the registry has a version of the subject."""
+        """Return whether the registry has a version of the subject."""
         return self._get(f"subjects/{quote(subject, safe='')}/versions") is not None
 
     def latest(self, subject: str) -> SubjectVersion | None:
-        """The latest version of a subject; None when the registry has none."""
+        """Return the latest version of a subject; None if the registry has none."""
         path = f"subjects/{quote(subject, safe='')}/versions/latest"
         answer = self._get(path)
         if answer is None:
@@ -111,8 +110,7 @@ class SchemaRegistryClient:
         return SubjectVersion(subject, version, kind, text, bool(answer.get("references")))
 
     def _get(self, path: str) -> Any:
-        """The answer's JSON; None when the registry itself says that what was asked for does not
-        exist."""
+        """Return the JSON of the answer; None if the registry itself answers "not found"."""
         url = f"{self._settings.url}/{path}"
         doing, check_ca = (
             f"ask the schema registry for {url}",
@@ -125,7 +123,7 @@ class SchemaRegistryClient:
             return body
         message = body.get("message") if isinstance(body, dict) else None
         status_line = f"{status} {message or answer.reason or ''}".strip()[:300]
-        # A 404 of anybody else (a proxy, another path) says nothing about a schema.
+        # A 404 without the registry's error code (a proxy, a wrong path) is not about a schema.
         if status == 404 and isinstance(body, dict) and body.get("error_code") in _NOT_FOUND:
             return None
         check = "registry.user and registry.password, and the user's rights, then start it again"
@@ -140,7 +138,7 @@ class SchemaRegistryClient:
 
 
 def open_registry(environment: config.Environment, stream: config.Stream) -> SchemaRegistryClient:
-    """The environment's registry. Raises ConfigurationError when it names none."""
+    """Return a client of the environment's registry. Raises ConfigurationError if none is set."""
     if environment.registry is None:
         raise ConfigurationError(
             "anabranch.yaml: registry: expected the url of a schema registry, which format "

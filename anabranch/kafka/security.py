@@ -1,4 +1,4 @@
-"""Translate `kafka.security`, which has the Java client's properties, for each of our clients."""
+"""Translation of `kafka.security`, which has the Java client's properties, for each client."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _JAAS = "org.apache.kafka.common.security"
 
 
 def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
-    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown
-    key and for a file that is missing."""
+    """Return kafka-python's arguments for the configured brokers. Raises ConfigurationError for an
+    unknown key or a missing file."""
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for key, value in kafka.security.items():
         if key not in _KAFKA_PYTHON:
@@ -40,7 +40,7 @@ def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
 
 
 def spark_options(kafka: Kafka) -> dict[str, str]:
-    """The Java client's properties for the configured brokers, as options of Spark's Kafka
+    """Return the Java client's properties for the configured brokers, as options of Spark's Kafka
     source."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
     security = {key: value.get_secret_value() for key, value in kafka.security.items()}
@@ -62,8 +62,8 @@ def spark_options(kafka: Kafka) -> dict[str, str]:
 
 
 def librdkafka_settings(kafka: Kafka) -> dict[str, str]:
-    """librdkafka's properties for the configured brokers; it objects itself to one that it does not
-    know."""
+    """Return librdkafka's properties for the configured brokers; librdkafka rejects unknown ones
+    itself."""
     security = {
         _LIBRDKAFKA.get(key, key): value.get_secret_value() for key, value in kafka.security.items()
     }

@@ -1,9 +1,9 @@
-"""Kafka's records as Spark frames: exactly the ranges asked for, or a stream from a position. Both
-layers read so.
+"""Kafka's records as Spark DataFrames: exact offset ranges, or a stream from a position. Both
+layers use it.
 
-Spark's reader holds a record's timestamp in microseconds, so it throws at one that a producer
-stamped in nanoseconds, and no other try gets past it. Where it does, `read_around` finds such
-records and takes them through the driver.
+Spark's reader converts timestamps to microseconds, so it throws at a record that a producer stamped
+in nanoseconds, and a retry does not help. `read_around` then finds such records and reads them with
+the driver.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What Spark's reader gives, by name and type.
+# The schema of Spark's reader.
 _COLUMNS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "timestampType INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-# Milliseconds that microseconds in 64 bits hold, less a year: values between are read by the driver
-# without need.
+# The largest timestamp in milliseconds that fits 64 bits as microseconds, less a year of margin.
+# The driver also reads timestamps within the margin.
 _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
-# Spark looks for what it cannot read in pieces down to this many offsets; the driver looks through
-# those.
+# Spark bisects ranges that it cannot read down to this many offsets; the driver searches the rest.
 _PIECE = 20_000
-# How many stretches are taken out of what Spark reads, at most: each makes the plan longer.
+# The driver reads at most this many ranges: each makes Spark's plan longer.
 _STRETCHES = 32
-# For how long a read of many topics waits for one record: longer than the client takes to repeat a
-# request.
+# How long a read of many topics waits for one record: longer than the client's retry of a request.
 _JOINT_POLL_MS = 12_000
 
 
@@ -57,11 +55,11 @@ def read_ranges(
     uncommitted: bool = False,
     group: str | None = None,
 ) -> DataFrame:
-    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action
-    reads again.
+    """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
+    explicitly; each action reads again.
 
-    With `uncommitted` also the records of aborted and open transactions (KIP-98). `group` as in
-    `read_topics`.
+    With `uncommitted` it has the records of aborted and open transactions too (KIP-98). `group` as
+    in `read_topics`.
     """
     isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
     options = _options(kafka) | isolation | ({"kafka.group.id": group} if group is not None else {})
@@ -71,13 +69,13 @@ def read_ranges(
 def read_topics(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges], group: str
 ) -> DataFrame:
-    """Kafka's records of ranges (none empty) of several topics, like `read_ranges`, without
-    headers.
+    """Return a DataFrame of the records of several topics' ranges (none empty), like `read_ranges`,
+    without headers.
 
-    Executors keep a consumer for each partition under the name `group` and use it again in the next
-    read; without one, each read leaves its consumers for five minutes. Spark commits no offsets.
+    Executors cache a consumer for each partition and `group`, and reuse it in the next read.
+    Without a group, each read leaves its consumers open for five minutes. Spark commits no offsets.
     """
-    # One partition that cannot be read delays all topics for so long, then each is read alone.
+    # A partition that cannot be read delays all topics this long; then each topic is read alone.
     options = _options(kafka) | {
         "kafka.group.id": group,
         "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS),
@@ -109,11 +107,11 @@ def read_stream(
     max_offsets: int,
     wait: PublishWhen | None = None,
 ) -> DataFrame:
-    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost
-    data fails it.
+    """Return a streaming DataFrame of the topic from `position`, with at most `max_offsets` offsets
+    a micro-batch. The query fails on data loss.
 
-    With `wait`, a micro-batch begins once that many offsets wait, or that long after the one before
-    it.
+    With `wait`, a micro-batch begins after `wait.records` new offsets, or `wait.within` after the
+    previous one.
     """
     waiting = {}
     if wait is not None:
@@ -132,17 +130,18 @@ def read_stream(
 
 
 def _options(kafka: Kafka) -> dict[str, str]:
-    """The source's options for the configured brokers; only decided records are read (KIP-98)."""
+    """Return the options of Spark's Kafka source for the configured brokers; isolation is
+    `read_committed` (KIP-98)."""
     options = {
         "kafka.isolation.level": "read_committed",
-        # A topic that was deleted stays deleted where brokers create topics by themselves.
+        # A deleted topic stays deleted even if brokers create topics automatically.
         "kafka.allow.auto.create.topics": "false",
-        # The client itself goes on after a cut; these say after which the job says that it waits.
+        # The client reconnects by itself; after these times the job reports that it waits.
         "kafka.request.timeout.ms": "10000",
         "kafka.default.api.timeout.ms": "15000",
         "kafkaConsumer.pollTimeoutMs": "60000",
-        # All planned records are there. Spark asks for a log's end behind a fetch that waits for
-        # later records: by default half a second for each partition.
+        # All planned records exist. Spark's request for the log end is queued after a fetch that
+        # waits for later records: by default half a second for each partition.
         "kafka.fetch.max.wait.ms": "10",
     }
     if kafka.client_rack:
@@ -151,19 +150,18 @@ def _options(kafka: Kafka) -> dict[str, str]:
 
 
 def no_records(spark: SparkSession) -> DataFrame:
-    """What `read_ranges` gives for nothing: no record, in the same columns."""
+    """Return an empty DataFrame with the columns of `read_ranges`."""
     return spark.createDataFrame([], _COLUMNS)
 
 
 def one_record(spark: SparkSession, value: bytes, at: datetime) -> DataFrame:
-    """A record that no topic has, in the same columns."""
+    """Return a DataFrame of one record of no topic, with the columns of `read_ranges`."""
     return spark.createDataFrame([(None, bytearray(value), "", 0, 0, at, 0, None)], _COLUMNS)
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
-    # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the
-    # trace apart.
+    """Return whether Spark's reader threw because a record's timestamp is too large. Pure."""
+    # PySpark converts some Java exceptions: the name is then its type, the stack trace separate.
     text = full_text(error)
     return "ArithmeticException" in text and "long overflow" in text
 
@@ -176,8 +174,8 @@ def using(
     ranges: Ranges,
     use: Callable[[DataFrame], T],
 ) -> T:
-    """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's
-    reader cannot pass one of them, what it makes of `read_around`."""
+    """Return `use` of the records of `ranges` from `read_ranges`, or from `read_around` if Spark's
+    reader cannot read one of them."""
     try:
         return use(read_ranges(spark, kafka, topic, ranges))
     except (PySparkException, Py4JError) as error:
@@ -194,9 +192,9 @@ def read_around(
     ranges: Ranges,
     uncommitted: bool = False,
 ) -> DataFrame:
-    """As `read_ranges`, with the records that Spark's reader cannot pass, and those beside them,
-    taken through the driver: their bytes as they are, a timestamp that it cannot hold as null.
-    Looks for them by reading."""
+    """Return the DataFrame of `read_ranges`, with records that Spark's reader cannot read, and
+    those near them, read by the driver: their bytes unchanged, a timestamp after year 9999 as null.
+    Reads the ranges to find such records."""
     odd: dict[int, list[int]] = {}
     for piece in _failing(spark, kafka, topic, ranges, uncommitted):
         for p, records in adapter.read_records(topic, piece, uncommitted):
@@ -228,7 +226,8 @@ def read_around(
 def _failing(
     spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool
 ) -> Iterable[Ranges]:
-    """The pieces of `ranges`, of `_PIECE` offsets at most, that Spark's reader throws at."""
+    """Yield pieces of `ranges`, of `_PIECE` offsets at most, that contain every record at which
+    Spark's reader throws. A piece may have no such record."""
     waiting = [{p: span} for p, span in sorted(ranges.items())]
     while waiting:
         piece = waiting.pop()
@@ -248,8 +247,8 @@ def _failing(
 
 
 def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
-    """Stretches that hold all `odd` offsets, each of one partition: close ones together, so that
-    there are at most `at_most`, or one for each partition."""
+    """Return ranges that contain all `odd` offsets, each of one partition. Joins close offsets, so
+    that there are at most `at_most` ranges, or one for each partition."""
     joined = 0
     while True:
         stretches: list[Ranges] = []
@@ -265,8 +264,8 @@ def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
 
 
 def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
-    """What `taken`, in order, leaves of `ranges`, in as few parts as there can be: each of one span
-    a partition."""
+    """Return `ranges` without `taken` (in order) in as few parts as possible, each with at most one
+    range a partition."""
     left: list[Ranges] = []
     for p, (start, end) in sorted(ranges.items()):
         spans = [part[p] for part in taken if p in part]
@@ -280,7 +279,7 @@ def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
 
 
 def _row(topic: str, record: Any) -> tuple[Any, ...]:
-    """A record of kafka-python in the columns of Spark's reader."""
+    """Return a record of kafka-python in the columns of Spark's reader."""
     headers = [(key, value) for key, value in record.headers] or None
     at = _moment(record.timestamp)
     return (

@@ -1,4 +1,4 @@
-"""Transactions of Kafka that say how far their sender is, so that a process that goes on knows
+"""Kafka transactions that carry the position of their sender, so that a process that resumes knows
 which were committed."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from anabranch.kafka.client_errors import explained
 
 _TRANSACTION_MS = 30_000
 _LARGEST_REQUEST = 64 << 20
-# How brokers and the client say that another producer of the same name was opened.
+# Names of the errors of a producer that another one of the same name has fenced.
 _FENCED = ("ProducerFenced", "InvalidProducerEpoch", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A record to be sent; None as its value takes its key out of a compacted topic."""
+    """A record to send; value None is a tombstone: it deletes the key from a compacted topic."""
 
     key: bytes
     value: bytes | None
@@ -31,13 +31,13 @@ class Outgoing:
 
 
 class TransactionalProducer:
-    """A producer of transactions that carry a position of their sender, in the offsets of a group
-    of its name.
+    """A transactional producer whose transactions carry the sender's position, in the committed
+    offsets of a consumer group with the producer's name.
 
-    To open one ends what another of its name has begun: that one's transaction is committed or
-    aborted by then, and whatever it tries from there on is refused (KIP-98, KIP-129). Each call
-    raises Transient within a minute when the brokers do not answer, and when another has been
-    opened meanwhile; ConfigurationError for missing rights.
+    Opening a producer fences an earlier one of the same name: its transaction is then committed or
+    aborted, and brokers refuse its later requests (KIP-98, KIP-129). Each call raises Transient
+    within a minute if the brokers do not answer, Transient if this producer was fenced, and
+    ConfigurationError for missing rights.
     """
 
     def __init__(self, kafka: config.Kafka, name: str) -> None:
@@ -55,13 +55,13 @@ class TransactionalProducer:
             raise
 
     def close(self) -> None:
-        """Close; the next transaction of its name, or the brokers within a minute, abort an open
-        one."""
+        """Close the producer. An open transaction is aborted by the next producer of the name, or
+        by the brokers within a minute."""
         self._producer.close(timeout=0)
 
     def send(self, topic: str, records: Iterable[Outgoing], position: str) -> None:
-        """Send records in one transaction with a position: readers of committed records see all or
-        none of them, and `position` is then what `committed` says, or not."""
+        """Send records and a position in one transaction: `read_committed` consumers see all
+        records or none, and `committed` returns `position` only with them."""
 
         def send_all() -> None:
             self._producer.begin_transaction()
@@ -82,12 +82,12 @@ class TransactionalProducer:
         reach(Step.EGRESS_COMMITTED)
 
     def committed(self, topic: str, adapter: KafkaAdapter) -> str | None:
-        """The position of the last transaction that was committed, of any producer of this name;
-        None for none, and once the brokers have forgotten it (`offsets.retention.minutes`)."""
+        """Return the position of the last committed transaction of any producer of this name; None
+        if there is none, or if brokers have expired it (`offsets.retention.minutes`)."""
         return adapter.group_metadata(self._name, topic)
 
     def _do(self, what: str, call: Callable[[], None]) -> None:
-        """A call, which kafka-python 3.0.12 lets wait without end, for a minute at most."""
+        """Call for a minute at most; kafka-python 3.0.12 may wait forever."""
         doing, began = f"{what} a transaction of {self._name}", time.monotonic()
         silent = NoAnswer(
             f"{doing} at {self._kafka.bootstrap_servers}: no answer (transient, try again)"
