@@ -2,9 +2,9 @@
 changing a row.
 
 A micro-batch writes a file for each task and event date. Once there are enough, a thread of the
-driver rewrites them as one (`anabranch.iceberg.rewriting`). The job commits that after the next
-publish: `speed` and `main` get the new file instead of the old ones. Position, timeline, cuts and
-revisions stay.
+driver rewrites them as one (`anabranch.iceberg.rewriting`). The job commits the new file after the
+next publish: it replaces the old ones in `speed` and `main`. Position, timeline, cuts and revisions
+stay.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from speed_layer.compaction_plan import (
 
 LOG = logging.getLogger(__name__)
 
-# Plan compaction after so many new files: after every third micro-batch at twelve files each.
+# The number of new files after which compaction is planned: every third micro-batch at twelve files
+# each.
 PASS_AFTER = 32
 _ATTEMPTS_AT_THE_END = 10
 
 
 def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, DataFile]]:
-    """By hour, the files on both `speed` and `main`. Reads each manifest once. Raises Transient."""
+    """Return the files that are in both `speed` and `main`, by hour and path. Reads each manifest
+    once. Raises Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         by_branch = [_manifests(table, branch, hours) for branch in ("speed", "main")]
         wanted = by_branch[0] | by_branch[1]
@@ -67,7 +69,7 @@ def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, Da
 
 
 def _manifests(table: Table, branch: str, hours: Collection[str]) -> dict[str, ManifestFile]:
-    """By path, the manifests of a branch that may contain files of `hours`."""
+    """Return the manifests of a branch that may contain files of `hours`, by path."""
     listed = list_manifests(table, head(table, branch))[0]
     return {
         m.manifest.manifest_path: m.manifest for m in listed if any(m.may_hold(h) for h in hours)
@@ -76,7 +78,7 @@ def _manifests(table: Table, branch: str, hours: Collection[str]) -> dict[str, M
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of one pass: files to commit, ended hours with nothing left to do, by path the schemas
+    """The result of one pass: files to commit, ended hours with nothing left to do, schemas by path
     of files that differ from the rest of their hour, and whether to run again at once."""
 
     done: tuple[Rewritten, ...] = ()
@@ -88,7 +90,7 @@ class Pass:
 def run_pass(
     state: State, last: Pass | None, is_stopped: Callable[[], bool] = lambda: False
 ) -> Pass:
-    """Rewrite the files that are due: of every open hour, and of the newest ended hour that is not
+    """Rewrite the files that are due in every open hour, and in the newest ended hour that is not
     settled. `last`: the previous pass; the first pass considers hours of any age. Raises like
     `rewrite`."""
     table = state.table
@@ -115,8 +117,8 @@ def run_pass(
 
 
 def _hours(table: Table, all_of_them: bool) -> set[str]:
-    """The hours with speed files; unless `all_of_them`, only those with manifests of their own (the
-    last day's)."""
+    """Return the hours with several speed files; without `all_of_them`, the hours with manifests of
+    their own (the last day's)."""
     if all_of_them:
         return {h for h, content in content_by_hour(table, "speed").items() if content.files > 1}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
@@ -126,9 +128,9 @@ def _hours(table: Table, all_of_them: bool) -> set[str]:
 
 
 class Compaction:
-    """Keeps the number of files small in hours that the speed layer serves, one step at a time.
-    Failures are retried after later micro-batches. Only rows that are not read back as written end
-    the job."""
+    """The compaction of one stream, one step at a time: keeps the number of files small in hours
+    that the speed layer serves. Transient failures are retried after later micro-batches. Only rows
+    that differ when read back end the job."""
 
     def __init__(self, lake: Lake, stream: Stream, tally: Tally = TALLY) -> None:
         self._lake, self._stream = lake, stream
@@ -143,13 +145,13 @@ class Compaction:
         self._is_on = stream.speed.roll_up
 
     def begin(self) -> None:
-        """Start from the table: consider all hours, since an earlier process may have left
-        files."""
+        """Start from the table: the next pass considers all hours, since an earlier process may
+        have left files."""
         self._last, self._new_files = None, PASS_AFTER
 
     def published(self, files: int) -> None:
-        """Take the next step after a publish of `files` files, without waiting. Raises Terminal
-        when a file was not read back as written."""
+        """Take the next step after a publish of `files` files, without waiting. Raises Terminal if
+        a rewritten file differs from its sources when read back."""
         self._new_files += files
         if self._is_on:
             self._step()
@@ -192,7 +194,7 @@ class Compaction:
         self._work = self._pool.submit(run_pass, state, self._last, self._stop.is_set)
 
     def _take_pass(self) -> None:
-        """Take a finished pass; its files wait for their commit."""
+        """Take the result of a finished pass; its files wait for their commit."""
         assert self._work is not None
         work, self._work = self._work, None
         try:
@@ -212,7 +214,7 @@ class Compaction:
             reach(Step.ROLLUP_WRITTEN)
 
     def _commit(self) -> None:
-        """Commit the waiting files, or leave them for after the next micro-batch, or drop them.
+        """Commit the waiting files, postpone their commit to the next micro-batch, or drop them.
         Raises Transient."""
         state = load_state(self._lake, self._stream.table)
         now = datetime.now(UTC)
@@ -230,8 +232,8 @@ class Compaction:
             )
             self._drop()
             return
-        # From here on a commit may refer to the files even if its answer is lost, so do not delete
-        # them.
+        # From here on a commit may refer to the files even if the catalog's answer is lost, so do
+        # not delete them.
         self._commit_requested = True
         if land(self._lake, state, publish, now) is None:
             LOG.info("stream %s: compaction refused, a head moved; retrying", self._stream.name)
@@ -251,7 +253,7 @@ class Compaction:
         self._waiting = ()
 
     def _delete(self, done: Iterable[Rewritten]) -> None:
-        """Delete files that no commit was requested for; orphan removal handles the others."""
+        """Delete files for which no commit was requested; orphan removal handles the others."""
         paths = [one.file.file_path for one in done]
         if paths and not self._commit_requested:
             with suppress(AnabranchError):
@@ -263,8 +265,8 @@ def _names(hours: Iterable[str]) -> str:
 
 
 def _begin(tally: Tally) -> None:
-    """Count into `tally`. Lower this thread's priority, below Spark's. On Linux each thread has its
-    own."""
+    """Count into `tally`, and lower this thread's priority below Spark's. On Linux each thread has
+    its own."""
     count_into(tally)
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

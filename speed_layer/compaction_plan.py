@@ -1,5 +1,5 @@
-"""Compaction decisions, pure: which files of an hour to rewrite as one, and whether a rewrite may
-still be committed."""
+"""Compaction decisions, as pure functions: which files of an hour to rewrite as one, and whether a
+rewrite may still be committed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from anabranch.protocol.state import State
 
 Files = Mapping[str, Mapping[str, "DataFile"]]
 
-# Each rewrite makes a file of this many times its rows. Hours with many files are compacted more.
+# A rewrite moves rows to a higher size class; classes grow by this factor. Hours with more files
+# than `_MANY` use the smaller factor, so they are compacted more.
 _GROWTH, _GROWTH_OF_MANY, _MANY = 8, 4, 48
-# Files from half this size on are large enough; no file is planned to be larger.
+# Files of half this size or more are not rewritten; no file is planned to be larger than it.
 _TARGET_BYTES = 128 * 2**20
-# Most inputs of one step; of an hour with very many files, a fraction of them, so that few steps
-# suffice.
+# Maximum number of inputs of one pass over an hour, or this part of a very large number of files,
+# so that few passes suffice.
 _MOST_INPUTS, _PART_OF_MANY = 128, 8
-# Give up if not committed by then: orphan removal may have deleted the file. It keeps files for at
-# least a day.
+# A rewrite not committed within this time is dropped: orphan removal may have deleted the file. It
+# keeps files for at least a day.
 _GIVEN_UP_AFTER = timedelta(minutes=10)
 
 
 def plan_compaction(
     files: Collection[DataFile], has_ended: bool, schemas: Mapping[str, str] | None = None
 ) -> tuple[tuple[DataFile, ...], ...]:
-    """Which of an hour's files to rewrite, each group as one file. Pure.
+    """Return the files of an hour to rewrite, each group as one file. Pure.
 
     A group has one partition, one spec, one set of columns and one physical schema (`schemas`: by
-    path, where it differs from the rest of the hour). In an open hour, groups start from the
-    smallest files and have `_GROWTH` times the rows of the largest file's size class. So a row is
-    rewritten a logarithmic number of times, and fewer than `_GROWTH` files of each class remain. An
-    ended hour is left in as few files as possible.
+    path, if it differs from the rest of the hour). In an open hour, groups start from the smallest
+    files and have `_GROWTH` times the rows of the largest file's size class. So a row is rewritten
+    a logarithmic number of times, and fewer than `_GROWTH` files of each class remain. An ended
+    hour is left in as few files as possible.
     """
     growth = _GROWTH_OF_MANY if len(files) > _MANY else _GROWTH
     room_files = max(_MOST_INPUTS, len(files) // _PART_OF_MANY)
@@ -61,7 +62,7 @@ def plan_compaction(
 
 
 def _by_kind(files: Iterable[DataFile], schemas: Mapping[str, str]) -> list[list[DataFile]]:
-    """Groups of files that can become one file, the largest group first."""
+    """Group files that can become one file, the largest group first."""
     kinds: dict[object, list[DataFile]] = defaultdict(list)
     for f in files:
         columns = frozenset({*(f.column_sizes or ()), *(f.value_counts or ())})
@@ -76,8 +77,8 @@ def _by_kind(files: Iterable[DataFile], schemas: Mapping[str, str]) -> list[list
 
 
 def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
-    """The longest run of smallest files that together make a file of a higher size class than any
-    of them."""
+    """Return the longest run of smallest files that together make a file of a higher size class
+    than any of them."""
     chosen = 0
     rows = 0
     for i, f in enumerate(ascending, 1):
@@ -88,7 +89,7 @@ def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
 
 
 def _size_class(rows: int, growth: int) -> int:
-    """0 for fewer rows than `growth`, 1 for fewer than its square, and so on."""
+    """Return 0 for fewer rows than `growth`, 1 for fewer than its square, and so on."""
     size_class = 0
     while rows >= growth:
         rows //= growth
@@ -107,7 +108,7 @@ def _fitting(files: Sequence[DataFile], room_files: int, room_bytes: int) -> lis
 
 
 def has_ended(state: State, hour: str) -> bool:
-    """Whether the speed layer adds no more rows to the hour, judged by the state. Pure."""
+    """Return True if the speed layer adds no more rows to the hour, judged by the state. Pure."""
     cut = state.cuts.get(hour)
     if hour < state.timeline.since or (cut is None and hour < state.timeline.open):
         return True
@@ -116,21 +117,21 @@ def has_ended(state: State, hour: str) -> bool:
 
 
 def is_served(state: State, hour: str) -> bool:
-    """Whether `main` serves the hour from the speed layer's files, so both branches contain the
-    same files. Pure."""
+    """Return True if `main` serves the hour from the speed layer's files, so that both branches
+    contain the same files. Pure."""
     return state.served_by(hour) == "speed" and hour not in state.retained_hours
 
 
 def should_wait(state: State, began: datetime, now: datetime) -> bool:
-    """Whether to commit after a later micro-batch, because the batch layer is queued or `main`
-    needs a merge. Pure."""
+    """Return True to postpone the commit to a later micro-batch, because the batch layer is queued
+    or `main` needs a merge. Pure."""
     return not is_stale(began, now) and (
         not state.is_merged or bool(read_line(state.table.properties))
     )
 
 
 def is_stale(began: datetime, now: datetime) -> bool:
-    """Whether files written since `began` may be orphans that maintenance is about to delete.
+    """Return True if maintenance may be about to delete files written since `began` as orphans.
     Pure."""
     return not timedelta(0) <= now - began < _GIVEN_UP_AFTER
 
@@ -138,12 +139,12 @@ def is_stale(began: datetime, now: datetime) -> bool:
 def plan_replacement(
     state: State, done: Sequence[Rewritten], shared: Files, began: datetime, now: datetime, id: str
 ) -> Publish | None:
-    """The publish that replaces the sources by each new file, on `speed` and `main`; None if no
-    longer valid. Pure.
+    """Plan the publish that replaces the sources by the new files on `speed` and `main`. Return
+    None if it is no longer valid. Pure.
 
-    `shared`: by hour, the files on both branches. If a source has left them (its hour was accepted,
-    switched to another layer, dropped, or compacted by another job), the new file would bring rows
-    back. `began`: when writing began. `now`: when `state` was loaded, or later.
+    `shared`: files on both branches, by hour. If a source is no longer among them (its hour was
+    accepted, switched to another layer, dropped, or compacted by another job), the new file would
+    bring rows back. `began`: when writing began. `now`: when `state` was loaded, or later.
     """
     served = {path for hour, files in shared.items() if is_served(state, hour) for path in files}
     sources = tuple(f for one in done for f in one.sources)

@@ -1,8 +1,8 @@
 """Stage certain records with PyArrow, without Spark's reader and writer.
 
-Spark gives each task's records to a Python worker. The worker reads them
-(`anabranch.records.fast_json`, of Avro `fast_avro`) and writes them to files
-(`anabranch.iceberg.parquet_writer`). It reports the files, and the records left to Spark: few or
+Spark passes each task's records to a Python worker. The worker reads them
+(`anabranch.records.fast_json`, for Avro `fast_avro`) and writes them to data files
+(`anabranch.iceberg.parquet_writer`). It reports the files and the records left to Spark: few or
 none.
 """
 
@@ -33,12 +33,12 @@ from anabranch.records.formats import Format
 from anabranch.spark.workers import can_use_workers
 
 MOST_LEFT = 2_000
-"""A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of
-it."""
+"""Maximum number of records of a micro-batch that workers may leave to Spark. With more, Spark
+reads the whole micro-batch."""
 
 _REMEDY = "none of it is published: start the speed layer again, and report this"
 
-# A task reports one row for each file, and one for the records that it read and left.
+# A task reports one row per file, and one row for the records that it read and left.
 REPORT = (
     f"{packed_files.REPORT}, seen BIGINT, left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, "
     "unknown_ids ARRAY<BIGINT>"
@@ -57,8 +57,8 @@ _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task needs of the stream and its table. Picklable. `schemas`: of Avro, how each schema
-    id is read."""
+    """The part of a stream's and its table's settings that a task needs. Picklable. `schemas`: for
+    Avro, the fields to read by schema id."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
@@ -69,11 +69,12 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Certain:
-    """The files that tasks wrote, the records they read, and by partition the offsets they left;
-    None for too many.
+    """The files that tasks wrote, the number of records read, and the offsets left to Spark by
+    partition (None: too many).
 
-    `unknown_ids`: schema ids that tasks left records for because they did not know them; not all,
-    if many."""
+    `unknown_ids`: schema ids that tasks did not know, so that they left the records; incomplete if
+    there are many.
+    """
 
     written: Written
     seen: int
@@ -84,9 +85,9 @@ class Certain:
 def task_spec(
     stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, Fields] | None = None
 ) -> TaskSpec | None:
-    """How tasks read the stream's records; None where Spark must: another format, other types,
-    selected columns, or a table whose columns differ from `columns`, the stream's. `schemas`: of
-    Avro, how each schema id is read."""
+    """Return how tasks read the stream's records, or None if Spark must read them: another format,
+    unsupported types, selected columns, or a table whose columns differ from `columns`, the
+    stream's. `schemas`: for Avro, the fields to read by schema id."""
     is_avro = stream.format.type == "avro"
     if (
         not (is_avro or stream.format.type == "json")
@@ -108,9 +109,9 @@ def task_spec(
 def stage_certain(
     frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
 ) -> Certain:
-    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks; readers do
-    not see the rows. Raises Spark's errors, and Unexpected when the records read are not those
-    written or left."""
+    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
+    not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
+    left."""
     columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
     return certain_of(
         columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
@@ -118,8 +119,8 @@ def stage_certain(
 
 
 def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
-    """What tasks have done with a micro-batch's records, by their reports. Raises Unexpected when
-    the records read are not those written or left."""
+    """Return the result of a micro-batch's tasks from their reports. Raises Unexpected if a record
+    was neither written nor left."""
     seen, written = _totals(reports, table, attempt, began)
     unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
     if seen - written.rows > MOST_LEFT:
@@ -139,8 +140,9 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
 def stage_rows(
     rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
 ) -> Written:
-    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them.
-    Raises Spark's errors, and Unexpected when the number of rows written is not the number read."""
+    """Write rows that Spark decoded, in the table's columns, in tasks. Readers do not see them.
+    Raises Spark's errors, and Unexpected if the number of rows written differs from the number
+    read."""
     seen, written = _totals(
         rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began
     )
@@ -157,7 +159,7 @@ def at_offsets(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start the workers, so the first micro-batch does not wait a second for them."""
+    """Start the Python workers, so that the first micro-batch does not wait a second for them."""
     if can_use_workers(spark):
         at_once = spark.sparkContext.defaultParallelism
         spark.range(at_once, numPartitions=at_once).mapInArrow(
@@ -167,7 +169,7 @@ def warm_up(spark: SparkSession) -> None:
 
 def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
     """Decode one broken record and discard it, so that Spark loads and compiles its decoder before
-    a micro-batch needs it. Returns the number of dead letters: one."""
+    a micro-batch needs it. Return the number of dead letters: one."""
     now = datetime.now(UTC)
     record = one_record(spark, b"{", now).cache()
     try:
@@ -182,14 +184,14 @@ def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
 
 
 def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> tuple[int, Written]:
-    """The number of records that tasks read, and the files that they wrote."""
+    """Return the number of records that tasks read, and the files that they wrote."""
     files = packed_files.data_files(table, (row for row in reports if row.path is not None))
     return sum(row.seen or 0 for row in reports), Written(attempt, began, tuple(files))
 
 
 class CertainTask:
-    """What a task does with the records of one stream: it writes the certain ones, and keeps the
-    places of those that it left."""
+    """A task's writer for one stream: it writes the certain records, and collects the offsets of
+    the records that it leaves."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self._rows: CertainRows | AvroRows = (
@@ -201,7 +203,7 @@ class CertainTask:
         self._seen, self._left = 0, list[dict[str, int]]()
 
     def read(self, batch: pa.RecordBatch) -> None:
-        """Read the next records: Kafka's columns and `ingest_hour`."""
+        """Read the next records (Kafka's columns and `ingest_hour`) and write the certain ones."""
         self._seen += len(batch)
         read = self._rows.read(batch)
         if len(read.left):
@@ -211,7 +213,7 @@ class CertainTask:
             self._left += places.rename_columns(["partition", "offset"]).to_pylist()
 
     def end(self) -> list[dict[str, object]]:
-        """Close the files. Returns the rows of the task's report."""
+        """Close the files. Return the rows of the task's report."""
         rows = report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
         if isinstance(self._rows, AvroRows):
             rows[-1]["unknown_ids"] = sorted(self._rows.unknown_ids)

@@ -1,10 +1,10 @@
-"""One speed process for many streams: one Spark session, one read of all their topics, a publish
-for each table.
+"""One speed process for many streams: one Spark session, one read of all their topics, one publish
+per table.
 
-The coordinator asks Kafka how far the topics reach, and stages all micro-batches that are due by
-one Spark job (`speed_layer.group_staging`). Each stream has a thread of its own, which starts from
-the table, publishes what was staged, and retries, so that a stream that fails or waits delays no
-other. There is no streaming query and no checkpoint: the ranges to read follow from each table's
+The coordinator reads the topics' ends from Kafka, and stages all micro-batches that are due in one
+Spark job (`speed_layer.group_staging`). Each stream has its own thread, which starts from the
+table, publishes the staged rows, and retries, so that a stream that fails or waits does not delay
+another. There is no streaming query and no checkpoint: the ranges to read follow from each table's
 position and Kafka's ends alone.
 """
 
@@ -50,22 +50,22 @@ from speed_layer.starting import StreamStart
 
 LOG = logging.getLogger(__name__)
 
-# Kafka is asked for the topics' ends so often, and for their partitions and ids.
+# Intervals at which the topics' ends, their partitions and ids, and the streams' files are read.
 _POLL_SECONDS = 0.5
 _DESCRIBE_SECONDS = 5.0
 _FILES_SECONDS = 2.0
-# A stream whose error needs an operator starts again after so long, in case one has acted.
+# Interval after which a set-aside stream starts again, in case an operator has fixed the error.
 _SET_ASIDE_SECONDS = 60.0
-# More publishes at once only share the driver's interpreter. No stream waits longer than this for
-# the others.
+# Maximum number of concurrent publishes: more would only share the driver's interpreter. No stream
+# waits longer than `_TURN_SECONDS` for the others.
 _AT_ONCE, _TURN_SECONDS = 8, 2.0
 _DRAIN_SECONDS = 120.0
 
 GROUP_SETTINGS = {
-    # A consumer for each partition of all topics: Spark would end the 65th, and connect again for
-    # each read.
+    # One consumer for each partition of all topics. With the default of 64, Spark would close the
+    # others and connect again for each read.
     "spark.kafka.consumer.cache.capacity": "2000",
-    # A query's plan is needed once; the driver runs many.
+    # The driver runs many queries, and needs each plan once.
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
@@ -73,13 +73,12 @@ GROUP_SETTINGS = {
 """Settings of a session that reads many topics."""
 
 Streams = Callable[[], Mapping[str, Job | AnabranchError]]
-"""The group's streams as their files are now; the same Job for as long as its file does not
-change."""
+"""Reads the group's streams from their files: the same Job until its file changes, or an error."""
 
 
 class _Turns:
-    """At most so many at once, without a guarantee: a thread that waited long enough continues
-    without a turn."""
+    """A limit on concurrent turns, without a guarantee: a thread that waited for `seconds`
+    continues without a turn."""
 
     def __init__(self, at_once: int, seconds: float) -> None:
         self._free, self._seconds = threading.Semaphore(at_once), seconds
@@ -96,9 +95,9 @@ class _Turns:
 
 @dataclass(frozen=True)
 class Work:
-    """What a stream's thread does next with `ranges`: publish what workers staged, or read and
-    publish them by Spark (without `prepared`), or with `only_decide` decide again. `error` is the
-    error with which staging failed."""
+    """The next step of a stream's thread for `ranges`: publish the rows that workers staged;
+    without `prepared`, read and publish the records with Spark; with `only_decide`, only decide
+    again. `error` is the error with which staging failed."""
 
     ranges: Ranges
     prepared: PreparedBatch | None = None
@@ -110,23 +109,24 @@ class Work:
 
 
 class Member:
-    """One stream of a group, in a thread of its own."""
+    """One stream of a group, with its own thread."""
 
     def __init__(self, job: Job, spark: SparkSession, turns: _Turns, available_now: bool) -> None:
         self.job, self.name = job, job.stream.name
         self.position: Offsets = {}
         self.waiting: Waiting | None = None
         self.target: Offsets | None = None
-        """With `available_now`, the ends that it stops at."""
+        """End offsets at which the stream ends, with `available_now`."""
         self.last: float | None = None
-        """When its last micro-batch began, by the monotonic clock."""
+        """Start of its last micro-batch, by the monotonic clock."""
         self.asked_again = False
-        """Whether a new decision has not made its next micro-batch one for workers."""
+        """Whether its next micro-batch has caused a new decision already. If workers still cannot
+        stage it, Spark reads it."""
         self.reads_alone = False
-        """Whether its own read of its topic has failed, or had records at which the read of all
-        fails."""
+        """Whether the stream reads its topic alone: its last read alone failed, or met records that
+        would fail the group's read."""
         self.failure: AnabranchError | None = None
-        """Why it is set aside; None while it runs, starts or retries."""
+        """The reason why it is set aside; None while it runs, starts or retries."""
         self._tried: AnabranchError | None = None
         self._moved = time.monotonic()
         self.spark = session_of(spark, job.environment)
@@ -135,12 +135,12 @@ class Member:
         self._ready = threading.Event()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self.progress = 0
-        """Grows with each publish, and while nothing waits: an idle stream that fails begins to
-        count its tries."""
+        """Grows with each publish, and while no records wait: a failure after an idle time starts a
+        new retry period."""
         self._reader = _new_reader()
         self._tally = Tally()
         self.batches = MicroBatches(job, self._stop, self._tally)
-        """For a ready stream."""
+        """The coordinator may use it only while the stream is ready."""
         self._start = StreamStart(job, self.spark, self.batches, self._stop, self.note_progress)
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
 
@@ -152,14 +152,14 @@ class Member:
         return self._ready.is_set()
 
     def note_progress(self, number: int = 1) -> None:
-        """Offsets were published, or nothing waits."""
+        """Record that offsets were published, or that no records wait."""
         self.progress += number
         if number:
             self._moved = time.monotonic()
 
     @property
     def stall(self) -> str | None:
-        """Why it is late, if records wait longer than it may take to publish them."""
+        """The reason for a delay, if records wait longer than a publish may take; else None."""
         speed = self.job.stream.speed
         within = speed.publish.within if speed.publish is not None else timedelta(0)
         limit = (PATIENCE + 2 * speed.trigger + within).total_seconds()
@@ -181,7 +181,7 @@ class Member:
         self._inbox.put(work)
 
     def finish(self) -> None:
-        """Let a ready stream end after it has compacted what is due."""
+        """End a ready stream after the compaction that is due."""
         self._ready.clear()
         self._inbox.put(None)
 
@@ -207,8 +207,9 @@ class Member:
                 self.job.kafka.close()
 
     def _run_until_failure(self) -> bool:
-        """Start and publish until a stop (True), or an error that retries did not pass (False: the
-        stream is set aside)."""
+        """Start and publish. Return True after a stop, False after an error that retries did not
+        resolve: the stream is set aside. With `available_now`, return True after such an error
+        too."""
         retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
             retry.call(f"stream {self.name}", self._try_noting_errors, lambda: self.progress)
@@ -235,11 +236,11 @@ class Member:
 
     def _try(self) -> None:
         self._ready.clear()
-        # The topic may be another one since: see GroupJob.
+        # The topic may have been recreated: see GroupJob.
         self._reader = _new_reader()
         with explained(self.spark, f"run stream {self.name}"):
-            # One that was set aside may wait for seconds until it is certain that nothing has
-            # changed.
+            # Without a turn for a stream that was set aside: its start may wait for seconds until
+            # it is certain that nothing has changed.
             with self._turns.turn() if self.failure is None else nullcontext():
                 position = self._start.run()
                 self._drop_work()
@@ -250,7 +251,7 @@ class Member:
                 self.batches.finish()
 
     def _drop_work(self) -> None:
-        """Drop the work from before a restart; a request to stop stays, also one that comes
+        """Drop the work from before a restart. Keep a request to stop, also one that arrives
         meanwhile."""
         while not self._stop.is_set() and not self._inbox.empty():
             self._inbox.get_nowait()
@@ -262,11 +263,11 @@ class Member:
             raise work.error
         with self._turns.turn():
             if work.only_decide:
-                # Its records have waited since before.
+                # Its records still wait, so keep the time since which they do.
                 self._continue_from(self.batches.decide(work.ranges), self.waiting)
                 return
             if work.certain is not None and self.batches.learn(self.spark, work.certain):
-                # Workers read the same records again, by the schemas that they did not know.
+                # Workers read the same records again, with the schemas that they did not know.
                 self.last = None
                 self._continue_from(self.position, self.waiting)
                 return
@@ -289,9 +290,9 @@ class Member:
 
 
 class GroupJob:
-    """Runs the streams of a group until a stop is requested, or until all records present at its
-    start are published. Streams join, leave and change as `streams` returns them. `failures` has
-    the streams that are set aside."""
+    """A run of a group's streams, until a stop is requested or all records present at its start are
+    published. Streams are added, removed and changed as `streams` returns them. `failures` has the
+    streams that are set aside."""
 
     def __init__(
         self,
@@ -310,8 +311,8 @@ class GroupJob:
         self._without_job: dict[str, AnabranchError] = {}
         self._described: dict[str, Topic | None] = {}
         self._described_at = self._read_files_at = float("-inf")
-        # Executors keep consumers by this name. A new name where a topic has become another one:
-        # what a consumer has fetched is of the old one.
+        # Executors cache consumers by this name. A recreated topic needs a new name, because a
+        # cached consumer may have fetched records of the old topic.
         self._reader = _new_reader()
         self._topic_ids: dict[str, str] = {}
         self._stop = threading.Event()
@@ -324,8 +325,8 @@ class GroupJob:
 
     @property
     def failures(self) -> dict[str, AnabranchError]:
-        """By stream, why it is set aside, what is wrong with its file, or why its columns are
-        unknown."""
+        """Errors by stream: why it is set aside, what is wrong with its file, or why its columns
+        are unknown."""
         failed = {
             name: one.failure for name, one in self._members.items() if one.failure is not None
         }
@@ -333,14 +334,15 @@ class GroupJob:
 
     @property
     def set_aside(self) -> dict[str, str]:
-        """By stream, why it makes no progress: its failure, or that it publishes nothing though
-        records wait, also while it ends for a changed file."""
+        """Reasons by stream why it makes no progress: its failure, or no publish though records
+        wait. Includes streams that are stopping because their file changed."""
         stalls = {name: one.stall for name, one in (self._leaving | self._members).items()}
         stalled = {name: stall for name, stall in stalls.items() if stall is not None}
         return stalled | {name: str(error) for name, error in self.failures.items()}
 
     def run(self) -> None:
-        """Run until a stop. Raises JvmGone; other errors are of one stream, and in `failures`."""
+        """Run until a stop, or with `available_now` until all streams have ended. Raises JvmGone.
+        Other errors concern one stream, and are in `failures`."""
         try:
             while not self._stop.is_set():
                 self._follow_files()
@@ -360,7 +362,7 @@ class GroupJob:
                 raise one.failure
 
     def _follow_files(self) -> None:
-        """Start streams whose files are new or changed, and stop those whose files are gone or
+        """Start streams whose files are new or changed, and stop streams whose files are gone or
         changed."""
         now = time.monotonic()
         if now - self._read_files_at < _FILES_SECONDS:
@@ -390,7 +392,7 @@ class GroupJob:
                 member.start()
 
     def _publish_due(self) -> bool:
-        """Hand every stream whose micro-batch is due its work. Returns whether Kafka answered."""
+        """Pass work to every stream whose micro-batch is due. Return whether Kafka answered."""
         ready = {name: one for name, one in self._members.items() if one.is_ready}
         now = time.monotonic()
         try:
@@ -402,8 +404,8 @@ class GroupJob:
             LOG.warning("group: topics not read: %s", error)
             return False
         except AnabranchError as error:
-            # An operator has to act, such as for credentials that the brokers refuse: of each
-            # stream.
+            # The error needs an operator, such as credentials that the brokers refuse. It concerns
+            # each stream.
             for one in ready.values():
                 one.hand(Work({}, error=error))
             return False
@@ -415,8 +417,8 @@ class GroupJob:
         return True
 
     def _waiting(self, one: Member, ends: Offsets | AnabranchError, now: float) -> Waiting | None:
-        """What a ready stream publishes now; None where nothing is due, or its own thread looks at
-        its topic first."""
+        """Return the offsets that a ready stream publishes now; None if nothing is due, or if its
+        own thread checks its topic first."""
         stream = one.job.stream
         topic = self._described.get(stream.topic)
         changed = stream.topic in self._described and partitions_changed(
@@ -443,19 +445,20 @@ class GroupJob:
         )
 
     def _describe(self, now: float) -> None:
-        """Look for topics that are gone, other topics of the same name, and new partitions; also of
-        idle streams."""
+        """Look for topics that are gone or recreated, and for new partitions; also of idle
+        streams."""
         if now - self._described_at >= _DESCRIBE_SECONDS:
             topics = sorted({one.job.stream.topic for one in self._members.values()})
             self._described = self._kafka.describe_all(topics) if topics else {}
             self._described_at = now
 
     def _publish(self, due: Mapping[str, Waiting], asked: float) -> None:
-        """Stage the due micro-batches that workers can read, by one job, and hand each stream its
-        work.
+        """Stage the due micro-batches that workers can read in one Spark job, and pass each stream
+        its work.
 
-        Of two streams of one topic, the one that has waited longer. A stream with `reads_alone`
-        reads its topic itself: it would fail the read of all, or delay it, each time.
+        Of several streams with the same topic, only the one that waited longest is staged. A stream
+        with `reads_alone` reads its topic itself, because it would fail or delay each read of the
+        group.
         """
         prepared: dict[str, PreparedBatch] = {}
         in_turn = sorted(due, key=lambda name: self._members[name].last or float("-inf"))
@@ -545,22 +548,23 @@ class GroupJob:
         self._topic_ids |= ids
         frame = read_topics(self._spark, self._kafka_settings, ranges, self._reader)
         at_once = self._spark.sparkContext.defaultParallelism
-        # Spark has a task for each partition, of which most of a group's have few records.
+        # Spark has a task for each partition, and most partitions of a group have few records.
         return frame.coalesce(at_once) if sum(map(len, ranges.values())) > at_once else frame
 
     def _hand_alone(self, one: Member, waiting: Waiting, asked: float) -> None:
-        """Let a stream read and publish what waits by Spark."""
+        """Let a stream read and publish its waiting offsets with Spark."""
         one.hand(Work(waiting.ranges, read_until=self._read_until(one, waiting, asked)))
 
     def _read_until(self, one: Member, waiting: Waiting, asked: float) -> datetime | None:
-        """Until when the log is known to have ended with these ranges; None where more waits."""
+        """Return the time (UTC) at which the log ended with these ranges; None if more records
+        wait."""
         clock = one.job.lake.clock
         return (
             clock.time_of(clock.elapsed() - (time.monotonic() - asked)) if waiting.whole else None
         )
 
     def _drain(self) -> None:
-        """Let every stream end its publish, all at once."""
+        """Stop all streams at once, and wait for their publishes."""
         running = [*self._members.values(), *self._leaving.values()]
         for one in running:
             one.stop()

@@ -1,4 +1,4 @@
-"""The decisions of a group's speed layer, pure: what a stream reads next, and when."""
+"""The decisions of a group's speed layer, as pure functions: what a stream reads next, and when."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anabranch.offsets.position import Offsets, Ranges, size
 
 @dataclass(frozen=True)
 class Waiting:
-    """What waits in Kafka for a stream: the offsets behind its position, and by the monotonic clock
-    the time from which at least one waited. `whole`: they end where the log did."""
+    """A stream's unread offsets in Kafka, and the time (monotonic clock) since which at least one
+    waits. `whole`: the ranges end at the log's end."""
 
     ranges: Ranges
     since: float
@@ -22,9 +22,9 @@ class Waiting:
 def plan_waiting(
     position: Offsets, ends: Offsets, at_most: int, before: Waiting | None, now: float
 ) -> Waiting | None:
-    """The next micro-batch's offsets, at most `at_most` (one from each partition counts as none too
-    many); None without any. Pure. Partitions share the limit in proportion to what waits in each,
-    as Spark's source does."""
+    """Return the next micro-batch's offsets, at most `at_most` but at least one per partition with
+    unread offsets; None if there are none. Pure. Partitions share the limit in proportion to their
+    unread offsets, as in Spark's source."""
     waiting = {p: end - position[p] for p, end in ends.items() if end > position.get(p, end)}
     if not waiting:
         return None
@@ -38,9 +38,9 @@ def plan_waiting(
 
 
 def is_due(waiting: Waiting, last: float | None, speed: Speed, now: float) -> bool:
-    """Whether a stream's next micro-batch is due, whose last one began at `last`. Pure. With
-    `publish`, once enough offsets wait, or for so long; not before the trigger's interval either
-    way."""
+    """Return True if a stream's next micro-batch is due; its last one began at `last`. Pure. With
+    `publish`, it is due once enough offsets wait or the oldest has waited long enough. It is never
+    due before the trigger's interval."""
     if last is not None and now - last < speed.trigger.total_seconds():
         return False
     if speed.publish is None or not waiting.whole:
@@ -52,19 +52,19 @@ def is_due(waiting: Waiting, last: float | None, speed: Speed, now: float) -> bo
 
 
 def is_behind(position: Offsets, ends: Offsets) -> bool:
-    """Whether a log ends before the position: a recreated topic, or a broker that lags behind.
-    Pure."""
+    """Return True if a log ends before the position: a recreated topic, or a broker that lags
+    behind. Pure."""
     return any(end < position.get(p, 0) for p, end in ends.items())
 
 
 def partitions_changed(position: Offsets, partitions: tuple[int, ...] | None) -> bool:
-    """Whether a topic is gone (None), or has other partitions than the position. Pure."""
+    """Return True if a topic is gone (None), or has other partitions than the position. Pure."""
     return partitions is None or set(partitions) != set(position)
 
 
 def unique_topics(topics: Mapping[str, str]) -> list[str]:
-    """Of streams by name with their topics, the first of each topic: one read cannot give two
-    ranges of one. Pure."""
+    """Return the first stream of each topic, from topics by stream: one read cannot contain two
+    ranges of a topic. Pure."""
     first: dict[str, str] = {}
     for name, topic in topics.items():
         first.setdefault(topic, name)

@@ -1,8 +1,7 @@
-"""Stage micro-batches of many streams by one Spark job: each worker splits its records by topic.
+"""Stage micro-batches of many streams in one Spark job: each worker splits its records by topic.
 
-One job reads all topics, so that Spark plans and schedules once, whatever the number of streams.
-Each stream has files of its own, and an error of its own: what fails for one stream leaves the
-others' files as they are.
+One job reads all topics, so that Spark plans and schedules once for any number of streams. Files
+and errors are per stream: a failure of one stream does not affect the others' files.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _LONGEST_ERROR = 2_000
 def stage_group(
     frame: DataFrame, prepared: Mapping[str, PreparedBatch]
 ) -> dict[str, Certain | Exception]:
-    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic; readers do not see
+    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic. Readers do not see
     the rows.
 
-    `prepared` names each topic of the frame. Returns by topic the files and the records left, or
-    the error that a worker met with that topic's records. Raises Spark's errors, which are of all
+    `prepared` has an entry for each topic of the frame. Returns by topic the files and the records
+    left, or the error that a worker raised for that topic. Raises Spark's errors, which affect all
     topics.
     """
     parts = {topic: (one.spec, tuple(one.plan.hours)) for topic, one in prepared.items()}
@@ -71,15 +70,15 @@ def stage_group(
 
 
 def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> pa.Array:
-    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns
-    it. Pure. Raises ValueError for an offset behind the last of `hours`."""
+    """Return the ingest hour of each offset of a partition, as `anabranch.records.assign_hours`
+    assigns it. Pure. Raises ValueError for an offset after the last of `hours`."""
     closed = [entry for entry in hours if entry.ends is not None]
     if not closed:
         return pa.repeat(hours[-1].hour, len(offsets))
     ends = [entry.ends.get(partition, 0) for entry in closed if entry.ends is not None]
     names = [entry.hour for entry in hours]
-    # The first hour whose end is above the offset: as many as ends at or below it. Ends never
-    # decrease.
+    # An offset's hour is the first whose end is above it. Its index is the number of ends at or
+    # below the offset: ends never decrease.
     places = np.searchsorted(np.asarray(ends), offsets.to_numpy(), side="right")
     if len(places) and places.max() >= len(names):
         at = offsets[int(places.argmax())].as_py()
@@ -91,7 +90,7 @@ def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> p
 
 
 def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """A batch in pieces of one topic and partition each, in order, without copies."""
+    """Split a batch into slices of one topic and partition each, in order, without copies."""
     if not len(batch):
         return
     topic = pc.run_end_encode(batch.column("topic"))
@@ -106,7 +105,7 @@ def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
 
 @dataclass
 class _Topic:
-    """What a task has done with the records of one topic: its report, or the error that it met."""
+    """A task's records of one topic: their writer, and its report or error."""
 
     task: CertainTask
     hours: tuple[HourRange, ...]
@@ -143,7 +142,7 @@ def _task(
 
 
 def _attempt(one: _Topic, step: Callable[[], None]) -> None:
-    """Run a step of one topic. Its error is that topic's: the streams of the others go on."""
+    """Run a step of one topic. Keep its error for the report, so that the other topics continue."""
     if one.error is None:
         try:
             step()
@@ -152,8 +151,8 @@ def _attempt(one: _Topic, step: Callable[[], None]) -> None:
 
 
 def _shared(io: FileIO, known: list[FileIO]) -> FileIO:
-    """An equal `io` that another topic uses already: opening a connection takes longer than writing
-    a small file."""
+    """Return an equal `io` that another topic uses already, else `io`: opening a connection takes
+    longer than writing a small file."""
     same = next(
         (other for other in known if type(other) is type(io) and other.properties == io.properties),
         None,

@@ -1,5 +1,5 @@
-"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`; with several
-names, `--group NAME` or `--all` one process of many streams (`speed_layer.group`).
+"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`. With several
+names, `--group NAME` or `--all`, one process runs many streams (`speed_layer.group`).
 
 A Structured Streaming query that publishes each micro-batch with its position in one commit. It
 starts from the table's position with a new checkpoint in a temporary folder, so there is no
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Exit code 1 means refused, and Python ends with 1 on a failed import.
+    # Exit code 1 means refused, but Python exits with 1 if an import fails.
     try:
         importlib.import_module("speed_layer.job").start()
     except ImportError:
@@ -59,7 +59,7 @@ from speed_layer.starting import StreamStart
 
 LOG = logging.getLogger(__name__)
 
-# The checkpoint lives in a temporary folder and is never read again. Spark's default writer starts
+# The checkpoint is in a temporary folder and is never read again. Spark's default writer starts
 # processes for the permissions and links of both files of a micro-batch, which takes longer than
 # deciding on it.
 _CHECKPOINT = {
@@ -68,16 +68,16 @@ _CHECKPOINT = {
     ),
 }
 
-# For the health file of many streams: their default trigger.
+# Trigger interval for the health file of many streams: the default of `speed.trigger`.
 _GROUP_TRIGGER = timedelta(seconds=2)
 
-# By then Spark has compiled the code that every micro-batch needs.
+# Delay of the decoder's warm-up: by then Spark has compiled the code of every micro-batch.
 _SETTLED_SECONDS = 30
 
 
 class SpeedJob:
-    """Runs a stream until a stop is requested, or until all records present at its start are
-    published. It also ends, between two micro-batches, once `has_new_columns`: it reads by the
+    """A run of one stream, until a stop is requested or all records present at its start are
+    published. It also ends, between two micro-batches, once `has_new_columns`: it reads with the
     columns of its start."""
 
     def __init__(
@@ -93,7 +93,7 @@ class SpeedJob:
         self._stop = threading.Event()
         self._batches = MicroBatches(job, self._stop)
         self._start = StreamStart(job, spark, self._batches, self._stop, self._count, note_progress)
-        # A micro-batch takes this lock, so the query stops only between two.
+        # A micro-batch holds this lock, so that the query stops only between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None
         self._published = self._idle = 0
@@ -107,8 +107,8 @@ class SpeedJob:
     def run(self) -> None:
         """Start from the table, and restart after transient failures for up to `speed.retry_for`.
 
-        A publish resets the retries, and so does an idle trigger. Raises terminal errors, and
-        Transient when the time is over. Returns when a stop is requested.
+        A publish or an idle trigger resets the retries. Raises terminal errors, and Transient when
+        the time is over. Returns when a stop is requested.
         """
         retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
@@ -123,8 +123,8 @@ class SpeedJob:
             self._batches.close()
 
     def warm_up(self) -> None:
-        """Warm up the decoder that few records need, half a minute after the first publish, so that
-        no record waits."""
+        """Warm up Spark's decoder half a minute after the first publish, so that the first record
+        that needs it does not wait."""
         while not self._published and not self._stop.wait(0.2):
             pass
         if not self._stop.wait(_SETTLED_SECONDS):
@@ -153,19 +153,19 @@ class SpeedJob:
         stream = self._job.stream
         self._failure = None
         starts = {"offsets": dict(position)}
-        # The log end that the next micro-batch reaches was read after this moment.
+        # The next micro-batch reaches a log end that was read after this time.
         clock = self._job.lake.clock
         asked = {"after": clock.elapsed()}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
-        # A job that ends by itself leaves nothing waiting.
+        # A job that ends by itself publishes all records at once.
         wait = stream.speed.publish if not self._available_now else None
         frame = read_stream(
             self._spark, self._job.environment.kafka, stream.topic, position, limit, wait
         )
 
         def each(batch: DataFrame, batch_id: int) -> None:
-            # The thread that stops the query takes the lock and waits for this function, so do not
+            # The thread that stops the query holds the lock and waits for this function, so do not
             # block here.
             while not self._running.acquire(timeout=0.1):
                 if self._stop.is_set():
@@ -199,14 +199,14 @@ class SpeedJob:
         query = writer.start()
         try:
             while query.isActive and not self._is_ending:
-                # Check often, so that a publish after an idle period gets a recent time, whatever
-                # the trigger interval.
+                # Check often, so that a publish after an idle period gets a recent time for any
+                # trigger interval.
                 query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
-                # With availableNow, Spark asks Kafka for the log end once, when the query starts.
+                # With availableNow, Spark reads the log end once, when the query starts.
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
-                # The last trigger ended without data to read; before the first trigger the message
+                # True if the last trigger had no data to read; before the first trigger the message
                 # differs.
                 is_idle = (
                     status["message"] == "Waiting for next trigger"
@@ -238,7 +238,7 @@ class SpeedJob:
             self._failure = self._failure or error
 
     def _cause(self, error: Exception) -> Exception:
-        """The failure as our own error. Failures of Spark, Kafka and S3 are transient unless
+        """Return the failure as our own error. Failures of Spark, Kafka and S3 are transient unless
         classified otherwise."""
         failure = self._failure or error
         if isinstance(failure, AnabranchError):
@@ -248,7 +248,7 @@ class SpeedJob:
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:
-    """A micro-batch's end offsets, which Spark writes before it runs the function."""
+    """Return a micro-batch's end offsets. Spark writes them before it calls the function."""
     lines = (checkpoint / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
     offsets: dict[str, Any] = json.loads(lines[-1])
     return from_keys(offsets[topic])
@@ -270,7 +270,7 @@ def _warm_up(spark: SparkSession) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The entry of spark-submit. Returns the exit code."""
+    """Run the job with spark-submit's arguments. Return the exit code."""
     options = parser("Publish streams' records within seconds.")
     options.add_argument(
         "--available-now", action="store_true", help="publish the records present, then exit"
@@ -301,7 +301,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class SpeedRuns:
-    """The runs of one stream: another one each time that its columns change."""
+    """Runs of one stream: a new `SpeedJob` each time that its columns change."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class SpeedRuns:
             self._speed.stop()
 
     def run(self) -> None:
-        """Run until a stop, or until a run ends by itself. Raises as `SpeedJob.run`."""
+        """Run until a stop, or until a run ends by itself. Raises like `SpeedJob.run`."""
         while not self._stop.is_set():
             job = self._followed.current()
 
@@ -343,8 +343,8 @@ class SpeedRuns:
 
 
 def _run_group(parsed: argparse.Namespace) -> int:
-    """Run many streams. Returns the exit code of the first stream, by name, that is set aside at
-    the end; else 0."""
+    """Run many streams. Return the exit code of the first stream, by name, that is set aside at the
+    end; else 0."""
     folder = StreamFolder(
         parsed.conf, parsed.stream or (), parsed.group, strict=False, takes_up=True
     )
@@ -369,7 +369,7 @@ def _run_group(parsed: argparse.Namespace) -> int:
 def _session(
     environment: Environment, what: str, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session whose Python workers start in the background."""
+    """Open a session, and start its Python workers in the background."""
     own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)
     try:

@@ -1,7 +1,7 @@
-"""One micro-batch: stage, check, publish. The table holds the position; no checkpoint is trusted.
+"""Micro-batches: stage, check, publish. The table holds the position; no checkpoint is used.
 
-The stream stages the next micro-batch while the previous one is still being published. It stages by
-a guess at the micro-batch's hours. The decision that counts is made after the previous publish, as
+The stream stages the next micro-batch while the previous one is still being published. Its hours
+are then a guess from the last decision. The final decision is made after the previous publish, as
 for any other micro-batch.
 """
 
@@ -84,15 +84,14 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# After a micro-batch with too many records left by the workers, Spark alone reads this many
-# micro-batches.
+# The number of micro-batches that Spark reads alone after workers left too many records or failed.
 _WITHOUT_WORKERS = 50
 
 
 @dataclass(frozen=True)
 class PreparedBatch:
     """A micro-batch that workers can stage by the last decision: its offsets by hour, how to read
-    and write it, and the id and time under which its files are staged."""
+    and write it, and the id and time of its staged files."""
 
     decided: ResolvedState
     plan: Plan
@@ -102,11 +101,11 @@ class PreparedBatch:
 
 
 class MicroBatches:
-    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other
-    publisher.
+    """The publisher of a stream's micro-batches to `speed` and `main`: each offset once, also
+    beside other publishers.
 
     For use by one thread. One micro-batch may be publishing in the background (`submit`). `tally`:
-    the stream's own, in a process of many streams; the caller's thread counts into it
+    the stream's own counters, in a process of many streams; the caller's thread counts into it
     (`anabranch.common.counters.counting`).
     """
 
@@ -124,18 +123,18 @@ class MicroBatches:
         self._compaction = Compaction(lake, stream, tally)
         self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
-        # Of Avro, how workers read each schema id; empty for one that Spark reads.
+        # For Avro, the fields to read by schema id; empty if Spark must read the schema.
         self._schemas: dict[int, Fields] = {}
         self._without_workers = 0
         self._lacks_commit_right = False
         self.has_read_around = False
-        """Whether the last publish had records at which Spark's reader throws."""
+        """Whether the last publish read around records at which Spark's reader throws."""
         # A Spark session has one staging id at a time.
         self._staging = threading.Lock()
 
     def recover(self) -> State:
         """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
-        Returns the resulting state."""
+        Return the resulting state."""
         state = self._publisher.recover()
         self._decided = None
         self._clock.start_from(state)
@@ -143,7 +142,7 @@ class MicroBatches:
         return state
 
     def finish(self) -> None:
-        """Compact what is due, at the end of a job that ends by itself."""
+        """Run the compaction that is due, at the end of a job that ends by itself."""
         self._compaction.finish()
 
     def close(self) -> None:
@@ -151,8 +150,8 @@ class MicroBatches:
         self._compaction.close()
 
     def warm_up(self, spark: SparkSession) -> None:
-        """Warm up Spark's decoder if workers read most records, so the first record they leave does
-        not wait."""
+        """Warm up Spark's decoder if workers read most records, so that the first record that they
+        leave does not wait."""
         if self._stream.format.type == "json" and can_use_workers(spark):
             warm_up_decoder(spark, self._stream, self._format)
 
@@ -163,8 +162,8 @@ class MicroBatches:
         background thread.
 
         The next call stages while that publish runs. Returns the number of offsets published since
-        the last call. Raises like `publish`, for this micro-batch or the previous one; this one is
-        then not published. The caller must `wait` after its last call.
+        the last call. Raises like `publish`, for this micro-batch or the previous one; this
+        micro-batch is then not published. The caller must `wait` after its last call.
         """
         began = time.monotonic()
         with fields(offsets=ranges_to_keys(ranges)):
@@ -183,8 +182,8 @@ class MicroBatches:
         return published
 
     def wait(self) -> int:
-        """Wait for the running publish; returns the number of offsets published since the last
-        call. Raises like `publish`."""
+        """Wait for the running publish. Return the number of offsets published since the last call.
+        Raises like `publish`."""
         publishing, self._publishing = self._publishing, None
         return publishing.result() if publishing is not None else 0
 
@@ -195,7 +194,7 @@ class MicroBatches:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the next call raises the error that failed a micro-batch's publish."""
+        """Whether the publish failed; the next call raises its error."""
         work = self._publishing
         return work is not None and work.done() and work.exception() is not None
 
@@ -207,15 +206,14 @@ class MicroBatches:
         began: float | None = None,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish the records of `ranges`, which `frame` reads from Kafka; returns the number of
+        """Publish the records of `ranges`, which `frame` reads from Kafka. Return the number of
         offsets published.
 
         `read_until`: the log ended at the end of `ranges` at this time or later, if known.
-        Published offsets are skipped and overlaps trimmed. Offsets of hours that are not decided
-        yet get a publish of their own. Rows in `staged` are staged again only when necessary.
-        Raises Transient when the range lies ahead of the position (restart from the table) or Kafka
-        or the lake does not answer, PositionError for a recreated topic, Terminal when the table's
-        schema changed meanwhile.
+        Published offsets are skipped and overlaps trimmed. Offsets of undecided hours get a publish
+        of their own. Rows in `staged` are staged again only when necessary. Raises Transient if the
+        range lies ahead of the position (restart from the table) or if Kafka or the lake does not
+        answer, PositionError for a recreated topic, Terminal if the table's schema has changed.
         """
         published, whole = 0, False
         self.has_read_around = False
@@ -228,8 +226,8 @@ class MicroBatches:
         return published
 
     def decide(self, ranges: Ranges) -> Offsets:
-        """Decide again, so that `prepare` has a decision; publish the ends of hours before
-        `ranges`, if any ended. Returns the table's position. Raises like `publish`."""
+        """Decide again, so that `prepare` has a current decision. Publish the boundaries of hours
+        that ended before `ranges`, if any. Return the table's position. Raises like `publish`."""
         needed = {p: e for p, (_, e) in ranges.items()}
         while True:
             decided = self._decided = self._clock.decide(needed=needed)
@@ -242,13 +240,13 @@ class MicroBatches:
             self._publish_boundaries(decided)
 
     def prepare(self, spark: SparkSession, ranges: Ranges) -> PreparedBatch | None:
-        """How workers stage `ranges` by the last decision, without asking Kafka or the lake. None
-        if a new decision is needed first (`needs_decision`), or Spark has to read them
-        (`publish`)."""
+        """Plan how workers stage `ranges`, by the last decision, without asking Kafka or the lake.
+        Return None if a new decision is needed first (`needs_decision`), or if Spark has to read
+        the records (`publish`)."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
-        # Spark leaves erased records out.
+        # Only Spark filters erased records.
         is_whole = not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
         spec = self._spec(spark, decided) if is_whole else None
         if spec is None:
@@ -257,7 +255,7 @@ class MicroBatches:
         return PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
 
     def needs_decision(self, ranges: Ranges) -> bool:
-        """Whether nothing is known of `ranges` by the last decision: an hour has ended since, or a
+        """Return True if the last decision does not cover `ranges`: an hour has ended since, or a
         partition is new."""
         return self._plan_ahead(ranges) is None
 
@@ -277,9 +275,9 @@ class MicroBatches:
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise.
-        `frame` reads the records that they left, and all of them where the staged rows are not
-        valid any more."""
+        """Publish `ranges`, whose certain records workers have staged. `frame` reads the records
+        that they left, or all records if the staged rows are no longer valid. Returns and raises
+        like `publish`."""
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._with_listed_ids(lambda: self._complete(frame(), prepared, certain))
             if staged is not None:
@@ -295,8 +293,8 @@ class MicroBatches:
         began: float,
         read_until: datetime | None,
     ) -> tuple[int, bool]:
-        """Publish the part of `ranges` in decided hours; returns how many offsets, and whether that
-        was all."""
+        """Publish the part of `ranges` in decided hours. Return the number of offsets, and whether
+        that was all of `ranges`."""
         if staged is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
@@ -308,7 +306,8 @@ class MicroBatches:
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
             require_columns(state.table, self._stream)
-            # Read the clock after the heads: files older than them may have been deleted since.
+            # Read the clock after the heads: orphan removal may have deleted staged files by their
+            # age.
             plan = plan_micro_batch(decided, ranges, staged, self._lake.clock.now())
             if plan.next in (Next.DONE, Next.RESTART, Next.DECIDE):
                 self._discard(staged)
@@ -386,8 +385,8 @@ class MicroBatches:
         LOG.info("stream %s: hour boundaries set up to %s; continuing", self._stream.name, ended)
 
     def skip(self, skip: Skip) -> bool:
-        """Move the position behind hours that the batch layer serves; False when the table moved
-        meanwhile."""
+        """Move the position past hours that the batch layer serves. Return False if the table
+        changed meanwhile."""
         decided = self._clock.decide()
         publish = plan_skip(decided, skip, new_id())
         if publish is None:
@@ -395,7 +394,8 @@ class MicroBatches:
         return self._move(decided, publish, skip.why)
 
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
-        """Move the position to the log's start and record the lost range. Logs an error."""
+        """Move the position to the log's starts, record the lost ranges and log an error. Undecided
+        hours get their boundaries published first. Return False if the table changed meanwhile."""
         decided = self._clock.decide()
         planned = plan_skip_lost(decided, log_starts, new_id())
         if planned is None:
@@ -424,12 +424,12 @@ class MicroBatches:
         return True
 
     def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
-        """Stage what `frame` reads, by the last decision. None if a new decision is needed first,
-        or Spark cannot read one of the records."""
+        """Stage the records of `frame` by the last decision. Return None if a new decision is
+        needed first, or if Spark cannot read one of the records."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
-        # Fail fast when the catalog is down: Spark would retry for minutes without an error.
+        # Fail fast if the catalog is down: Spark would retry for minutes without an error.
         self._lake.load(self._stream.table)
         reach(Step.SPEED_DECIDED)
         try:
@@ -442,7 +442,8 @@ class MicroBatches:
     def _stage_readable(
         self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
     ) -> StagedBatch:
-        """Stage what `frame` reads; if Spark cannot read a record, stage the records around it."""
+        """Stage the records of `frame`. If Spark cannot read a record, stage the records around
+        it."""
         try:
             return self._stage(frame(), plan, decided)
         except (PySparkException, Py4JError) as error:
@@ -456,7 +457,7 @@ class MicroBatches:
     def _measured(
         self, state: State, staged: StagedBatch, hours: Mapping[str, str], publishing: float
     ) -> dict[str, str]:
-        """The measurements that this publish writes to `main`."""
+        """Return the measurements that this publish writes to `main`."""
         seconds = [(STAGE, staged.seconds), (PUBLISH, publishing)]
         if (waited := readable_after(state, staged, hours, self._lake.clock.now())) is not None:
             seconds.append((READABLE, waited))
@@ -470,8 +471,8 @@ class MicroBatches:
         return replace(staged, seconds=time.monotonic() - began)
 
     def _with_listed_ids(self, stage: Callable[[], T]) -> T:
-        """Stage, a second time where a record has a schema id that Spark's decoder has not
-        listed."""
+        """Call `stage`. If a record has a schema id that Spark's decoder has not listed, reload the
+        list and call it again."""
         try:
             return stage()
         except (PySparkException, Py4JError) as error:
@@ -485,10 +486,11 @@ class MicroBatches:
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         topic_id = decided.position.topic_id
-        # Most micro-batches need no trim: changing bounds in the query plan would recompile it each
-        # time.
+        # Trim only if needed: changing bounds in the query plan would recompile it for each
+        # micro-batch.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
-        # One file for each task, so at most one for each core, whatever the number of partitions.
+        # A task writes one file. Limit the tasks to one per core, whatever the number of
+        # partitions.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
         left_out = load_filter(
@@ -503,7 +505,7 @@ class MicroBatches:
             return self._stage_without_erased(frame, plan, decided, left_out)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
-        # Count first, before a copy of each row is made. A retried task may count twice, which only
+        # Count the records before each row is copied. A retried task may count twice, which only
         # costs an unneeded search for dead letters.
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
@@ -538,7 +540,7 @@ class MicroBatches:
         return StagedBatch(topic_id, plan.by_hour, rows, dead, erasures=marks)
 
     def _stage_rows(self, decoded: DataFrame, plan: Plan, decided: ResolvedState) -> Staged:
-        """Stage the good records by Spark's writer, in the columns of the decision's table."""
+        """Stage the good records with Spark's writer, in the columns of the decision's table."""
         stream, catalog = self._stream, self._environment.catalog.name
         fitted = fit_to_table(
             records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream)
@@ -554,8 +556,8 @@ class MicroBatches:
         self, frame: DataFrame, plan: Plan, decided: ResolvedState
     ) -> StagedBatch | None:
         """Stage certain records without Spark's reader and writer, and the few others with Spark's
-        reader. None if too many records are left for Spark, or the stream's records cannot be read
-        this way."""
+        reader. Return None if too many records are left for Spark, if workers failed on a cluster,
+        or if the stream's records cannot be read this way."""
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
@@ -566,7 +568,7 @@ class MicroBatches:
                 hours, spec, decided.state.table, prepared.attempt, prepared.began
             )
             if self.learn(frame.sparkSession, certain):
-                # Files of the first attempt are in no snapshot.
+                # No snapshot refers to the files of the first attempt.
                 return self._stage_certain(frame, plan, decided)
             return self._complete(frame, prepared, certain)
         except AnabranchError:
@@ -578,8 +580,8 @@ class MicroBatches:
             return None
 
     def leave_to_spark(self, failure: Exception) -> None:
-        """Let Spark read the next micro-batches, because workers failed: an executor may lack what
-        they need. For a cluster. Files of workers are in no snapshot until a publish names them."""
+        """Let Spark read the next micro-batches after workers failed on a cluster: an executor may
+        lack their packages. No snapshot refers to the workers' files until a publish names them."""
         LOG.warning(
             "stream %s: Python workers failed spark_reads_next=%d: %s",
             self._stream.name,
@@ -589,7 +591,7 @@ class MicroBatches:
         self._without_workers = _WITHOUT_WORKERS
 
     def _spec(self, spark: SparkSession, decided: ResolvedState) -> TaskSpec | None:
-        """How workers read the next micro-batch; None where Spark reads it."""
+        """Return how workers read the next micro-batch; None if Spark reads it."""
         if not can_use_workers(spark):
             return None
         if self._without_workers:
@@ -603,10 +605,10 @@ class MicroBatches:
         )
 
     def learn(self, spark: SparkSession, certain: Certain) -> bool:
-        """Ask the registry for schemas that workers did not know. Returns whether workers can read
-        more records now, so that these are worth another attempt.
+        """Read schemas that workers did not know from the registry. Return True if workers can read
+        more records now, so that another attempt is worthwhile.
 
-        Raises Transient when the registry does not answer, ConfigurationError when it refuses.
+        Raises Transient if the registry does not answer, ConfigurationError if it refuses.
         """
         if not isinstance(self._format, AvroFormat):
             return False
@@ -621,8 +623,9 @@ class MicroBatches:
     def _complete(
         self, frame: DataFrame, prepared: PreparedBatch, certain: Certain
     ) -> StagedBatch | None:
-        """The staged micro-batch, after Spark has read from `frame` the few records that workers
-        left. None if too many records are left."""
+        """Complete a staged micro-batch: Spark reads from `frame` the few records that workers
+        left. Return None if too many records are left. Raises Transient if a record has neither a
+        row nor a dead letter."""
         plan, table, attempt = prepared.plan, prepared.decided.state.table, prepared.attempt
         topic_id = prepared.decided.position.topic_id
         if certain.left is None:
@@ -682,8 +685,8 @@ class MicroBatches:
     def _finish_publish(
         self, publish: Publish, staged: StagedBatch, ended: Landed | Merged
     ) -> None:
-        """The steps after a publish, or after the merge that follows it. If lost in a crash, the
-        next publish repeats them."""
+        """Run the steps after a publish, or after the merge that follows it. The next publish
+        repeats steps that a crash prevented."""
         self._queue.published()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
@@ -716,8 +719,8 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        # Orphan removal deletes files without a snapshot: a publish that named them may have
-        # landed.
+        # Do not delete files of workers, because a publish that named them may have landed. Orphan
+        # removal deletes those without a snapshot.
         if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:
@@ -725,8 +728,7 @@ class MicroBatches:
 
 
 def _count(staged: StagedBatch) -> None:
-    """Count what tasks have written: the bytes of all files, and the requests of workers, one for
-    each file."""
+    """Count the bytes of all files that tasks wrote, and the requests of workers: one per file."""
     written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
     count_written((f.file_path, f.file_size_in_bytes) for f in written)
     if isinstance(staged.rows, Written):

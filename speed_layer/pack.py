@@ -1,9 +1,9 @@
-"""An archive of our code and of the packages that its workers import, for executors:
-`spark.archives`.
+"""An archive for executors (`spark.archives`) with our code and the packages that its workers
+import.
 
-It has no Python: `bin/python` of the archive runs the machine's own, of the same minor version,
-with the archive's packages before all others. It works in any folder. Compiled packages need
-executors of this machine's platform.
+The archive contains no Python. Its `bin/python` runs the executor's own Python of the same minor
+version, with the archive's packages first on the path. It works in any folder. Compiled packages
+need executors of this machine's platform.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anabranch.common.errors import Terminal
 from anabranch.common.version import VERSION
 from anabranch.spark.executor_python import ARCHIVE, CODE, VERSIONS, installed
 
-# Of PySpark, what executors have in Spark itself.
+# Parts of PySpark that executors have in Spark itself.
 _OF_SPARK = tuple(
     f"pyspark/{name}/" for name in ("jars", "bin", "sbin", "examples", "data", "licenses", "python")
 )
@@ -56,12 +56,12 @@ class Packed:
 
 
 def python_version() -> str:
-    """Python's version that executors need."""
+    """Return the Python version that executors need, as `major.minor`."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def pack(folder: Path) -> Packed:
-    """Write the archive to `folder`, in place of one of the same name. Raises Terminal and
+    """Write the archive to `folder`, replacing one of the same name. Raises Terminal and
     OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f"{ARCHIVE}-{VERSION}-python{python_version()}.tar.gz"
@@ -100,7 +100,7 @@ def _files() -> Iterator[tuple[Path, str]]:
 
 
 def needed() -> list[Distribution]:
-    """The distributions that workers import, with all that these require. Raises Terminal."""
+    """Return the distributions that workers import, and their requirements. Raises Terminal."""
     command = [sys.executable, "-c", _IMPORTED]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if run.returncode:
@@ -130,7 +130,7 @@ def _with_requirements(names: Iterable[str]) -> list[Distribution]:
 
 
 def _name_of(requirement: str) -> str:
-    """The name in a requirement such as `click<9,>=7; python_version > "3"`. Pure."""
+    """Return the name in a requirement such as `click<9,>=7; python_version > "3"`. Pure."""
     return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 

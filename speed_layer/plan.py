@@ -1,5 +1,5 @@
-"""The speed layer's decisions, pure: a micro-batch's hours and next step, its publish, and how the
-job catches up."""
+"""The speed layer's decisions, as pure functions: a micro-batch's hours and next step, its publish,
+and how the job catches up."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from anabranch.protocol.watermarks import Watermarks, waiting_since
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds
-    it took to stage. `erasures`: what erased records were left out by."""
+    """Staged rows and dead letters, with their topic id, ranges by hour and the seconds that
+    staging took. `erasures`: marks of the erasures that staging applied."""
 
     topic_id: str
     by_hour: dict[str, Ranges]
@@ -64,8 +64,8 @@ class Next(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour. `whole`
-    is false when offsets beyond the decided hours are left for a later publish."""
+    """A micro-batch's next step, and for STAGE, MERGE and PUBLISH its remaining offsets by hour.
+    `whole` is false if offsets after the decided hours are left for a later publish."""
 
     next: Next
     todo: Ranges
@@ -78,12 +78,12 @@ class Plan:
 def plan_micro_batch(
     decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None, now: datetime | None = None
 ) -> Plan:
-    """Decide what to do next with the offsets of `ranges`, given what is `staged` already. `now`:
-    the clock, read after the state was loaded, to judge the age of files without a snapshot. The
-    decision's own time is earlier."""
+    """Plan the next step for the offsets of `ranges`, given the micro-batch in `staged`. Pure.
+    `now`: the clock, read after the state was loaded, to judge the age of files without a snapshot.
+    The decision's own time is earlier."""
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
-        # The broker that answered does not have the new partition yet: no hour could end there.
+        # The broker that answered does not know the new partition yet, so no hour could end there.
         return Plan(Next.RESTART, {}, False, [], {})
     relation = classify(ranges, position.offsets)
     if relation in (RangeRelation.PUBLISHED, RangeRelation.AHEAD):
@@ -95,8 +95,7 @@ def plan_micro_batch(
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
-    # Keep only the micro-batch's own hours, usually one: each more costs a comparison for each
-    # record.
+    # Keep only the micro-batch's own hours, usually one: each hour costs a comparison per record.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     matches = staged is not None and _matches_decision(staged, state, position, by_hour)
     if staged is None or not matches or not _still_exists(state, staged, now):
@@ -114,11 +113,11 @@ def plan_micro_batch(
 
 
 def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | None:
-    """Plan how to stage `ranges` while the offsets before them are still being published, by the
-    last decision.
+    """Plan how to stage `ranges` by the last decision, while the offsets before them are still
+    being published. Pure.
 
-    A guess: `plan_micro_batch` accepts the staged rows later, or has them staged again. None where
-    the guess is likely wrong: an hour has ended since, or a partition is new.
+    The plan is a guess: `plan_micro_batch` later accepts the staged rows or requests staging again.
+    Returns None if the guess is likely wrong: an hour has ended since, or a partition is new.
     """
     if hour_of(now) != hour_of(decided.now):
         return None
@@ -131,11 +130,12 @@ def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | 
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
-    """Iceberg write options for rows of so many event dates (None: unbounded) and hours.
+    """Return Iceberg write options for rows of `dates` event dates (None: unbounded) and `hours`
+    hours. Pure.
 
-    Few table partitions: fanout, with an open file for each. Otherwise each task sorts its rows by
-    partition and has one file open at a time. The table's sort order is the batch layer's, so the
-    files do not claim it.
+    For few table partitions: fanout, with an open file for each. Otherwise each task sorts its rows
+    by partition and has one file open at a time. The table's sort order is the batch layer's, so
+    the files do not claim it.
     """
     if dates is not None and dates * hours <= MOST_OPEN_FILES:
         return {"fanout-enabled": "true", "use-table-distribution-and-ordering": "false"}
@@ -150,7 +150,7 @@ def _matches_decision(
 
 
 def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) -> frozenset[str]:
-    """What the rows of a micro-batch are to be staged by."""
+    """Return the marks of the erasures that staging must apply to a micro-batch. Pure."""
     return frozenset(
         m for hour, ranges in by_hour.items() for m in state.erasures.marks(hour, topic_id, ranges)
     )
@@ -171,15 +171,15 @@ def plan_publish(
     read_until: datetime | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """The publish of a staged micro-batch.
+    """Plan the publish of a staged micro-batch. Pure.
 
     `hour_of` maps each staged file's path to its hour. `read_until`: the log ended at the
     micro-batch's end at this time or later. `measured`: properties for `main`. Rows of hours that
-    the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
-    retained: `main` may contain the same offsets already, and gets the hour once the speed layer
-    covers it.
+    the batch layer serves are published to `speed` only. So are rows of an hour whose rows in
+    `main` a merge retained: `main` may contain the same offsets already, and gets the hour once the
+    speed layer covers it. Rows of expired hours are not published.
     """
-    # Of an hour that batch has accepted and that has expired since.
+    # Rows of an hour that batch accepted and that has expired since are not published.
     files = tuple(
         f for f in staged.rows.files if not decided.state.is_expired(hour_of[f.file_path])
     )
@@ -211,10 +211,12 @@ def _files_for_main(
 def readable_after(
     state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime
 ) -> float | None:
-    """Seconds that the oldest of a micro-batch's rows for `main` has waited, if readable now. Pure.
+    """Return the seconds that the oldest of a micro-batch's rows for `main` has waited, if readable
+    now. Pure.
 
-    None without rows, or if the files lack the statistics. Measured from the Kafka timestamp, but
-    never from before the time that `main` is fresh through, whatever timestamp a producer set.
+    Returns None without rows for `main`, or if the files lack the statistics. Measured from the
+    Kafka timestamp, but never from before the time that `main` is fresh through, whatever timestamp
+    a producer set.
     """
     stamps = oldest_timestamps(
         state.table, _files_for_main(state, staged, hour_of), "kafka_timestamp"
@@ -225,19 +227,20 @@ def readable_after(
 
 
 def plan_boundary_publish(decided: ResolvedState, id: str) -> Publish:
-    """The publish of hour boundaries alone, for hours before a micro-batch."""
+    """Plan the publish of hour boundaries alone, for hours before a micro-batch. Pure."""
     return Publish(id, (Change("speed"),), decided.timeline, decided.position)
 
 
 def within_hours(ranges: Ranges, hours: Sequence[HourRange]) -> Ranges:
-    """The part of `ranges` in `hours` (oldest first): all of it if the last hour is still open."""
+    """Return the part of `ranges` in `hours` (oldest first): all of it if the last hour is open.
+    Pure."""
     ends = hours[-1].ends if hours else {}
     return ranges if ends is None else clip(ranges, {p: (0, ends.get(p, 0)) for p in ranges})
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Hours that `main` serves from the batch layer: continue after them, at `to`."""
+    """Hours that `main` serves from the batch layer; reading continues after them, at `to`."""
 
     hours: tuple[str, ...]
     to: Offsets
@@ -255,14 +258,15 @@ class Skip:
 
 @dataclass(frozen=True)
 class HourToRead:
-    """The rest of a sealed hour before hours to skip, to be read by its cut."""
+    """The unread rest of a sealed hour before hours to skip; the stream reads it up to its cut."""
 
     hour: str
     ranges: Ranges
 
 
 def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
-    """Split a micro-batch's ranges by ingest hour. `hours`: oldest first, the last one open."""
+    """Split a micro-batch's ranges by ingest hour. Pure. `hours`: oldest first, the last one
+    open."""
     assigned: dict[str, Ranges] = {}
     left = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     for entry in hours:
@@ -277,9 +281,9 @@ def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
 
 
 def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
-    """The next step of catching up: skip hours that batch serves, or read the hours before them by
-    their cut. None when the stream can read the rest. A refused hour between two accepted ones is
-    never skipped."""
+    """Plan the next step of catching up: skip hours that batch serves, or read an hour before them
+    up to its cut. Return None if the stream can read the rest. Pure. A refused hour between two
+    accepted ones is never skipped."""
     if (forgotten := _skip_forgotten(state, position)) is not None:
         return forgotten
     cuts = _comparable_cuts(state)
@@ -301,8 +305,8 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
 
 
 def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
-    """The publish that moves the position past hours that the batch layer serves. None when the
-    next step has changed meanwhile: a position never moves back."""
+    """Plan the publish that moves the position past hours that the batch layer serves. Return None
+    if the next step has changed meanwhile: a position never moves back. Pure."""
     if plan_catch_up(decided.state, decided.position.offsets) != skip:
         return None
     to = Position(decided.position.topic_id, skip.to)
@@ -315,9 +319,9 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
 def plan_skip_lost(
     decided: ResolvedState, log_starts: Offsets, id: str
 ) -> tuple[Publish, Ranges] | None:
-    """The publish that moves the position to the log's starts and records the lost ranges; returns
-    both. Pure. None when all of them belong to hours that are not decided yet: publish the
-    boundaries first."""
+    """Plan the publish that moves the position to the log's starts and records the lost ranges;
+    return it with those ranges. Return None if all of them belong to undecided hours: publish the
+    boundaries first. Pure."""
     position = decided.position
     lost = {
         p: (position.offsets.get(p, 0), s)
@@ -343,13 +347,13 @@ def plan_skip_lost(
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:
-    """The cuts that refer to the position's log, oldest first."""
+    """Return the cuts that refer to the position's log, oldest first."""
     return [(h, c) for h, c in sorted(state.cuts.items()) if h >= state.timeline.since]
 
 
 def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
-    """Skip from a position in accepted hours that the state no longer lists to the first hour that
-    it does."""
+    """Plan a skip from a position in accepted hours that the state no longer lists to the first
+    hour that it lists. Return None at other positions."""
     cuts = _comparable_cuts(state)
     start = cuts[0][1].starts if cuts else state.timeline.start
     if size(ranges_between(position, start)) == 0 or state.timeline.open == state.timeline.first:
@@ -358,13 +362,14 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
 
 
 def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
-    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for.
-    Pure. With more offsets available than it takes, Spark rounds each partition's share down."""
+    """Return True if a Spark micro-batch of at most `at_most` offsets reaches the log end that
+    Spark read. Pure. If more offsets are available, Spark rounds each partition's share down."""
     return size(ranges) <= at_most - len(ranges)
 
 
 def chunks(ranges: Ranges, at_most: int) -> list[Ranges]:
-    """Split ranges into pieces of at most `at_most` offsets, partition by partition in order."""
+    """Split ranges into pieces of at most `at_most` offsets, partition by partition in order.
+    Pure."""
     pieces: list[Ranges] = []
     room = 0
     for p, (start, end) in sorted(ranges.items()):

@@ -1,5 +1,5 @@
-"""The start of a stream: recover from the table, then catch up hour by hour to where reading
-continues."""
+"""The start of a stream: recover from the table, then catch up hour by hour to the position at
+which the stream starts reading."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LOG = logging.getLogger(__name__)
 
 
 class StreamStart:
-    """Finds the position that a stream continues from, and publishes the sealed hours before it.
-    `count` is called with the number of offsets of each publish; `note_progress` after each step of
-    a long catch-up."""
+    """The start of one stream: find its position, and publish the sealed hours that it still has to
+    read. `count` is called with the number of offsets of each publish, `note_progress` after each
+    skip."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class StreamStart:
         self._count, self._note_progress = count, note_progress
 
     def run(self) -> Offsets:
-        """Create the tables of a new topic, where its family has it so; recover, compare clocks,
-        catch up. Returns the start position.
+        """Create the tables of a new topic if its family requests it; recover, compare clocks,
+        catch up. Return the start position.
 
-        Raises Transient when a stop is requested or a service does not answer, PositionError when
-        the topic and the table contradict each other or retention deleted unread offsets, Terminal
-        for a table that needs `apply`.
+        Raises Transient if a stop is requested or a service does not answer, PositionError if the
+        topic and the table contradict each other or retention deleted unread offsets, Terminal for
+        a table that needs `apply`.
         """
         job = self._job
         if job.creates_tables and not is_created(job.lake, job.stream):
@@ -63,7 +63,7 @@ class StreamStart:
         return self._catch_up()
 
     def _catch_up(self) -> Offsets:
-        """Skip or read whole sealed hours until the stream can continue; returns its start
+        """Skip or read whole sealed hours until the stream can continue. Return its start
         position."""
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
