@@ -1,4 +1,4 @@
-"""The command line: one verb an action. Heavy imports wait until a command needs them."""
+"""The command line: one verb for each action. Commands import slow modules in their bodies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
 from anabranch.common.version import VERSION
 
-# A command's imports make 130,000 objects that stay: Python would look through them again and again
-# for what can go.
+# A command's imports create 130,000 long-lived objects. With the default thresholds, the garbage
+# collector would scan them repeatedly.
 _COLLECT_AFTER = (100_000, 50, 50)
 
 
@@ -61,12 +61,12 @@ SECTIONS = {
 
 
 class _Commands(click.Group):
-    """Turns an error of ours into one line and its exit code."""
+    """The root group. Prints an error as one line and exits with its code."""
 
     sections = SECTIONS
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section; no name may be missing in `SECTIONS`."""
+        """Write the commands by section. A command that `SECTIONS` lacks is not listed."""
         names = [name for section in self.sections.values() for name in section]
         width = max(map(len, names))
         for title, section in self.sections.items():
@@ -75,7 +75,7 @@ class _Commands(click.Group):
                 for name in section
                 if (command := self.get_command(ctx, name)) is not None
             ]
-            # Padded, so that the columns of all sections are one.
+            # Names are padded, so that the columns of all sections align.
             rows = [
                 (name.ljust(width), command.get_short_help_str(formatter.width))
                 for name, command in commands
@@ -108,10 +108,10 @@ def main() -> None:
 
 
 def run() -> NoReturn:
-    """Run the command of this process and end it with its exit code, at once.
+    """Run the command of this process, and end the process with the command's exit code.
 
-    What it said is written. Beyond that nothing is tidied up: to free the libraries' objects one by
-    one would take Python a fifth of the command's time.
+    Flushes logs and output, and skips the interpreter's cleanup: it would free the libraries'
+    objects one by one, which takes a fifth of the command's time.
     """
     gc.set_threshold(*_COLLECT_AFTER)
     lazy_pandas.install()
@@ -123,8 +123,8 @@ def run() -> NoReturn:
             raise
         code = ended.code or 0
     logging.shutdown()
-    # Who read it may have left (`anabranch hours | head`): no error of ours, yet not all was said.
-    # Click ends so too.
+    # The reader of a pipe may have exited (`anabranch hours | head`). As in click, the exit code is
+    # then 1, since some output was not written.
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

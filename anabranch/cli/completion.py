@@ -1,4 +1,4 @@
-"""Completion of commands, options and streams by a shell."""
+"""Shell completion of commands, options and streams."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import click
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
-    It completes commands, options and the names of streams. Once and for all, in bash: `anabranch
-    completion bash > ~/.local/share/bash-completion/completions/anabranch`; for a session: `eval
-    "$(anabranch completion bash)"`. In zsh: into a file `_anabranch` in a folder of `fpath`, before
-    `compinit`. In fish: into `~/.config/fish/completions/anabranch.fish`.
+    It completes commands, options and the names of streams. To install it in bash: `anabranch
+    completion bash > ~/.local/share/bash-completion/completions/anabranch`; for one session: `eval
+    "$(anabranch completion bash)"`. In zsh, write it to a file `_anabranch` in a folder of `fpath`,
+    before `compinit`. In fish, write it to `~/.config/fish/completions/anabranch.fish`.
     """
     from click.shell_completion import get_completion_class
 

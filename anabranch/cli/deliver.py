@@ -1,4 +1,4 @@
-"""Commands that bring accepted hours, and what happened to them, to other systems."""
+"""Commands that send accepted hours, and events about hours, to other systems."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
 
     Posts each change of an hour's state to `webhook:` of the stream's file, in order.
 
-    One line (with --output json one object) for each that it took, at once. Jobs post what they
-    change themselves: this is for what a receiver missed. Exit code 75 when it does not take one,
-    which waits with all behind it.
+    Prints one line (one object with --output json) for each posted change. Jobs post their changes
+    themselves; this command posts those that the receiver missed. The exit code is 75 when the
+    receiver does not accept a change; that change and all later ones stay pending.
     """
     from anabranch.cli.render import print_event, print_text
     from anabranch.notifications.webhook import Notifier
@@ -93,8 +93,8 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
 
     Sends every accepted and refused revision in the ledger to `lineage.url`.
 
-    The batch job sends events as it goes; this command sends what was missed. An event sent again
-    is of the same run.
+    The batch job sends events while it runs; this command sends those that a receiver missed. An
+    event that is sent again has the same run id.
     """
     from anabranch.cli.render import print_event, print_text
     from anabranch.common.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""`anabranch dev`: the services on this machine, from the command line."""
+"""`anabranch dev`: services and producers on one machine."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def dev() -> None:
 )
 @output_option
 def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
-    """Start Kafka and S3, or whichever of them does not run.
+    """Start Kafka and S3, or the one that does not run.
 
-    They go on after this command, until 'anabranch dev down'.
+    They run until 'anabranch dev down'.
     """
     from anabranch.cli.render import print_event
     from anabranch.dev import services
 
-    # Terminated half-way, it stops what it has started, as with Ctrl-C.
+    # On SIGTERM, stop the services that were started, as on Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     running = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
     states = services.status(running.home)
@@ -75,7 +75,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 )
 @output_option
 def down(home: Path, wipe: bool, output: str) -> None:
-    """Stop Kafka and S3; fine if nothing runs."""
+    """Stop Kafka and S3, if they run."""
     from anabranch.cli.render import print_event
     from anabranch.dev import services
 
@@ -90,7 +90,7 @@ def down(home: Path, wipe: bool, output: str) -> None:
 @output_option
 @click.pass_context
 def status(ctx: click.Context, home: Path, output: str) -> None:
-    """Ask Kafka and S3 whether they run; exit code 1 unless both do."""
+    """Show whether Kafka and S3 run; exit code 1 unless both do."""
     from anabranch.cli.render import print_event
     from anabranch.dev import services
 
@@ -124,7 +124,7 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
 @conf_option
 @output_option
 def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
-    """Create a topic; fine if it is there."""
+    """Create a topic, if it does not exist."""
     from anabranch import config
     from anabranch.cli.render import print_event
     from anabranch.kafka.client import KafkaAdapter
@@ -194,8 +194,8 @@ def produce(
 ) -> None:
     """Send seeded, realistic game events to Kafka.
 
-    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and
-    prints what was acknowledged so far.
+    Prints the number of sent and acknowledged records; the exit code is 75 if one was not
+    acknowledged. Ctrl-C flushes, and prints the numbers so far.
     """
     from contextlib import ExitStack
 
@@ -252,8 +252,8 @@ def produce(
 def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
     """Send each line of FILE as a record to a topic.
 
-    FILE - is standard input. A record has the line as its value, no key, and the time of its send
-    as its timestamp; blank lines are left out. Every record is acknowledged when the command ends.
+    FILE - is standard input. A record has the line as its value, no key, and the time of sending as
+    its timestamp; blank lines are skipped. Every record is acknowledged when the command ends.
     """
     from anabranch import config
     from anabranch.cli.render import print_event

@@ -1,4 +1,4 @@
-"""The command that prints the documentation, which the wheel carries."""
+"""The command that prints the documentation, which the wheel contains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import click
 def docs(page: str | None) -> None:
     """Print a page of the documentation, or list the pages.
 
-    PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`, each also with
-    a section: `docs/runbooks.md#anabranchspeedlate`.
+    PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`. Both can have a
+    section: `docs/runbooks.md#anabranchspeedlate`.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.resources import shipped
@@ -46,7 +46,7 @@ def docs(page: str | None) -> None:
 
 
 def _is_listed(name: str) -> bool:
-    """Decisions are read by who follows a link to one."""
+    """Return whether the list has this page; decisions are only reached by links."""
     return not name.startswith("decisions/")
 
 
@@ -59,7 +59,7 @@ def _list(folder: Path, pages: dict[str, Path]) -> None:
 
 
 def section_of(text: str, name: str) -> str:
-    """A section of Markdown, with those below it, by the name that a link has for it; empty for
+    """Return the Markdown section with the anchor `name`, and its subsections; empty if there is
     none. Pure."""
     found: list[str] = []
     depth, is_code = 0, False
@@ -76,5 +76,5 @@ def section_of(text: str, name: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """What a link to a heading is named, as GitHub does. Pure."""
+    """Return the anchor that GitHub gives a heading. Pure."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -57,8 +57,8 @@ def hours(
 ) -> None:
     """List each hour: serving layer, counts and checks.
 
-    Up to the open hour, by the ledger's newest row. Several streams are asked side by side; one
-    that does not answer within 6 seconds is named, and the exit code is 75.
+    Lists hours up to the open one, by the newest row of the ledger. Several streams are read
+    concurrently; one that does not answer within 6 seconds is named, and the exit code is 75.
     """
     from anabranch.cli.render.history import print_history
     from anabranch.cli.render.status import print_hours, print_hours_of
@@ -101,9 +101,9 @@ def hours(
 def history(stream: str, hour: str | None, acts: bool, conf: str | None, output: str) -> None:
     """List decisions on hours, or operators' acts.
 
-    A decision is as in `anabranch hours --history`. An act is a restatement, an acceptance in spite
-    of the rules, a replay, an adoption, a chosen layer, or a redelivery. User and host are what the
-    operating system reports.
+    Decisions are those of `anabranch hours --history`. An act is a restatement, an acceptance
+    despite the rules, a replay, an adoption, a chosen layer, or a redelivery. The operating system
+    reports user and host.
     """
     from anabranch.cli.render.history import print_acts, print_history
     from anabranch.operations.reports import acts as act_reports
@@ -123,8 +123,8 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
 def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
     """Explain one hour, and what to run next.
 
-    Prints its cut, layers, account, checks and serving layer in sentences, for any hour, from the
-    ledger and the snapshots alone.
+    Prints its cut, layers, account, checks and serving layer in sentences, for any hour. Reads only
+    the ledger and the snapshots.
     """
     from datetime import UTC, datetime
 
@@ -160,8 +160,8 @@ def dead_letters(
 ) -> None:
     """List the records that could not become rows.
 
-    Prints the number for each reason, and samples, decoded for display. With --replay, after the
-    schema or the bounds were widened (`anabranch apply`), rebuilds the accepted hours with dead
+    Prints the number for each reason, and samples, decoded for display. Use --replay after the
+    schema or the bounds were widened (`anabranch apply`): it rebuilds the accepted hours with dead
     letters that decode now, from Kafka, else from the table.
     """
     from anabranch.cli.render.dead_letters import print_letters
@@ -193,8 +193,8 @@ def dead_letters(
 def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str) -> None:
     """List the duplicates removed from an accepted hour.
 
-    Prints each with the row that it repeats. Found in the speed layer's rows, which keep
-    duplicates; says how many of the counted duplicates could be found.
+    Prints each duplicate with the row that it repeats, and how many of the counted duplicates were
+    found. The search reads the speed layer's rows, which keep duplicates.
     """
     from anabranch.cli.render.difference import print_duplicates
     from anabranch.operations.reports import diff
@@ -239,8 +239,8 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
     """Check whether every event of a day is there.
 
-    Prints the ingest hours that can contain events of it, and those that are not accepted yet, by
-    the bounds of `event_time:` in the stream's file. The exit code is 1 while the day is not
+    Prints the ingest hours that can contain events of the day, by the bounds of `event_time:` in
+    the stream's file, and those that are not accepted yet. The exit code is 1 while the day is not
     complete.
     """
     from anabranch.cli.render.completeness import print_completeness
@@ -269,8 +269,8 @@ def complete_through(chosen: StreamSelection, tag: bool, conf: str | None, outpu
     hour is not known.
 
     --tag tags each table with `group-GROUP-HOUR` for each hour that became complete for the group,
-    for `anabranch.open` and other engines. Run it after each hour's batch jobs; a tag that is there
-    stays. `maintain.group_hours` of the stream's file is how long tags are kept.
+    for `anabranch.open` and other engines. Run it after each hour's batch jobs; existing tags stay.
+    `maintain.group_hours` of the stream's file sets how long tags are kept.
     """
     from anabranch.cli.render.completeness import print_complete_through
     from anabranch.common.deadline import LAKE
@@ -321,8 +321,8 @@ def audit(
 
     Compares the counts with the ledger, and with Kafka as far as it still has the records. Without
     --hours: all hours. Prints one sentence for each disagreement of ledger, files and Kafka; the
-    exit code is then 1. Eight streams at a time; an error of one does not stop the others, and one
-    that does not answer within 6 seconds is left out by name.
+    exit code is then 1. Audits eight streams at a time. An error of one does not stop the others; a
+    stream that does not answer within 6 seconds is skipped and named.
     """
     from anabranch.cli.render.audit import print_audit
     from anabranch.common.deadline import KAFKA
@@ -370,9 +370,9 @@ def data_docs(
 ) -> None:
     """Build Great Expectations' Data Docs of hours.
 
-    Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads the ledger alone:
-    no rows, no Spark. Each decision on a named HOUR gets a page; without one, the newest of each
-    hour. Deletes pages of earlier runs after --keep, and no other file.
+    Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads only the ledger: no
+    rows, no Spark. With HOUR, each decision gets a page; without it, the newest of each hour.
+    Deletes pages of earlier runs after --keep, and no other file.
     """
     from datetime import UTC, datetime
 

@@ -42,10 +42,10 @@ def speed(
 ) -> None:
     """Run the speed layer: publish records within seconds.
 
-    Several streams, --group or --all run in one process: streams join, change and leave with their
-    files, and a stream that fails is set aside and started again while the others continue.
+    Several streams, --group or --all run in one process. It follows stream files that are added,
+    changed or removed. A stream that fails is set aside and restarted while the others continue.
 
-    Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event a line.
+    Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event per line.
     """
     from anabranch.spark.submit import submit_streams
 
@@ -68,10 +68,10 @@ def speed(
 def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
     """Check a speed job by its health file.
 
-    The job writes the file with `anabranch speed STREAM --health FILE`. A healthy job runs, has
-    published or found nothing to read within five minutes and two triggers, and restarted less than
-    twice in 15 minutes. The exit code is 1 for an unhealthy job. A job of many streams is healthy
-    while some are set aside; the output names them.
+    `anabranch speed STREAM --health FILE` writes the file. A healthy job is running, has published
+    or found nothing to read within the last five minutes and two triggers, and has restarted less
+    than twice in 15 minutes. The exit code is 1 for an unhealthy job. A job of many streams is
+    healthy while some are set aside; the output names them.
     """
     import time
 
@@ -156,12 +156,12 @@ def batch(
     """Run the batch layer: seal and rebuild ended hours.
 
     Seals every hour that has ended, and rebuilds each that is not accepted, oldest first.
-    `anabranch hours` shows the reason of a refused hour. --accept overrules the stream's rules, but
+    `anabranch hours` shows why an hour was refused. --accept overrules the stream's rules, but
     never an account that does not close.
 
-    Many streams share one Spark, and their hours run side by side. The outcome of one changes
-    nothing for the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and 75
-    that a stream has.
+    Many streams share one Spark application, and their hours run concurrently. The outcome of one
+    does not affect the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and
+    75 that a stream has.
     """
     from anabranch.notifications.lineage.parents import parse_run
     from anabranch.offsets.hours import span_of
@@ -207,8 +207,8 @@ def batch(
 
 
 def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: str | None) -> str:
-    """Options of the driver's Java by the offsets that wait for the job; none where a stream does
-    not answer. The job itself reports errors."""
+    """Return the Java options of the driver for the number of offsets that wait; empty if a stream
+    does not answer. The job itself reports errors."""
     from anabranch.cli.many import ask, select
     from anabranch.common.errors import AnabranchError
     from batch_layer import compilers
@@ -221,7 +221,7 @@ def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: s
 
 
 def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:
-    """Refuse an open hour before Spark starts."""
+    """Refuse an hour that has not ended, before Spark starts."""
     from anabranch.protocol import sealing
 
     job = open_stream(stream, conf)
@@ -241,8 +241,8 @@ def _seal_many(
     conf: str | None,
     output: str,
 ) -> None:
-    """Seal the streams' hours, several streams side by side; what one ends with changes nothing for
-    the others."""
+    """Seal the hours of several streams concurrently. An error of one stream does not stop the
+    others."""
     from concurrent.futures import ThreadPoolExecutor
 
     from anabranch.cli.render import print_result
@@ -285,8 +285,9 @@ _SEALED_AT_ONCE = 8
 
 
 def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False) -> tuple[str, ...]:
-    """Seal a stream's ended hours; returns those that were sealed now. Raises as
-    `sealing.require_sealed` for the hours of `span`; of many streams, one may begin after them."""
+    """Seal a stream's ended hours, and return the newly sealed ones. Raises the errors of
+    `sealing.require_sealed` for the hours of `span`; with `of_many`, not for hours before the
+    stream's first."""
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 
@@ -318,9 +319,9 @@ def jars(
 ) -> None:
     """Download the jars of the jobs and print their folder.
 
-    Verifies each checksum, and downloads only missing jars. --archive archives Java's classes once
-    for jobs on this machine (spark.master: local[...]), which then start in three quarters of the
-    time. Run it again after an upgrade of Java or of Anabranch.
+    Downloads only missing jars, and verifies each checksum. --archive creates a class data sharing
+    archive for jobs on this machine (spark.master: local[...]), which then start in three quarters
+    of the time. Run it again after an upgrade of Java or of Anabranch.
     """
     from anabranch.spark import jars as resolved
     from anabranch.spark.archive import make_archive

@@ -8,8 +8,8 @@ from typing import Any
 
 
 class _LazyPandas(MetaPathFinder):
-    """Hides pandas while `pyarrow.dataset` is being imported, which only checks whether pandas is
-    installed.
+    """Import hook that hides pandas from `pyarrow.dataset`, whose import only checks whether pandas
+    is installed.
 
     This saves each command a second. `to_pandas` imports pandas when it is called
     (https://github.com/apache/arrow/blob/main/python/pyarrow/pandas-shim.pxi).
@@ -22,6 +22,6 @@ class _LazyPandas(MetaPathFinder):
 
 
 def install() -> None:
-    """Change the imports of this process: for our own processes only, never for a program that
-    imports Anabranch."""
+    """Install the import hook in this process. Call it only in Anabranch's own processes, never in
+    a program that imports Anabranch."""
     sys.meta_path.insert(0, _LazyPandas())

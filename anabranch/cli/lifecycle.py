@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
-    Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says.
-    The stream sets the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
-    deletes what killed jobs left in this machine's temporary folder. Run it at least once a day;
-    other jobs may run meanwhile. --dry-run shows what would be deleted, how the last run ended, and
-    what is waiting for each table; `anabranch metrics` and `anabranch serve` show that too. Eight
-    streams at a time; an error of one does not stop the others, and one that does not answer within
-    6 seconds is left out by name.
+    Deletes rows of main only in hours older than the stream's `keep.rows`. The stream's file sets
+    the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes files that
+    killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may
+    run at the same time. --dry-run shows what would be deleted, how the last run ended, and the
+    pending work of each table; `anabranch metrics` and `anabranch serve` show that too. Processes
+    eight streams at a time. An error of one does not stop the others; a stream that does not answer
+    within 6 seconds is skipped and named.
     """
     from anabranch.cli.render.maintenance import print_maintained
     from anabranch.common.output import print_json
@@ -60,8 +60,8 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
 
 
 def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | None]:
-    """Maintain one stream. Returns what was done, and with `dry_run` what is known of its
-    maintenance."""
+    """Maintain one stream. Return the result of the run, and with `dry_run` the state of the
+    stream's maintenance."""
     from datetime import UTC, datetime
 
     from anabranch.lifecycle import maintenance
@@ -86,8 +86,8 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
     """Keep hours beyond the stream's `keep`.
 
     HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do
-    not expire until --release. Hours to come can be held; refused, with exit code 1, for an hour
-    that has expired.
+    not expire until --release. Future hours can be held. An hour that has expired is refused with
+    exit code 1.
     """
     from anabranch.cli.render.operate import print_held
     from anabranch.protocol import holding
@@ -149,13 +149,13 @@ def erase(
 ) -> None:
     """Erase records by the values of a column.
 
-    Removes rows and dead letters from every branch, and keeps both layers from bringing one back;
-    the account of each hour has the class `erased`. An erasure is of the records that Kafka has
-    accepted when it is requested. The same command continues it, and changes nothing once it is
-    done; --again makes the next request. Refused while hours that are held (`anabranch hold`) have
-    such records. Needs `erasure.key` in conf/anabranch.yaml. With --status, exit code 1 while
-    something is left. --scan reads every object of the stream's tables, versions included; exit
-    code 1 if one has a value.
+    Removes rows and dead letters from every branch, and keeps both layers from publishing them
+    again; the account of each hour counts them as `erased`. An erasure covers the records that
+    Kafka has accepted when it is requested. The same command continues it, and changes nothing once
+    it is done; --again makes a new request. Refused while held hours (`anabranch hold`) have such
+    records. Needs `erasure.key` in conf/anabranch.yaml. With --status, the exit code is 1 while
+    something is left. --scan reads every object of the stream's tables, versions included; the exit
+    code is 1 if one contains a value.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
     from anabranch.lifecycle.erasure import run
@@ -259,12 +259,12 @@ def import_(
 ) -> None:
     """Import hours before the stream's first from files.
 
-    Each hour is accepted with an account of its own: source rows in place of offsets. The hours up
-    to the stream's first are imported, newest first, some in a commit; the live position is not
-    touched. A row's hour follows from --time, by default kafka_timestamp, timestamp or the stream's
+    Each hour is accepted with an account that counts source rows instead of offsets. Hours before
+    the stream's first are imported, newest first, several per commit; the live position does not
+    change. --time gives the hour of a row, by default kafka_timestamp, timestamp or the stream's
     event time. Rows that repeat a row by the stream's key are left out. The same command continues
-    an import that was interrupted, of a Delta table from the version that it began with, and
-    changes nothing once it is done.
+    an interrupted import, of a Delta table from the version that it began with, and changes nothing
+    once it is done.
     """
     from anabranch.cli.render.imports import print_imported, print_planned
     from anabranch.lifecycle.importing import run

@@ -1,4 +1,4 @@
-"""Commands that work on several streams: the selection, and reading all of it side by side."""
+"""Commands on several streams: the selection, and concurrent reading of the streams."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_SECONDS = 6.0
-"""How long many streams are waited for, so that a command that has to start first answers within 8
-s."""
+"""Deadline in seconds of the selection and the answers of many streams. With its start, a command
+then answers within 8 s."""
 
 _AT_ONCE = 16
 _WORKING_AT_ONCE = 8
@@ -39,8 +39,8 @@ _WORKING_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Many:
-    """The selected streams. `catalog`: whose connections they share; `unanswered`: why families may
-    have streams that are not among them; `seconds`: how long the selection took."""
+    """The selected streams, which share the connections of `catalog`. `unanswered`: errors because
+    of which streams of families may be missing; `seconds`: the duration of the selection."""
 
     environment: Environment
     catalog: Lake
@@ -72,8 +72,8 @@ def select(chosen: StreamSelection, conf: str | None) -> Many:
 def ask(
     many: Many, read: Callable[[Job, Note], T], of_silence: bool = False
 ) -> dict[str, T | AnabranchError]:
-    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`; with
-    `of_silence`, of the last answer of any."""
+    """Return each stream's result of `read`, or its error; NoAnswer after `ANSWER_SECONDS`, with
+    `of_silence` counted from the last answer of any stream."""
     from anabranch.common.deadline import ask_all
 
     with _connections(many.environment) as connect:
@@ -90,7 +90,7 @@ def ask(
 
 
 def load_table(job: Job, note: Note) -> None:
-    """Whether the catalog and the store answer for a stream: load its table."""
+    """Load the stream's table, which shows that the catalog and the store answer."""
     from anabranch.common.deadline import LAKE
 
     note(LAKE)
@@ -100,11 +100,12 @@ def load_table(job: Job, note: Note) -> None:
 def run(
     many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
 ) -> Iterator[tuple[str, Callable[[], T]]]:
-    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order
-    each name, and a call that waits for its result and returns it, or raises its error.
+    """Run `work` for each stream, `_WORKING_AT_ONCE` at a time. Yield each stream's name, in order,
+    and a call that waits for its result and returns it, or raises its error.
 
-    Of many streams, those that do not answer to `ready` before none has for `ANSWER_SECONDS` raise
-    that error, and do no work. One that falls silent later ends with its client's own error.
+    With several streams, `ready` runs first. A stream whose `ready` fails raises that error and
+    does no work; it raises NoAnswer if no stream has answered for `ANSWER_SECONDS`. A stream that
+    stops answering later ends with its client's own error.
     """
     from anabranch.common import deadline
 
@@ -118,7 +119,7 @@ def run(
         with slots, fields(stream=name), opened(many, name) as job:
             return work(job)
 
-    # Their threads end with the process, so that Ctrl-C waits for none of them.
+    # Daemon threads: Ctrl-C does not wait for them.
     working = {name: deadline.start(f"stream-{name}", partial(run_one, name)) for name in names}
     for name, future in working.items():
         yield name, future.result
@@ -126,8 +127,8 @@ def run(
 
 @contextmanager
 def opened(many: Many, name: str) -> Iterator[Job]:
-    """A selected stream's job, whose connection to Kafka is closed at the end. Raises
-    ConfigurationError."""
+    """Open a selected stream's job; its connection to Kafka is closed at the end. Raises the error
+    of a stream that could not be loaded."""
     from anabranch.kafka.client import KafkaAdapter
 
     stream = many.selected[name]
@@ -138,9 +139,8 @@ def opened(many: Many, name: str) -> Iterator[Job]:
 
 
 def report_errors(many: Many, answers: Mapping[str, object]) -> int:
-    """Print the error of each stream without an answer, to standard error. Returns the exit code of
-    the first; else
-    0."""
+    """Print the errors of families, and of streams without an answer, to standard error. Return the
+    exit code of the first, or 0."""
     errors = [
         *many.unanswered,
         *(answer for answer in answers.values() if isinstance(answer, AnabranchError)),
@@ -152,7 +152,7 @@ def report_errors(many: Many, answers: Mapping[str, object]) -> int:
 
 @contextmanager
 def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter]]:
-    """A connection to Kafka for each thread that asks for one; all are closed at the end."""
+    """Provide one connection to Kafka for each calling thread; all are closed at the end."""
     from anabranch.kafka.client import KafkaAdapter
 
     own, opened = threading.local(), []
@@ -185,7 +185,7 @@ def watch_all(
     read: Callable[[Job, Note], T],
     show: Callable[[dict[str, T | AnabranchError]], bool],
 ) -> NoReturn:
-    """Ask streams side by side, once or again and again, and end the command. `show` prints the
+    """Read streams concurrently, once or repeatedly, and end the command. `show` prints the
     answers, and returns whether one of them is a reason for exit code 1."""
     selected, code = select(chosen, conf), 0
 

@@ -50,9 +50,9 @@ def apply(
     """Create or change tables, branches and bucket.
 
     Without STREAM and --group: for all streams. Prints each change. With `schema: registry`, first
-    lists what the subject's latest version changes. An error of one stream does not stop the
-    others; the exit code is that of the first stream with an error. A table that storage has and
-    the catalog lacks is not created again: after a lost or restored catalog, or a restored bucket,
+    lists the changes of the subject's latest version. An error of one stream does not stop the
+    others; the exit code is that of the first stream with an error. A table that is in storage but
+    not in the catalog is not created again: after a lost or restored catalog, or a restored bucket,
     stop the stream's jobs and use --register. Columns are never dropped. With --rolled-back, jobs
     run with a file that lacks some columns and write null there, until a file with these columns is
     applied. A table belongs to one stream; after its file was renamed, --renamed-from gives the
@@ -102,7 +102,7 @@ def apply(
 
 
 def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
-    """List the tables of families that do not exist yet, before they are created."""
+    """Print the streams of families whose tables do not exist yet, before they are created."""
     from anabranch import config
     from anabranch.cli.render.operate import print_new_streams
     from anabranch.iceberg.lake import Lake
@@ -122,8 +122,8 @@ def _plan(
     register: bool,
     renamed_from: str | None,
 ) -> tuple[list[str], Planned]:
-    """The tables that were registered first, in words; the stream with its columns, and what its
-    subject changes."""
+    """Register the stream's tables if asked, and plan its changes. Return the registrations as
+    text, and the stream with its columns and the changes of its subject."""
     from anabranch.iceberg.owner import open_lake
     from anabranch.subjects.resolve import plan_table, register_table
 
@@ -211,8 +211,8 @@ def serve_hour(
 ) -> None:
     """Choose the layer that serves an hour.
 
-    The hour must be sealed. The choice overrides the rule until it is removed. Refused, with exit
-    code 1 and without a change, when that layer's rows do not cover the hour's cut.
+    The hour must be sealed. The choice overrides the rule until it is removed. If the layer's rows
+    do not cover the hour's cut, the command is refused with exit code 1 and changes nothing.
     """
     from anabranch.cli.render.operate import print_served
     from anabranch.notifications import webhook

@@ -1,4 +1,4 @@
-"""What a stream's commands share: options, and opening the stream."""
+"""Options that the commands share, and opening of a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> timedelta:
-    """An option's duration, written as in the configuration: `5 minutes`."""
+    """Parse a duration such as `5 minutes`, as in the configuration. Raises BadParameter."""
     from anabranch.config.durations import parse_duration
 
     try:
@@ -31,7 +31,8 @@ def duration(text: str) -> timedelta:
 
 
 def hour(text: str) -> str:
-    """An hour such as `2026-11-21T03`. Raises ConfigurationError for anything else."""
+    """Return an hour such as `2026-11-21T03` unchanged. Raises ConfigurationError for anything
+    else."""
     from anabranch.offsets import hours
 
     hours.start_of(text)
@@ -39,8 +40,8 @@ def hour(text: str) -> str:
 
 
 def hours(text: str) -> tuple[str, str]:
-    """The first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for anything
-    else."""
+    """Return the first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for
+    anything else."""
     from anabranch.offsets.hours import span_of
 
     return span_of(text)
@@ -65,26 +66,26 @@ stream_argument = click.argument("stream", shell_complete=_streams)
 
 @dataclass(frozen=True)
 class StreamSelection:
-    """The streams that a command is given: names, a group, or every stream."""
+    """The streams that a command line names: by name, by group, or all."""
 
     streams: tuple[str, ...]
     group: str | None
     every: bool
 
     def one(self) -> str | None:
-        """The stream, where just one is named. Raises UsageError for anything but one way to
-        select."""
+        """Return the stream if one is named, None for several, a group or all. Raises UsageError
+        unless exactly one way to select is used."""
         if [bool(self.streams), self.group is not None, self.every].count(True) != 1:
             raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
         return self.streams[0] if len(self.streams) == 1 else None
 
     def or_every(self) -> StreamSelection:
-        """Every stream, where nothing is named."""
+        """Return this selection, or one of all streams if it is empty."""
         return replace(self, every=self.every or not (self.streams or self.group))
 
 
 def selection(command: Callable[..., None]) -> Callable[..., None]:
-    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a
+    """Add STREAM…, `--group` and `--all` to a command, which takes them as its first argument, a
     `StreamSelection`."""
 
     @wraps(command)
@@ -105,15 +106,15 @@ def selection(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class Failures:
-    """The streams of a command that failed. An error of one stream is printed, and does not stop
-    the others."""
+    """The errors of a command's streams. An error of one stream is printed, and does not stop the
+    others."""
 
     def __init__(self) -> None:
         self.errors: dict[str, AnabranchError] = {}
 
     @contextmanager
     def of(self, stream: str) -> Iterator[None]:
-        """Print and keep the error of a stream, if its part of the command ends in one."""
+        """Catch, print and keep an exception as the stream's error."""
         try:
             yield
         except Exception as error:
@@ -123,17 +124,17 @@ class Failures:
             click.echo(f"anabranch: {stream}: {explained}", err=True)
 
     def views(self) -> list[dict[str, str]]:
-        """Each stream that failed, with its error, as JSON has it."""
+        """Return each failed stream with its error, for JSON output."""
         return [{"stream": name, "error": str(error)} for name, error in self.errors.items()]
 
     def end(self) -> None:
-        """End the command with the exit code of the first stream that failed, if one did."""
+        """Exit with the code of the first failed stream, if one failed."""
         if self.errors:
             sys.exit(next(iter(self.errors.values())).exit_code)
 
 
 def explain(error: Exception) -> AnabranchError:
-    """Convert any exception to an error of ours; print the traceback of an unexpected one."""
+    """Convert any exception to an AnabranchError; print the traceback of an unexpected one."""
     import traceback
 
     from anabranch.common.remote_errors import classify_unexpected
@@ -158,12 +159,12 @@ master_option = click.option(
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--output` and `--conf`."""
+    """Add `--output` and `--conf` to a command."""
     return conf_option(output_option(command))
 
 
 def open_stream(stream: str, conf: str | None) -> Job:
-    """Open a stream's job, and log to standard error. Raises ConfigurationError."""
+    """Configure logging to standard error, and open a stream's job. Raises ConfigurationError."""
     from anabranch.common.logs import configure_logging
     from anabranch.job import open_job
 

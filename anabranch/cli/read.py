@@ -71,10 +71,10 @@ def query(
 
     Without SQL, on a terminal: a shell with history.
 
-    --as-of reads the tables as they were: while a snapshot is kept, and by tags for a week
+    --as-of reads the tables as they were, as long as the snapshot is kept; tags keep it for a week
     (`main-<hour>` is the table when that hour was sealed). --revision reads one accepted revision
     of an hour, also a replaced one; `anabranch hours STREAM --history` lists them. --explain and
-    --provenance print under a table, and to standard error otherwise.
+    --provenance print below a table, and to standard error for other formats.
     """
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
@@ -134,8 +134,8 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     """Show how far a stream's views are precomputed.
 
     Prints how many accepted hours are read from partials, and which are computed from their rows.
-    The result of a view is the same. The batch layer computes partials after it accepted hours;
-    --fill does so at once.
+    The result of a view is the same. The batch layer computes partials after it has accepted hours;
+    --fill computes them now.
     """
     from anabranch.cli.render.status import print_views
     from serving_layer.views import fill as filling
@@ -175,7 +175,7 @@ def changes(
 
     job = open_stream(stream, conf)
     token = feed.start_from(job, since)
-    # A follower ends by an interrupt.
+    # An interrupt is the normal end of --follow.
     with suppress(KeyboardInterrupt):
         for change in feed.follow(job, token, every) if follow else feed.poll(job, token):
             print_change(change, output)

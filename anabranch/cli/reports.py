@@ -34,8 +34,8 @@ _CATALOG_SECONDS = 5.0
 def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None:
     """List streams: family, group, topic, table and state.
 
-    Without STREAM and --group: every stream, those of families included. `ready`: the stream has
-    its table; `new`: it waits for `anabranch apply`; `gone`: Kafka no longer has the topic of a
+    Without STREAM and --group: all streams, including those of families. `ready`: the stream has
+    its table; `new`: it needs `anabranch apply`; `gone`: Kafka no longer has the topic of a
     family's stream, whose tables stay; `broken`: its file is wrong; `unknown`: the catalog does not
     answer. The exit code is 1 when one is broken or unknown, or when Kafka does not list the
     topics.
@@ -89,8 +89,8 @@ def status(
 
     The exit code is 1 when the layers differ in an hour without an explanation; with --late-after
     also when a record has waited and the position has not moved for that long. Several streams are
-    asked side by side, a line for each; one that does not answer within 6 seconds is named, and the
-    exit code is 75.
+    read concurrently, with a line for each; one that does not answer within 6 seconds is named, and
+    the exit code is 75.
     """
     from anabranch.cli.render.status import print_status, print_statuses
     from anabranch.operations.reports import status as views

@@ -69,10 +69,10 @@ def serve(
 ) -> None:
     """Serve the status page.
 
-    A page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about
-    each hour. It only reads, and only this machine reaches it, unless --token-file or
-    --behind-proxy opens it further. Until stopped; streams' files that are added, changed or
-    removed meanwhile are taken up.
+    Shows the state of all streams, or of STREAMS, a calendar of their hours, and the details of
+    each hour. It only reads. Only this machine can connect to it, unless --token-file or
+    --behind-proxy is given. Runs until stopped, and follows stream files that are added, changed or
+    removed.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.logs import configure_logging

@@ -1,5 +1,5 @@
-"""The interactive shell of `anabranch query`: statements that end with a semicolon, one after
-another, with history."""
+"""The interactive shell of `anabranch query`. Statements end with a semicolon; lines are kept as
+history."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import click
 from anabranch.common.errors import AnabranchError
 
 _REMEMBERED = 1000
-# As in the shells of SQLite, DuckDB and PostgreSQL; no SQL begins with a dot or a backslash.
+# As in the shells of SQLite, DuckDB and PostgreSQL. No SQL begins with a dot or a backslash.
 _LEAVE = frozenset({".quit", ".exit", "\\q"})
-# As in those of MySQL and Spark; inside a statement they may be names.
+# As in the shells of MySQL and Spark. Inside a statement they may be names.
 _LEAVE_WORDS = frozenset({"exit", "quit"})
 _HELP = (
     "End a statement with a semicolon. Ctrl-C discards what is typed; exit or Ctrl-D ends the "
@@ -23,10 +23,10 @@ _HELP = (
 
 
 def interact(run: Callable[[str], None], history: Path, read: Callable[[str], str] = input) -> None:
-    r"""Read statements and run each, until `exit`, `quit`, `\q` or the end of the input. An error
-    of ours is said, and ends nothing.
+    r"""Read statements and run each, until `exit`, `quit`, `\q` or the end of the input. An
+    AnabranchError is printed and does not end the shell.
 
-    Lines typed are kept in `history`, as many as a thousand, where Python has readline.
+    Keeps the last 1,000 lines in `history`, if Python has readline.
     """
     with _remembering(history):
         _answer(run, read)
@@ -69,7 +69,7 @@ def _remembering(history: Path) -> Iterator[None]:
     try:
         import readline
     except ImportError:
-        yield  # such as a Python that was built without it: lines are read all the same
+        yield  # a Python that was built without readline: a shell without history
         return
     try:
         history.parent.mkdir(parents=True, exist_ok=True)
@@ -83,5 +83,5 @@ def _remembering(history: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Here, not when the interpreter ends: a command ends its process at once.
+        # Not at the interpreter's exit: a command ends its process with os._exit.
         readline.write_history_file(history)

@@ -1,5 +1,5 @@
-"""What a new user begins with: configuration, an example stream, the DAG files, a compose file that
-runs it all, and files for Kubernetes and YARN."""
+"""Starter files: configuration, an example stream, the DAG files, a compose file that runs them,
+and files for Kubernetes and YARN."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.resources import shipped
 
-# By place in the new folder: where it lies in a checkout, and where the wheel carries it.
+# Path in the new folder -> path in a checkout, path in the wheel.
 _SHIPPED = {
     "conf/anabranch.yaml": ("conf/anabranch.yaml", "_conf/anabranch.yaml"),
     "conf/streams/game_events.yaml": (
@@ -26,14 +26,14 @@ _SHIPPED = {
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
     "README.md": ("anabranch/starter_files/README.md", "starter_files/README.md"),
 }
-# A project that is there already has its own, and nothing needs ours.
+# An existing project keeps its own; Anabranch does not need them.
 _LEFT_OUT_IF_THERE = ("README.md", ".gitignore")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the starter files into `folder`, made if missing; returns them. A README.md or
-    .gitignore that is there stays. Raises ConfigurationError, having written nothing, when another
-    of them is there already."""
+    """Write the starter files into `folder`, which is created if missing, and return their paths.
+    An existing README.md or .gitignore stays. Raises ConfigurationError before writing, if another
+    of the files exists."""
     files = {
         folder / place: source
         for place, source in _sources().items()
@@ -55,7 +55,7 @@ def _sources() -> dict[str, Path]:
     files |= {
         f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]
     }
-    # What the compose file mounts, and files for Kubernetes, YARN and S3.
+    # Files that the compose file mounts, and files for Kubernetes, YARN and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
     return files | {f"deploy/{file.relative_to(deploy)}": file for file in more}

@@ -1,4 +1,4 @@
-"""`--watch`: a command's answer again and again, until stopped."""
+"""`--watch`: repeat a report until interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anabranch.cli.options import DURATION
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--watch`, and `--every`."""
+    """Add `--watch` and `--every` to a command."""
     often = click.option(
         "--every",
         "interval",
@@ -32,10 +32,11 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
 def watched(
     watch: bool, every: timedelta, read: Callable[[], Any], show: Callable[[Any], None]
 ) -> Any:
-    """Read and show once and return the value, or repeat at an interval until interrupted.
+    """Read, show and return the value once, or repeat at an interval until interrupted.
 
-    On a terminal each report replaces the previous one, once it has been read. An unreachable
-    service is reported in its place and read again: watching is most useful during an outage.
+    On a terminal, a new report replaces the previous one once it has been read. A Transient error
+    is printed instead of a report, and the next read follows: watching is most useful during an
+    outage.
     """
     from anabranch.common.errors import Transient
 
@@ -44,7 +45,7 @@ def watched(
         value = read()
         show(value)
         return value
-    # To be interrupted is how a watcher ends.
+    # An interrupt is the normal end of --watch.
     with suppress(KeyboardInterrupt):
         while True:
             try:

@@ -28,11 +28,11 @@ def print_rows(
 
 
 def print_text(line: str, output: str) -> None:
-    """Print a line that only people need."""
+    """Print a line of text; nothing with JSON output."""
     if output == "text":
         print(line)
 
 
 def print_event(value: object, words: str, output: str) -> None:
-    """Print one of many results on a line of its own, at once: a JSON object, or words."""
+    """Print one of many results as a line, a JSON object or text, and flush."""
     print(json.dumps(plain(value)) if output == "json" else words, flush=True)

@@ -35,7 +35,7 @@ def _offsets(hour: AuditedHour) -> int:
 
 
 def _cells(hour: AuditedHour) -> list[object]:
-    """Counts of the files; duplicates and gaps of the ledger."""
+    """Return the cells of an hour: counts from the files, duplicates and gaps from the ledger."""
     audited = hour.audited
     counted = list(audited.partitions.values())
     kafka = [r.kafka for r in counted if r.kafka is not None]

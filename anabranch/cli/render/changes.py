@@ -1,4 +1,4 @@
-"""Changes and deliveries of hours: each is one line of text or one JSON object."""
+"""Print changes and deliveries of hours, each as one line of text or one JSON object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _words(change: HourChange) -> str:
 
 
 def print_delivery(one: Delivery | Failed, output: str) -> None:
-    """Print a delivery, or the failure of a target, as soon as it is known."""
+    """Print a delivery, or the failure of a target, and flush."""
     if isinstance(one, Delivery):
         line: dict[str, Any] = vars(one)
         words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"

@@ -1,4 +1,4 @@
-"""Print how far streams are complete."""
+"""Print the completeness of streams."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def print_complete_through(
     is_known: bool,
     output: str,
 ) -> None:
-    """Print the last complete hour of each stream, and the last that they have in `common`.
-    `tagged`: the hours that were tagged, None if that was not asked for."""
+    """Print the last complete hour of each stream, and of all of them (`common`, known only if
+    every stream answered). `tagged`: the newly tagged hours, None without --tag."""
     hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
     if output == "json":
         errors = {

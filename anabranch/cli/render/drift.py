@@ -9,7 +9,7 @@ from anabranch.operations.reports.drift import DriftedField, SchemaDrift
 
 
 def print_drift(view: SchemaDrift, output: str) -> None:
-    """Print names and samples on one line each, then the change of the file and the commands to
+    """Print one line for each field, then the change of the stream's file and the commands to
     run."""
     if output == "json":
         print_json(view)

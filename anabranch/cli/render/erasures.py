@@ -1,5 +1,4 @@
-"""Print erasures: what one removes or would remove, what is left of it, and where a scan found its
-values."""
+"""Print erasures: removed records, remaining copies, and the places where a scan found values."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def print_erased(stream: str, done: Erased, output: str) -> None:
 
 
 def print_scan(stream: str, done: ScanResult, values: int, output: str) -> None:
-    """`values`: how many were looked for."""
+    """Print the result of a scan. `values`: the number of values searched for."""
     places = [
         f"{hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}"
         for hit in done.hits

@@ -1,4 +1,4 @@
-"""Print what an import of hours does, or would do."""
+"""Print the result or the plan of an import of hours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def print_planned(stream: str, plan: ImportPlan, output: str) -> None:
 
 
 def print_imported(stream: str, done: Imported, key: Sequence[str], output: str) -> None:
-    """`key`: the stream's key, by which rows that repeat another were left out."""
+    """Print the result of an import. `key`: the stream's key, by which rows that repeat another
+    were left out."""
     counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
     view = {
         "stream": stream,

@@ -1,5 +1,5 @@
-"""Print what maintenance did, and the expiry of rows: the hours that leave, what that frees and
-when, and what keeps hours longer."""
+"""Print the result of maintenance, and the expiry of rows: expired hours, the storage that this
+frees and when, and why hours are kept longer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_
 def print_maintained(
     stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool
 ) -> None:
-    """Print what a run deleted, or would delete, and what else is known of the stream's
-    maintenance."""
+    """Print what a run deleted, or would delete, and the state of the stream's maintenance if
+    `known`."""
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     print(f"{stream}: speed rows {would}dropped of hours: {hours}")
@@ -36,7 +36,7 @@ def print_maintained(
 
 
 def print_maintenance(view: Maintenance) -> None:
-    """Print the last run, and the growth and pending work by table."""
+    """Print the last run, and the size and pending work of each table."""
     print(f"last run: {last_run_words(view)}")
     rows = [
         [
@@ -66,7 +66,7 @@ def print_maintenance(view: Maintenance) -> None:
 
 
 def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> None:
-    """Print to standard output."""
+    """Print the expired hours, those that are kept longer, and what the expiry frees."""
     would = "would be " if dry_run else ""
     print(f"{stream}: {what} {would}expired of {len(rows.hours)} hours: {span_words(rows.hours)}")
     for reason, hours in groupby(rows.kept.items(), key=lambda item: item[1]):
@@ -78,7 +78,7 @@ def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> No
 
 
 def print_ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> None:
-    """Print to standard output, if rows of the ledger leave."""
+    """Print the expiry of the ledger's rows, if any expire."""
     if ledger.before is not None:
         would = "would leave" if dry_run else "left"
         size = f"{ledger.size.files} files, {ledger.size.bytes} bytes"
@@ -86,7 +86,7 @@ def print_ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> No
 
 
 def promise_lines(promise: Promise) -> list[str]:
-    """What expiry frees, when, and what still refers to it. Pure."""
+    """Return lines on the storage that expiry frees: when, and what still refers to it. Pure."""
     stored, leaving = promise.stored, promise.leaving
     lines = [
         (
@@ -118,5 +118,5 @@ def promise_lines(promise: Promise) -> list[str]:
 
 
 def span_words(hours: Iterable[str]) -> str:
-    """Hours as spans, in words. Pure."""
+    """Return hours as spans such as `A..B`, or `none`. Pure."""
     return ", ".join(a if a == b else f"{a}..{b}" for a, b in spans_of(hours)) or "none"

@@ -1,4 +1,4 @@
-"""Print what commands that change something have done."""
+"""Print the results of commands that change something."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_new_streams(new: Sequence[Stream], members: Members, count: int) -> None:
-    """Print the streams of families that have no table yet, of `count`."""
+    """Print the streams of families that have no table yet. `count`: all streams of families."""
     if new:
         print(f"families: {len(new)} new of {count} streams")
     for stream in new:
@@ -144,7 +144,7 @@ def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> Non
 
 
 def print_written(folder: str, written: Sequence[Path], output: str) -> None:
-    """Print the files of a starter folder, and what to do next."""
+    """Print the files of a starter folder, and the next steps."""
     there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
     stream, environment = (
         Path(folder) / "conf" / name for name in ("streams/game_events.yaml", "anabranch.yaml")

@@ -1,4 +1,4 @@
-"""Print the files that a query opened, and where its rows come from."""
+"""Print the files that a query opened, and the provenance of its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving_layer.reader.provenance import Provenance
 
 
 def print_opened(found: Iterable[Opened]) -> None:
-    """To standard output."""
+    """Print to standard output."""
     columns = (
         "table",
         "files",

@@ -111,8 +111,8 @@ def print_status(view: StreamStatus, output: str) -> None:
 
 
 def print_statuses(views: Mapping[str, StreamStatus | AnabranchError], output: str) -> None:
-    """Print the status of many streams: a line each, or a list of objects with `stream` and, of one
-    that did not answer, `error`."""
+    """Print the status of many streams: a line each, or a list of objects. The object of a stream
+    that did not answer has `stream` and `error`."""
     if output == "json":
         print_json([_or_error(name, view) for name, view in views.items()])
         return
@@ -150,8 +150,8 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
 def print_hours_of(
     views: Mapping[str, Sequence[HourSummary] | AnabranchError], output: str
 ) -> None:
-    """Print the hours of many streams: a table each, or a list of objects with `stream` and `hours`
-    or `error`."""
+    """Print the hours of many streams: a table each, or a list of objects with `stream`, and
+    `hours` or `error`."""
     if output == "json":
         found = {
             n: v if isinstance(v, AnabranchError) else {"stream": n, "hours": v}
