@@ -1,1 +1,1 @@
-"""Kafka offsets and ingest hours: positions, where hours end, and both in SQL."""
+"""Kafka offsets and ingest hours: positions, the ends of hours, and offset ranges in SQL."""

@@ -1,13 +1,13 @@
-"""Where an hour ends in a partition's log, though some of its records are stamped wrongly. Pure:
-windows come in.
+"""The end of an hour in a partition's log, even if some records have a wrong timestamp. Pure: the
+caller fetches the windows.
 
-Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead
-answers for every moment up to its own. Its answer is therefore checked: a *window*, the first
-records that a consumer receives from an offset on, shows by most of its stamps whether that part of
-the log was received before a moment or after it. If the answer is wrong, the end is found after it
-by bisection. If further answers of the index confirm it, no window is fetched, which matters for
-large records. A stamp before Kafka's first release, or later than the clock of the asking process,
-is not usable.
+Kafka's time index returns the first record with a timestamp at or after a given time, so a single
+record with a timestamp in the future is its answer for every time up to that timestamp. The answer
+is therefore checked: the majority of timestamps in a *window*, the first records that a consumer
+receives from an offset on, shows whether that part of the log was received before a time or after
+it. If the answer is wrong, a bisection finds the end after it. If further answers of the index
+confirm it, no window is fetched, which matters for large records. A timestamp before Kafka's first
+release, or later than the clock of the calling process, is not usable.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from anabranch.offsets.position import Offsets, Stamped
 Window = tuple[Stamped, ...]
 Search = Generator[int, Window, int | None]
 FirstLater = Callable[[Mapping[int, Stamped]], Mapping[int, Stamped | None]]
-"""By partition, the first record that is stamped later than this one; nothing where a look costs
-less."""
+"""Return, by partition, the first record with a later timestamp than the given one; empty if
+fetching records is cheaper."""
 
 WINDOW = 15
-"""How many records a window holds: enough that a few stamped wrongly are not most of it."""
+"""Records of a window: enough that a few wrong timestamps are not the majority."""
 WITNESSES = 3
 REACH = timedelta(days=31)
-"""How far what fewer than `WITNESSES` records say reaches behind what the others say."""
+"""The longest time by which fewer than `WITNESSES` records may be older than the others."""
 
 _BISECTIONS = 64
 _KAFKA_BEGAN = int(datetime(2011, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 class Side(Enum):
-    """The relation of a window to a moment."""
+    """The relation of a window to a time."""
 
     EARLIER = "most of it was received before"
     LATER = "at least half of it was received then or later"
@@ -43,7 +43,7 @@ class Side(Enum):
 
 
 def millis(when: datetime) -> int:
-    """A moment as Kafka writes it."""
+    """Return a time as a Kafka timestamp: milliseconds since the epoch."""
     return int(when.timestamp() * 1000)
 
 
@@ -60,11 +60,11 @@ def side_of(window: Sequence[Stamped], moment: int, now: int) -> Side:
 
 
 def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
-    """The record that begins what was received at `moment` or later; None when that is behind all
-    of them.
+    """Return the offset of the first record received at `moment` or later; None if all were
+    received earlier.
 
-    The fewest records lie on the wrong side of it; of equals those furthest from the moment do,
-    since they are the ones that are stamped wrongly.
+    The split has the fewest records on its wrong side. Of equal splits, it is the one whose records
+    on the wrong side are furthest from the moment, since their timestamps are the wrong ones.
     """
     usable = [r for r in records if _usable(r.timestamp_ms, now)]
     early = [r.timestamp_ms for r in usable if r.timestamp_ms < moment]
@@ -85,12 +85,13 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
 def find_confirmed_ends(
     answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater
 ) -> dict[int, int]:
-    """By partition, the answer of the time index for a moment, if the index alone confirms it:
-    `find_end` would return the same offset. Fetches no record.
+    """Return, by partition, the answers of the time index for a moment that the index alone
+    confirms: `find_end` would return the same offsets. Fetches no record.
 
-    The index gives the first record stamped above a stamp. Where that is the next record each time,
-    the records rise from the answer on, so all of them are later than the moment. Once they are
-    more than half of a window, no other split of the window leaves fewer records on the wrong side.
+    The index returns the first record with a timestamp above a given one. If that is the next
+    record each time, timestamps rise from the answer on, so all these records are later than the
+    moment. Once they are more than half of a window, no other split of the window leaves fewer
+    records on the wrong side.
     """
     confirmed: dict[int, int] = {}
     rising = {p: (answer, 1) for p, answer in answers.items() if _usable(answer.timestamp_ms, now)}
@@ -109,16 +110,16 @@ def find_confirmed_ends(
 
 
 def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:
-    """The offset in `[low, end)` from which on the log was received at `moment` or later; None when
-    nothing there was.
+    """Return the offset in `[low, end)` from which on the log was received at `moment` or later;
+    None if all of it was received earlier.
 
-    Yields each offset that it has to see and is sent the window from there. `seen` are windows
-    known already. What nothing usable is known of belongs to the time before.
+    Yields each offset whose window it needs; the caller sends the window. `seen` are the windows
+    that are already known, by offset. Offsets without a usable timestamp count as earlier.
     """
     left = yield low
     if side_of(left, moment, now) is Side.LATER:
         return plan_split(left, moment, now)
-    # Windows from `high` on are unusable or later; `later` is where the later ones begin.
+    # Windows from `high` on are unusable or later; `later` is the offset of the first later one.
     high, later = end, None
     for offset in sorted(o for o in seen if low < o < end):
         side = side_of(seen[offset], moment, now)
@@ -127,7 +128,7 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
             break
         if side is Side.EARLIER:
             low, left = offset, seen[offset]
-    # Left of `high` nothing is left to look at once the window there reaches it.
+    # No window remains to be fetched once the left one reaches `high`.
     for _ in range(_BISECTIONS):
         if len(left) < WINDOW or left[-1].offset >= high - 1:
             break
@@ -145,9 +146,9 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
 
 
 def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
-    """The first offset from `start` on with usable stamps, and its window; an empty window when
-    there is none below `high`. Skips unusable stretches in growing steps, then bisects for their
-    end."""
+    """Return the first offset from `start` on whose window has usable timestamps, and that window;
+    empty if there is none below `high`. Skips unusable stretches in growing steps, then bisects for
+    their end."""
     window = yield start
     if _is_usable(window, high, now) or not window:
         return start, tuple(r for r in window if r.offset < high)
@@ -179,9 +180,10 @@ def find_ends(
     look: Callable[[Offsets], Mapping[int, Window]],
     keep: Callable[[int, int, Window], object],
 ) -> dict[int, int | None]:
-    """Run the searches of all partitions side by side: one look answers one question of each.
+    """Run the searches of all partitions side by side: each `look` fetches one window for each.
 
-    Calls `keep` with each window that cannot change any more: partition, offset and window.
+    Returns the result of each search. Calls `keep` with the partition, offset and records of each
+    window that is full and so cannot change any more.
     """
     wants: Offsets = {p: next(search) for p, search in searches.items()}
     ends: dict[int, int | None] = {}
@@ -200,11 +202,12 @@ def find_ends(
 
 
 def plan_oldest(window: Sequence[Stamped], now: int) -> Stamped | None:
-    """The oldest record of a partition's first window that may open an hour; None without a usable
-    stamp.
+    """Return the oldest record of a partition's first window that may open an hour; None without a
+    usable timestamp.
 
-    What fewer than `WITNESSES` records say reaches `REACH` behind what the others say, so that one
-    wrong stamp opens no years of hours.
+    Timestamps more than `REACH` before the `WITNESSES`-th oldest one do not count, so that a wrong
+    one opens no years of hours. With fewer records the limit is `REACH` before `now`; if all are
+    older, the newest counts as received at the limit.
     """
     usable = sorted(
         (r for r in window if _usable(r.timestamp_ms, now)), key=lambda r: r.timestamp_ms

@@ -1,7 +1,7 @@
-"""Ingest hours and cuts: which offsets belong to which hour, decided once. Pure: clocks and offsets
-come in.
+"""Ingest hours and cuts: which offsets belong to which hour, decided once. Pure: the caller gives
+the time and the offsets.
 
-An hour is written `2026-11-21T03` (UTC). `Timeline` is what the table remembers of the hours; every
+An hour is written `2026-11-21T03` (UTC). `Timeline` is the table's state of its hours; every
 function that changes it returns a new one.
 """
 
@@ -30,28 +30,27 @@ from anabranch.offsets.position import (
 )
 
 _FORMAT = "%Y-%m-%dT%H"
-# How many hours one commit decides at most, and how many ends (an hour and a partition) they have
-# together.
+# The most hours that one commit decides, and the most ends (hours times partitions).
 _HOURS_AT_ONCE = 240
 _ENDS_AT_ONCE = 24_000
-# Of how many logs that were left the end is remembered; of an older one `adopt` asks where to
-# begin.
+# The number of earlier logs whose end is remembered; for an older log `adopt` asks where to begin.
 REMEMBERED_LOGS = 16
 
 
 def hour_of(when: datetime) -> str:
-    """The hour that holds a moment (aware)."""
+    """Return the hour of a time (aware)."""
     return when.astimezone(UTC).strftime(_FORMAT)
 
 
 @lru_cache(maxsize=10_000)
 def start_of(hour: str) -> datetime:
-    """The moment an hour begins. Raises ConfigurationError for anything but `2026-11-21T03`."""
+    """Return the time at which an hour begins (UTC). Raises ConfigurationError for any other form
+    than `2026-11-21T03`."""
     try:
         start = datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
     except ValueError:
         start = None
-    # strptime takes other spellings too, which would name no hour of ours.
+    # strptime accepts other spellings too, which are no keys of hours.
     if start is None or hour_of(start) != hour:
         raise ConfigurationError(f"hour: expected a UTC hour such as 2026-11-21T03, found {hour!r}")
     return start
@@ -76,14 +75,14 @@ def shift(hour: str, by: int) -> str:
 
 
 def hours_between(first: str, last: str) -> list[str]:
-    """All hours from `first` up to, not including, `last`."""
+    """Return all hours in `[first, last)`."""
     count = int((start_of(last) - start_of(first)).total_seconds() // 3600)
     return [shift(first, i) for i in range(max(0, count))]
 
 
 def span_of(text: str) -> tuple[str, str]:
-    """The first and the last of `2026-11-21T03..2026-11-22T02`, both included, or twice the one
-    hour that it is. Raises ConfigurationError."""
+    """Return the first and the last hour of `2026-11-21T03..2026-11-22T02`, both included; for a
+    single hour, that hour twice. Raises ConfigurationError."""
     first, dots, last = text.partition("..")
     last = last if dots else first
     if start_of(first) > start_of(last):
@@ -92,7 +91,7 @@ def span_of(text: str) -> tuple[str, str]:
 
 
 def spans_of(hours: Iterable[str]) -> list[tuple[str, str]]:
-    """Hours as spans of hours that follow each other, first and last included."""
+    """Return hours as spans of consecutive hours, first and last included."""
     ordered = sorted(hours)
     ends = [a for a, b in pairwise(ordered) if shift(a, 1) != b]
     begins = [b for a, b in pairwise(ordered) if shift(a, 1) != b]
@@ -101,8 +100,8 @@ def spans_of(hours: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Cut:
-    """An hour's exact input: per partition `[start, end)` of one topic id. Never changes once
-    sealed."""
+    """The exact input of an hour: `[start, end)` by partition, of one topic id. Never changes after
+    the seal."""
 
     topic_id: str
     ranges: Ranges
@@ -129,15 +128,18 @@ class Cut:
 
 @dataclass(frozen=True)
 class Adoption:
-    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`: in
-    the log of another topic id, or in the same log where it lost its end.
+    """A change of the log: from the log of `topic_id` to one of another topic id, or to the same
+    log after it lost records at its end.
 
-    `ended` is where the sealed hours of a log that was left end, and so where the stream goes on
-    should it come back; `read_ms` is when that log was published from last, in milliseconds since
-    the epoch. Both are known of the newest adoption that left the log, and of as many logs as
-    REMEMBERED_LOGS says. `begins_ms` is when what lies before `begins` was published from last,
-    where the log that begins there was read before. `replaced` are the partitions in which that log
-    had lost its end, with the end that it had: offsets from `begins` up to there name two records.
+    `hour` is the last hour of the log of `topic_id`; later hours begin at `begins`. Times are in
+    milliseconds since the epoch.
+
+    `ended` has the offsets where the sealed hours of the earlier log end: the stream continues
+    there if it returns to that log. `read_ms` is the time of the last publish from that log. Only
+    the newest adoption that left a log has both, for at most REMEMBERED_LOGS logs. `begins_ms` is
+    the time of the last publish of offsets before `begins`, if the new log had been read before.
+    `replaced` has the former ends of the partitions where the new log lost records: offsets from
+    `begins` up to there name two records.
     """
 
     hour: str
@@ -178,19 +180,18 @@ class Adoption:
 
 
 IMPORTED = "import"
-"""The topic id of hours that were imported, which Kafka never had: they are of a log of their
-own."""
+"""The topic id of imported hours, which were never in Kafka: they count as a log of their own."""
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The decisions about the hours.
 
-    `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that
-    have ended but are not sealed, the ends that the speed layer has already used. `sealed` holds
-    the cuts of sealed hours until the batch layer has accepted them. `skipped` names the hours that
-    the speed layer jumped over, wholly or in part; of those before `covered_from` it has the rows
-    of the `kept` ones alone. `adoptions` come oldest first.
+    `open` is the oldest hour that is not sealed; it begins at `start`. `boundaries` has the ends
+    that the speed layer has already used, of hours that have ended but are not sealed. `sealed` has
+    the cuts of sealed hours until the batch layer has accepted them. `skipped` has the hours that
+    the speed layer jumped over, wholly or in part. Of the hours before `covered_from`, the speed
+    layer has only the rows of those in `kept`. `adoptions` are ordered, oldest first.
     """
 
     first: str
@@ -205,32 +206,31 @@ class Timeline:
 
     @property
     def since(self) -> str:
-        """The first hour whose offsets are of the log that the position belongs to; others cannot
-        be compared."""
+        """The first hour of the log that the position belongs to; offsets of earlier hours cannot
+        be compared with it."""
         return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
 
     @property
     def imported_through(self) -> str:
-        """The last imported hour; an empty text where none was imported. All hours of Kafka come
-        later."""
+        """The last imported hour; empty if none was imported. All hours of Kafka are later."""
         first = self.adoptions[0] if self.adoptions else None
         return first.hour if first is not None and first.topic_id == IMPORTED else ""
 
     @property
     def first_of_kafka(self) -> str:
-        """The first hour that has records of Kafka."""
+        """The first hour with records of Kafka."""
         return shift(self.imported_through, 1) if self.imported_through else self.first
 
     def left_at(self, topic_id: str) -> Adoption | None:
-        """The adoption that left the log of a topic id, where its end is remembered: the stream
-        goes on from there."""
+        """Return the adoption that left the log of a topic id, if its end is remembered: the stream
+        continues from there."""
         return next(
             (a for a in reversed(self.adoptions) if a.topic_id == topic_id and a.ended), None
         )
 
     def replaced_before(self, hour: str, topic_id: str) -> list[tuple[Offsets, Offsets]]:
-        """By adoption, oldest first, which offsets of a log were lost and given to other records
-        before an hour: where they begin and end, by partition."""
+        """Return the offsets of a log that were lost and given to other records before an hour:
+        start and end by partition, for each adoption, oldest first."""
         following = [*(a.topic_id for a in self.adoptions[1:]), topic_id]
         pairs = zip(self.adoptions, following, strict=False)
         return [
@@ -240,14 +240,13 @@ class Timeline:
         ]
 
     def is_skipped(self, hour: str) -> bool:
-        """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped
-        since."""
+        """Whether the speed layer lacks rows of the hour: jumped over, or dropped since."""
         return hour in self.skipped or (hour < self.covered_from and hour not in self.kept)
 
     def to_json(self) -> str:
         return self._json
 
-    # Every publish says it, and it seldom changes: with a long backlog it is megabytes.
+    # Cached: every publish writes it, it seldom changes, and with a long backlog it is megabytes.
     @cached_property
     def _json(self) -> str:
         return json.dumps(
@@ -270,7 +269,7 @@ class Timeline:
         return _timeline_of(text)
 
 
-# Of the three branches of every stream of a process.
+# Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _timeline_of(text: str) -> Timeline:
     data = json.loads(text)
@@ -288,8 +287,8 @@ def _timeline_of(text: str) -> Timeline:
 
 
 def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:
-    """The same adoptions, in which only the newest of each log still has the log's end, of
-    REMEMBERED_LOGS logs."""
+    """Return the adoptions with the ends of at most REMEMBERED_LOGS logs, the latest ones; only the
+    newest adoption of a log keeps its end."""
     kept: list[Adoption] = []
     known: set[str] = set()
     for adoption in reversed(tuple(adoptions)):
@@ -303,19 +302,19 @@ def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:
 
 @dataclass(frozen=True)
 class HourRange:
-    """An hour and where it ends, per partition; `ends` is None for the hour that is still
-    running."""
+    """An hour and its ends by partition; `ends` is None for the running hour."""
 
     hour: str
     ends: Offsets | None
 
 
 def plan_boundary(record: Stamped | None, stable_end: int, floor: int, now: datetime) -> int:
-    """Where one partition's hour ends, asked after the hour has ended on the clock.
+    """Return the offset where an hour ends in one partition; for hours that have ended by the
+    clock.
 
-    `record` is the earliest decided record stamped at the hour's end or later. A record stamped
-    later than the clock says nothing about now, and without a record there is nothing to say: then
-    all that is decided (`stable_end`) belongs to the hour. Never below `floor`, what is already
+    `record` is the first record of the next hour or a later one, below `stable_end`. If there is
+    none, or its timestamp is later than the clock and so proves nothing, all offsets up to
+    `stable_end` belong to the hour. Never below `floor`, the end of the offsets that are already
     published for the hour.
     """
     boundary = stable_end
@@ -325,7 +324,7 @@ def plan_boundary(record: Stamped | None, stable_end: int, floor: int, now: date
 
 
 def is_untouched(timeline: Timeline, position: Position) -> bool:
-    """Nothing is published, cut or sealed yet."""
+    """Whether nothing is published, cut or sealed yet."""
     decided = timeline.open != timeline.first or timeline.boundaries or timeline.sealed
     return not decided and all(o == timeline.start.get(p, 0) for p, o in position.offsets.items())
 
@@ -333,10 +332,10 @@ def is_untouched(timeline: Timeline, position: Position) -> bool:
 def plan_first_hour(
     timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime
 ) -> Timeline:
-    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is
-    published or decided.
+    """Begin at the hour of the oldest unread record (`hour_ends.plan_oldest`), as long as nothing
+    is published or decided.
 
-    So a topic that already holds hours of records is cut into those hours, not squeezed into one.
+    A topic that already has hours of records is then cut into those hours, not squeezed into one.
     """
     if (
         earliest is None
@@ -349,16 +348,16 @@ def plan_first_hour(
 
 
 def _ended(timeline: Timeline, until: datetime) -> list[str]:
-    """The unsealed hours that ended by `until`, or whose end a process with a clock ahead has used
-    already."""
+    """Return the unsealed hours that ended by `until` or whose end a process with a fast clock has
+    already used."""
     used = [shift(max(timeline.boundaries), 1)] if timeline.boundaries else []
     running = max([hour_of(until), *used])
     return hours_between(timeline.open, running)
 
 
 def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
-    """The unsealed hours that have ended and whose end is not yet known for every partition, oldest
-    first."""
+    """Return the unsealed hours that ended by `until` and whose end is not yet known for every
+    partition, oldest first."""
     wanted = set(partitions) | set(timeline.start)
     return [
         h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()
@@ -366,14 +365,14 @@ def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) ->
 
 
 def at_once(partitions: int) -> int:
-    """How many hours one commit decides at most, so that a year of them is many commits of bounded
-    size."""
+    """Return the most hours that one commit decides, so that a year of hours becomes many commits
+    of bounded size."""
     return max(1, min(_HOURS_AT_ONCE, _ENDS_AT_ONCE // max(1, partitions)))
 
 
 def decided_ends(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[HourRange]:
-    """The unsealed hours that ended by `until`, oldest first, up to the first whose end is not
-    known everywhere."""
+    """Return the unsealed hours that ended by `until`, oldest first, before the first whose end is
+    not known for every partition."""
     wanted = set(partitions) | set(timeline.start)
     known = ((h, timeline.boundaries.get(h, {})) for h in _ended(timeline, until))
     return [
@@ -384,10 +383,10 @@ def decided_ends(timeline: Timeline, partitions: Iterable[int], until: datetime)
 def plan_wanted(
     timeline: Timeline, position: Offsets, until: datetime, needed: Offsets | None, at_most: int
 ) -> list[str]:
-    """The hours to be decided next, oldest first, `at_most` so many.
+    """Return the hours to decide next, oldest first, at most `at_most` of them.
 
-    Empty while what a process is about to publish (up to `needed`) lies inside the hours that are
-    decided: so a backlog of many hours is decided as it is read, not all at once.
+    Empty while the offsets that a process is about to publish (up to `needed`) are inside decided
+    hours, so that a backlog of many hours is decided as it is read, not all at once.
     """
     waiting = undecided(timeline, position, until)
     if waiting and needed is not None:
@@ -406,11 +405,10 @@ def plan_boundaries(
     until: datetime,
     now: datetime,
 ) -> Timeline:
-    """Fill in the ends of hours that ended by `until`, from Kafka's answers by hour, keeping every
-    end already used.
+    """Fill in the ends of hours that ended by `until` from Kafka's answers by hour; keep every end
+    already used.
 
-    Ends never fall from one hour to the next, and never below the position in the oldest hour that
-    has none yet.
+    Ends never decrease from one hour to the next, and a new end is never below the position.
     """
     if not answers:
         return timeline
@@ -425,7 +423,7 @@ def plan_boundaries(
                 if p in known:
                     ends[p] = known[p]
                     continue
-                # Published offsets belong to the first hour without an end, so that end is not
+                # Published offsets belong to the first hour without an end, so its end is not
                 # below them.
                 low = max(floor[p], position.get(p, 0))
                 ends[p] = plan_boundary(answers[hour].get(p), stable_ends.get(p, 0), low, now)
@@ -437,12 +435,12 @@ def plan_boundaries(
 def plan_seal(
     timeline: Timeline, topic_id: str, until: datetime, at_most: int | None = None
 ) -> tuple[Timeline, list[str]]:
-    """Seal the hours that have ended by `until` and whose ends are decided, oldest first and
-    `at_most` of them; returns those sealed."""
+    """Seal the hours that ended by `until` and whose ends are decided, oldest first, at most
+    `at_most` of them. Returns the new timeline and the hours sealed."""
     sealed, boundaries = dict(timeline.sealed), dict(timeline.boundaries)
     start, hour, done = dict(timeline.start), timeline.open, list[str]()
     while end_of(hour) <= until and hour in boundaries and (at_most is None or len(done) < at_most):
-        # An hour may know its end for old partitions alone, when many are decided step by step.
+        # Only the ends of older partitions may be known when many hours are decided step by step.
         if not set(start) <= set(boundaries[hour]):
             break
         ends = boundaries.pop(hour)
@@ -456,10 +454,10 @@ def plan_seal(
 def hour_ranges(
     timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, now: datetime
 ) -> list[HourRange]:
-    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then the ended
-    hours whose ends are decided, then, when all are, the running one.
+    """Return the hours of the offsets from the position on: the sealed hours in `cuts`, then ended
+    hours whose ends are decided, then the running hour if all ended ones are decided.
 
-    Without the running one, nothing behind the last hour's ends may be published yet.
+    Without the running hour, no offset after the last hour's ends may be published yet.
     """
     ranges = [
         HourRange(hour, cut.ends)

@@ -1,4 +1,4 @@
-"""Positions and offset ranges: pure arithmetic on half-open ranges, partition by partition."""
+"""Positions and offset ranges: pure arithmetic on half-open ranges by partition."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ Ranges = dict[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Position:
-    """By partition, the next offset to read, with the id of the topic that the offsets belong
-    to."""
+    """The id of a topic and the next offset to read in each partition."""
 
     topic_id: str
     offsets: Offsets
@@ -30,17 +29,17 @@ class Position:
         return Position(data["topic_id"], from_keys(data["partitions"]))
 
     def with_partitions(self, partitions: tuple[int, ...]) -> Position:
-        """The same position, in which a partition that it did not know begins at offset 0."""
+        """Return the position with these partitions too; new ones begin at offset 0."""
         return Position(self.topic_id, dict.fromkeys(partitions, 0) | self.offsets)
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again
+    """A topic as the broker describes it. `id` changes when the topic is deleted and recreated
     (KIP-516).
 
-    `records` (offsets that its log holds) and `cluster_id` are asked where the id is not the
-    expected one; they say nothing of which topic it is.
+    `records` (the number of offsets in its log) and `cluster_id` are read only if the id is not the
+    expected one; they do not identify the topic and are not compared.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Topic:
 
 
 def is_contradicted(topic: Topic | None, expected: Position | None) -> bool:
-    """Whether a broker's answer contradicts a position: no topic, another one, or one of fewer
+    """Whether a broker's answer contradicts a position: no topic, another topic id, or fewer
     partitions. Pure."""
     if topic is None or expected is None:
         return topic is None
@@ -69,7 +68,7 @@ class Stamped:
 
 
 class RangeRelation(Enum):
-    """How a micro-batch's offset range stands to the position."""
+    """The relation of a micro-batch's offset ranges to the position."""
 
     ADJACENT = "adjacent"
     OVERLAPPING = "overlapping"
@@ -78,7 +77,7 @@ class RangeRelation(Enum):
 
 
 def to_keys(offsets: Mapping[int, int]) -> dict[str, int]:
-    """JSON has no integer keys."""
+    """Return the offsets with string keys: JSON has no integer keys."""
     return {str(p): offsets[p] for p in sorted(offsets)}
 
 
@@ -95,18 +94,18 @@ def ranges_from_keys(data: Mapping[str, list[int]]) -> Ranges:
 
 
 def ranges_between(start: Mapping[int, int], end: Mapping[int, int]) -> Ranges:
-    """`[start, end)` for each partition of `end`; a partition that `start` does not know begins at
+    """Return `[start, end)` for each partition of `end`; a partition missing in `start` begins at
     0."""
     return {p: (start.get(p, 0), e) for p, e in end.items()}
 
 
 def size(ranges: Ranges) -> int:
-    """How many offsets the ranges hold; an inverted range holds none."""
+    """Return the number of offsets in the ranges; an inverted range has none."""
     return sum(max(0, e - s) for s, e in ranges.values())
 
 
 def clip(ranges: Ranges, within: Ranges) -> Ranges:
-    """The part of `ranges` inside `within`; partitions left with nothing drop out."""
+    """Return the part of `ranges` inside `within`, without empty partitions."""
     clipped = {}
     for p, (s, e) in ranges.items():
         low, high = within.get(p, (0, 0))
@@ -116,8 +115,8 @@ def clip(ranges: Ranges, within: Ranges) -> Ranges:
 
 
 def classify(ranges: Ranges, position: Offsets) -> RangeRelation:
-    """How a micro-batch `ranges` stands to what is published. A gap in any partition decides over
-    everything else."""
+    """Return the relation of a micro-batch's ranges to the position. A gap in any partition takes
+    precedence: AHEAD."""
     live = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     if any(s > position.get(p, 0) for p, (s, _) in live.items()):
         return RangeRelation.AHEAD
@@ -129,12 +128,12 @@ def classify(ranges: Ranges, position: Offsets) -> RangeRelation:
 
 
 def trim(ranges: Ranges, position: Offsets) -> Ranges:
-    """What of `ranges` is not published yet. Precondition: not AHEAD."""
+    """Return the part of `ranges` that is not published yet. Precondition: not AHEAD."""
     trimmed = {p: (max(s, position.get(p, 0)), e) for p, (s, e) in ranges.items()}
     return {p: (s, e) for p, (s, e) in trimmed.items() if s < e}
 
 
 def advance(position: Position, ranges: Ranges) -> Position:
-    """The position after `ranges` was published; it never moves back."""
+    """Return the position after a publish of `ranges`; it never moves back."""
     ends = {p: max(e, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}
     return Position(position.topic_id, position.offsets | ends)

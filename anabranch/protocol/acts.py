@@ -1,7 +1,7 @@
 """Acts of operators: who decided something about hours, on which host, when, and why.
 
-The ledger's rows that follow from an act carry it. User and host are what the operating system
-reports: a record for colleagues, not a proof of identity.
+Ledger rows that follow from an act contain it. User and host are as the operating system reports
+them: a record for colleagues, not a proof of identity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ActName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What an operator did. `why` is None where the operator gave no reason."""
+    """An act of an operator. `why` is None if the operator gave no reason."""
 
     name: ActName
     user: str
@@ -55,12 +55,12 @@ class Act:
 
 
 def act_now(name: ActName, why: str | None = None) -> Act:
-    """An act of this process's user, begun now."""
+    """Return an act of this process's user at the current time (UTC)."""
     return Act(name, _user(), socket.gethostname(), datetime.now(UTC), why)
 
 
 def _user() -> str:
-    # In a container whose user id has no name, LOGNAME or USER can name the operator.
+    # In a container whose user id has no name, getpass finds it in LOGNAME or USER.
     try:
         return getpass.getuser()
     except (KeyError, OSError):

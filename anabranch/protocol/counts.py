@@ -1,5 +1,4 @@
-"""An hour's account in numbers, for reports. The fields are the keys of their JSON, in their
-order."""
+"""An hour's account in numbers, for reports. The fields are the keys of the JSON, in this order."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from anabranch.protocol.ledger_row import HourAccount
 
 @dataclass(frozen=True)
 class Counts:
-    """An hour's account in numbers; None where the ledger has no value. JSON has `erased` only
-    where something was."""
+    """An hour's account in numbers; None if the ledger has no value. JSON has `erased` only if it
+    is not 0."""
 
     offsets: int | None
     good: int | None
@@ -48,12 +47,12 @@ COUNTS = ("offsets", *TERMS)
 
 
 def accounted(account: HourAccount | Counts) -> int | None:
-    """How many offsets the terms account for, with those that were erased; None where a term is not
-    recorded. Pure."""
+    """Return the number of offsets that the terms and erased records account for; None if a term is
+    not recorded. Pure."""
     terms = [getattr(account, name) for name in TERMS]
     return sum(terms) + (account.erased or 0) if None not in terms else None
 
 
 def ranges_of(cut: Cut | None) -> Ranges | None:
-    """A cut's ranges, by partition in order."""
+    """Return a cut's ranges, ordered by partition."""
     return dict(sorted(cut.ranges.items())) if cut is not None else None

@@ -1,5 +1,4 @@
-"""Coverage: the part of an hour that a layer's rows account for, by the state of the table.
-Pure."""
+"""Coverage: the part of an hour that a layer's rows account for, from the table's state. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from anabranch.protocol.state import State
 
 
 def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
-    """Why the layer's rows do not account for the whole of the hour's cut; None when they do.
+    """Return why the layer's rows do not account for the hour's whole cut; None if they do.
 
-    An hour that is not sealed has no cut yet: the speed layer alone has rows of it.
+    An hour that is not sealed has no cut yet: only the speed layer has rows of it.
     """
     if layer == "batch":
         return None if state.is_accepted(hour) else "the batch layer has not accepted it"
@@ -31,29 +30,28 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
 
 
 def behind(cut: Cut, offsets: Offsets) -> Ranges:
-    """The part of a cut that lies behind a position, which is yet to be read."""
+    """Return the part of a cut from a position on, which is not read yet."""
     return clip(cut.ranges, {p: (offsets.get(p, 0), end) for p, end in cut.ends.items()})
 
 
 def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
-    """The parts of an hour's cut that the speed layer's rows do not account for.
+    """Return the parts of an hour's cut that the speed layer's rows do not account for.
 
-    All of an hour that it jumped over, lost a part of to retention, or whose rows were dropped
-    since: which part that was is not known. Else what lies behind the position.
+    The whole cut if the speed layer jumped over the hour, lost a part of it to retention, or
+    dropped its rows: which part is not known. Else the offsets from the position on.
     """
     if state.timeline.is_skipped(hour):
         return dict(cut.ranges)
     if hour < state.timeline.since:
-        return {}  # adopt counted hours that were not read to their ends as skipped
+        return {}  # `adopt` marked hours that were not read to their ends as skipped
     return behind(cut, state.position.offsets)
 
 
 def unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:
-    """Those of `hours` of which `main` has yet to get rows: the speed layer serves them, and is not
-    at their ends.
+    """Return those of `hours` whose rows are not all in `main` yet: the speed layer serves them and
+    has not read them to their ends.
 
-    Not those that it jumped over, or that are of a log which was given up: nothing more comes of
-    them.
+    Without hours that it jumped over and hours of a log that was left: no more rows of them come.
     """
     timeline, cuts = state.timeline, state.cuts
     of_speed = [

@@ -1,5 +1,5 @@
-"""Record the owner of a table: the stream that reads it, in a table without an owner or with a
-renamed one."""
+"""Recording the owner of a table, the stream that writes it, if the table has none or if the stream
+was renamed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOG = logging.getLogger(__name__)
 
 
 def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Position) -> bool:
-    """Write the stream into its table when no stream, or its former name, is there; True if it was
-    written.
+    """Write the stream into its table if the table names no stream or another name; return whether
+    it was written.
 
-    `position` is the table's. A table is only taken over by a stream that reads its position's
-    topic: raises AnotherStreamsTable for another topic id, since the owner is then unknown.
+    `position` is the table's. Only a stream that reads the position's topic may take a table over:
+    raises AnotherStreamsTable for another topic id, since the owner is then unknown.
     """
     owner = read_owner(lake.load(stream.table))
     if owner is not None and owner.stream == stream.name:

@@ -1,6 +1,6 @@
-"""From what a view's partials of an hour were computed: their files record it.
+"""The inputs from which a view's partials of an hour were computed, as their files record them.
 
-Partials are aggregates of an hour's rows, kept in a table of the view (`serving_layer.views`).
+Partials are aggregates of an hour's rows in a table of the view (`serving_layer.views`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 PROVENANCE_COLUMNS = ("decision", "files", "definition")
-"""The columns that record from what partials were computed: one value in each file, found in its
-bounds."""
+"""The columns that record the inputs of partials. Each file has one value, which its column bounds
+contain."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Filled:
 
 
 def digest_of(files: Iterable[str]) -> str:
-    """A digest of the names of an hour's files, which are unique in any location."""
+    """Return a digest of the names of an hour's files, which are unique across locations."""
     names = sorted(path.rpartition("/")[2] for path in files)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
 def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
-    """The inputs of each hour's partials, by their files' bounds. Pure."""
+    """Return the inputs of each hour's partials, from the bounds of their files; without hours
+    whose files differ. Pure."""
     ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
     filled = {}
     for hour, files in files_of.items():
@@ -51,7 +52,8 @@ def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -
 
 
 def _only_value(file: DataFile, id: int) -> str | None:
-    """The only value of a text column in a file; None if its bounds differ or are missing."""
+    """Return the only value of a string column in a file; None if its bounds differ or are
+    missing."""
     least, most = (
         bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds)
     )
@@ -59,8 +61,8 @@ def _only_value(file: DataFile, id: int) -> str | None:
 
 
 def stale_hours(partials: Table, rows: Table, hours: Collection[str]) -> list[str]:
-    """Those of some hours that have partials of other files than `main` has now, oldest first.
-    Raises Transient."""
+    """Return those of `hours` whose partials were computed from other files than `main` has now,
+    oldest first. Raises Transient."""
     if not (files_of := files_by_hour(partials, "main", hours)):
         return []
     filled, now = filled_hours(partials, files_of), files_by_hour(rows, "main", files_of)

@@ -1,16 +1,16 @@
 """The publish protocol: decide on a fresh load, commit, and decide again after a refusal. `run` is
 the only loop.
 
-1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`).
-   The batch layer stages before the loop, the speed layer inside its first decision, which has the
-   hours to stage by.
-2. Check: `decide` reads the state and the staged rows. It returns a publish, or that nothing is
-   left to do, or that it did something first (`Again`).
-3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2
-  read.
+1. Stage: write rows to files and one snapshot that no branch refers to
+   (`anabranch.iceberg.staging`). The batch layer stages before the loop, the speed layer inside its
+   first decision, which assigns the hours.
+2. Check: `decide` reads the state and the staged rows. It returns a publish, or no publish if
+   nothing is left to do, or `Again` if it did something else first.
+3. Publish: one commit (`land`) moves all branches of the publish and requires the heads that step 2
+   read.
 
 A publish that is not worth an immediate second attempt (a compaction, a position moved past hours
-of the batch layer) is decided once and landed; its caller loads and decides again.
+of the batch layer) is decided and landed once; its caller loads and decides again.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Publish:
     """The contents of a commit. `changes` have the properties of the decision; `to_commit` adds the
     rest.
 
-    `confirmed`: the waiting decisions and dead letters that were read back; the publish drops them
-    from its branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was
-    the log's end then, or lies behind it. `staged`: the staged snapshots whose files it adds, by
+    `confirmed`: the waiting decisions and dead letters that were found written; the publish removes
+    them from its branches. `anabranch.protocol.publisher` sets them. `read_until`: a time at which
+    `position` was at or after the log's end. `staged`: the staged snapshots whose files it adds, by
     attempt.
     """
 
@@ -92,7 +92,8 @@ class Publish:
 
 @dataclass(frozen=True)
 class Landed:
-    """A publish that landed, the table as the catalog returned it, and how long the commit took."""
+    """A publish that landed, the table as the catalog returned it, and the duration of the commit
+    in seconds."""
 
     publish: Publish
     table: Table
@@ -105,16 +106,16 @@ class Landed:
 
 
 class Again(Enum):
-    """The decision did something first (staged, merged, waited in the queue): load and decide
-    again."""
+    """The result of a decision that did something else first (staged, merged, waited in the queue):
+    load and decide again."""
 
     AGAIN = 0
 
 
 @dataclass(frozen=True)
 class Decision(Generic[T]):
-    """What to commit over the heads of `state`, None when nothing is left to do, and a result for
-    the caller."""
+    """A publish over the heads of `state`, None if nothing is left to do, and a result for the
+    caller."""
 
     state: State
     publish: Publish | None
@@ -123,8 +124,7 @@ class Decision(Generic[T]):
 
 @dataclass(frozen=True)
 class Published(Generic[T]):
-    """The last decision of a `run`, and the publish as it landed; None when nothing was left to
-    do."""
+    """The last decision of a `run`, and the landed publish; None if nothing was left to do."""
 
     decision: Decision[T]
     landed: Landed | None
@@ -135,26 +135,26 @@ class Published(Generic[T]):
 
     @property
     def state(self) -> State:
-        """The state that the run ended with."""
+        """The state at the end of the run."""
         return self.landed.state if self.landed is not None else self.decision.state
 
 
 def new_id() -> str:
-    """An id for one attempt; also the `spark.wap.id` of what it stages."""
+    """Return a new id for an attempt; also the `spark.wap.id` of its staged snapshot."""
     return uuid.uuid4().hex
 
 
 def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
-    """A tag of a branch's head that expires TAG_AGE from now; Iceberg counts from when the snapshot
-    was made."""
+    """Return a tag of a branch's head that expires TAG_AGE after `now`. Iceberg counts the age from
+    the snapshot's timestamp."""
     made = head(state.table, branch)
     age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
     return Tag(name, made.snapshot_id, age)
 
 
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
-    """The commit of a publish: the properties of each branch, the watermarks of `main`, expiry, and
-    the three heads that it requires. Pure."""
+    """Return the commit of a publish: the properties of each branch, the watermarks of `main`,
+    expiry, and the three heads that it requires. Pure."""
     content = dict(state.content)
     content |= {
         c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows
@@ -169,16 +169,15 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
         if change.branch == "main":
             properties |= promised
-            # A batch branch that is lost begins again there, and what it had accepted stays
-            # accepted.
+            # A lost batch branch is recreated from `main`, and its accepted hours stay accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
             properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
-        # This publish does not merge a branch that moved without `main`.
+        # Otherwise a branch moved without `main`, and this publish does not merge it.
         if change.branch == "main" and (publish.merges or state.is_merged):
             properties[MERGED] = json.dumps(content, sort_keys=True)
         if change.branch != "main":
             properties[CONTENT] = content[change.branch]
-        # On `main` too: a speed branch that is lost begins again there, where its rows end.
+        # On `main` too: a lost speed branch is recreated from it, at the end of its rows.
         if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
         before = state.branch_properties[change.branch]
@@ -208,7 +207,8 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
 
 
 def _watermarks(state: State, publish: Publish) -> dict[str, str]:
-    """The watermarks of `main` after the publish; those that no longer apply are empty."""
+    """Return the watermarks of `main` after the publish; a watermark that no longer applies is
+    empty."""
     after = plan_after(state, publish.changes, publish.timeline, publish.position)
     before = Watermarks.from_properties(state.branch_properties["main"])
     promised = plan_watermarks(after, before, publish.merges or state.is_merged, publish.read_until)
@@ -218,11 +218,10 @@ def _watermarks(state: State, publish: Publish) -> dict[str, str]:
 def land(
     lake: Lake, state: State, publish: Publish, now: datetime, entry: QueueEntry | None = None
 ) -> Landed | None:
-    """Step 3 of every publish: one commit over the heads of `state`, which also removes `entry`
-    from the queue.
+    """Commit the publish over the heads of `state` and remove `entry` from the queue: step 3.
 
-    None when it is refused: a head moved, and the caller has to load and decide again. Raises
-    Transient when the outcome stays unknown.
+    Returns None if the commit is refused: a head moved, and the caller has to load and decide
+    again. Raises Transient if the outcome stays unknown.
     """
     commit = to_commit(state, publish, now)
     if entry is not None:
@@ -240,12 +239,12 @@ def run(
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
 ) -> Published[T]:
-    """Publish what `decide` decides on a state that it loads itself; after each refusal it decides
-    again.
+    """Commit the publish that `decide` returns; after each refusal, call `decide` again. `decide`
+    loads the state itself.
 
-    With `take_turns` it joins the publish queue when refusals repeat, and waits for the publishers
-    before it (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient
-    after `timeout`, with nothing published. Without, it retries at once until it lands: the speed
+    With `take_turns`, join the publish queue if refusals repeat, wait for the publishers before it
+    (`anabranch.protocol.publish_queue`), and pause after each refusal; raises Transient after
+    `timeout`, with nothing published. Without it, retry at once until the commit lands: the speed
     layer waits for the queue inside its decision.
     """
     deadline = time.monotonic() + timeout.total_seconds()

@@ -1,9 +1,9 @@
-"""A publisher of one stream: it finishes what earlier publishers left, commits decisions, and
-completes each publish.
+"""A publisher of one stream: it finishes the incomplete work of earlier publishers, commits
+decisions, and completes each publish.
 
-A publish names decisions and dead letters that wait on the branches until they are in the ledger
-and in the dead letters' table. A publisher keeps the ids that it has read back there; its next
-publish drops them from the branches.
+Decisions and dead letters of a publish wait on the branches until they are in the ledger and in the
+dead letters table. A publisher keeps the ids that it has found there; its next publish removes them
+from the branches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Publisher:
-    """Publishes to the table of one stream. For one thread at a time."""
+    """A publisher to the table of one stream. For one thread at a time."""
 
     def __init__(self, lake: Lake, stream: Stream) -> None:
         self.lake, self.stream = lake, stream
@@ -35,14 +35,13 @@ class Publisher:
 
     @property
     def confirmed(self) -> Confirmed:
-        """What it has read back, which its next publish drops from the branches."""
+        """The entries found written, which the next publish removes from the branches."""
         return self._confirmed
 
     def recover(self, state: State | None = None, by_ledger: bool = False) -> State:
         """Finish the incomplete work of an earlier publisher of either layer: the merge, dead
-        letters, ledger rows. Returns the state that the job continues from; a step that has just
-        ended passes its `state` instead of another load. `by_ledger`: as `finish`. Raises
-        Transient.
+        letters, ledger rows. Returns the state that the job continues from. A caller that has just
+        loaded it passes `state` to avoid another load. `by_ledger`: see `finish`. Raises Transient.
         """
         if state is None or merge.needs_merge(state):
             state = merge.merge(self.lake, self.stream).state
@@ -52,8 +51,8 @@ class Publisher:
     def run(
         self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True
     ) -> Published[T]:
-        """Publish what `decide` decides, as `anabranch.protocol.publish.run`; dead letters and
-        ledger rows follow."""
+        """Run `anabranch.protocol.publish.run`; its publish removes the confirmed entries from the
+        branches."""
 
         def confirming() -> Decision[T] | Again:
             decision = decide()
@@ -67,8 +66,7 @@ class Publisher:
         return published
 
     def run_merged(self, decide: Callable[[State], Decision[T]], what: str) -> Published[T]:
-        """As `run`; `decide` gets the state that was loaded, once `main` is merged of the other
-        branches."""
+        """Do as `run`; merge `main` first if needed, and call `decide` with the loaded state."""
 
         def merged() -> Decision[T] | Again:
             state = load_state(self.lake, self.stream.table)
@@ -80,7 +78,7 @@ class Publisher:
         return self.run(merged, what)
 
     def land(self, state: State, planned: Publish, now: datetime) -> Landed | None:
-        """Commit one publish over the heads of `state`; None when it is refused."""
+        """Commit one publish over the heads of `state`; return None if it is refused."""
         landed = publish.land(self.lake, state, self._confirming(planned), now)
         if landed is not None:
             self._confirmed = NOTHING_CONFIRMED
@@ -90,8 +88,8 @@ class Publisher:
         """Publish the dead letters and write the ledger rows that wait in `state`. Raises
         Transient.
 
-        `by_ledger`: the table of dead letters is not loaded for those that the ledger states as
-        complete, and the publisher's next rows state what it finds complete.
+        `by_ledger`: do not load the dead letters table if the ledger states that the letters of
+        `state` are complete; if it does not, the publisher's next ledger rows state it.
         """
         if not by_ledger:
             self.publish_dead_letters(state)
@@ -112,15 +110,15 @@ class Publisher:
         self._confirmed |= Confirmed(letters=done)
 
     def complete_dead_letters(self, state: State) -> None:
-        """As `publish_dead_letters`; the next rows of the ledger state that those of `state` are
-        complete, unless some were lost. Raises Transient."""
+        """Publish the dead letters that wait in `state`; unless some were lost, the next ledger
+        rows state that the letters of `state` are complete. Raises Transient."""
         self.publish_dead_letters(state)
         if not dead_letters.lost_hours(self.lake, self.stream, state):
             self._complete = Complete.of(state)
 
     def knows_complete(self, state: State) -> bool:
-        """Whether `state` has no dead letters to publish or to look for, by what the publisher
-        found and what the ledger states. Raises Transient."""
+        """Whether the dead letters of `state` are known to be complete, from the publisher's own
+        check or the ledger. Raises Transient."""
         if not dead_letters.may_lack(state):
             return True
         stated = self.ledger.complete_letters()

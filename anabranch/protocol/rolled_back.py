@@ -1,8 +1,8 @@
 """A stream's file that was rolled back: its table keeps the newer columns, and rows of the older
-file fit in them. Columns are never removed, so an evolved table is ahead of the stream's earlier
+file fit into them. Columns are never removed, so an evolved table is ahead of the stream's earlier
 file. `apply --rolled-back` records the columns of the restored file in a table property. Jobs with
 exactly these columns continue, and their rows have null in newer columns. Any other job whose file
-has fewer columns than the table ends.
+has fewer columns than the table stops.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ROLLED_BACK = "anabranch.rolled-back"
 
 
 def column_words(f: NestedField | None) -> str:
-    """A column's type as the stream's file spells it."""
+    """Return a column's type as the stream's file writes it; `none` for no column."""
     return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")
 
 
 def columns_said(schema: Schema) -> str:
-    """Columns as the property lists them, in any order."""
+    """Return columns as the property lists them; their order does not matter."""
     return json.dumps({f.name: column_words(f) for f in schema.fields}, sort_keys=True)
 
 
 def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
-    """Whether a table has all wanted columns, or wider ones, and more: rows of the wanted columns
-    fit. Pure."""
+    """Whether rows of the wanted columns fit into a table that differs: it has all these columns,
+    as wide or wider. Pure."""
     try:
         return bool(
             plan_evolution(
@@ -49,13 +49,13 @@ def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
 
 
 def is_rolled_back(table: Table, wanted: Columns) -> bool:
-    """Whether jobs with these columns go on though the table has more."""
+    """Whether jobs with these columns may continue although the table has more."""
     return table.properties.get(ROLLED_BACK) == columns_said(wanted.schema)
 
 
 def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
-    """Record that the wanted columns are those of an older stream file; returns the changes, in
-    words. Raises Refused for columns that the table never had, Transient."""
+    """Record that the wanted columns are those of an older stream file; return a description of
+    each change. Raises Refused for columns that the table never had, Transient."""
     table = lake.load(name)
     if is_rolled_back(table, wanted) or columns_said(table.schema()) == columns_said(wanted.schema):
         return []
@@ -82,7 +82,8 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
 
 
 def roll_forward(lake: Lake, name: str) -> list[str]:
-    """Delete the record of a rolled-back file; returns the changes, in words. Raises Transient."""
+    """Delete the record of a rolled-back file; return a description of each change. Raises
+    Transient."""
     if ROLLED_BACK not in lake.load(name).properties:
         return []
     _change(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))

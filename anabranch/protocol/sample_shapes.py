@@ -1,20 +1,20 @@
-"""The shape of a value of an unknown field, without its contents: it may be a secret, and the
-ledger stores it."""
+"""The shape of an unknown field's value, without its contents: the ledger stores it, and the value
+may be a secret."""
 
 from __future__ import annotations
 
 import re
 
-# A text, which may be cut short, and whether it is a key; or a digit of a number.
+# A JSON string, which may be truncated, and whether it is a key; or a digit of a number.
 _PART = re.compile(r'"((?:\\.|[^"\\])*)("?)(\s*:)?|[0-9]', re.DOTALL)
-# A character of a text as JSON writes it.
+# A character of a JSON string, with its escape.
 _CHARACTER = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
 
 
 def shape_of(sample: str) -> str:
-    """A JSON text with each letter of a value as `a` or `A` and each digit as `9`:
-    `"2026-11-21T03Z"` becomes `"9999-99-99A99A"`. Names of fields, true, false and null stay; a
-    shape is its own shape. Pure."""
+    """Replace each letter of a value in a JSON text by `a` or `A` and each digit by `9`:
+    `"2026-11-21T03Z"` becomes `"9999-99-99A99A"`. Names of fields, true, false and null stay.
+    Idempotent. Pure."""
     return _PART.sub(_masked, sample)
 
 

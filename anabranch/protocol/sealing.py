@@ -1,4 +1,4 @@
-"""Sealing: decide once where ended hours end, from the speed layer's publishes and Kafka's
+"""Sealing: decide the ends of ended hours once, from the speed layer's publishes and Kafka's
 answers."""
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SEALED_AT_ONCE = 48
 
 
 def check_clock(lake: Lake, state: State) -> None:
-    """Compare this machine's clock with the object store's and the table's last update, now.
+    """Compare this machine's clock with the object store's and with the table's last update.
 
-    A clock ahead would seal hours to come and stamp the table into the future. Raises Transient,
-    naming all, when they are more than half a minute apart.
+    A fast clock would seal future hours and write future timestamps to the table. Raises Transient
+    with all times if they differ by more than half a minute.
     """
     lake.clock.compare()
     lake.clock.now(state.table.metadata.last_updated_ms)
@@ -45,10 +45,10 @@ def check_clock(lake: Lake, state: State) -> None:
 
 @dataclass(frozen=True)
 class KafkaOffsets:
-    """Kafka's answers to a publisher at `now` by its clock, about the hours that ended by `until`.
+    """Kafka's answers at `now`, by the publisher's clock, about the hours that ended by `until`.
 
-    `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by
-    partition the record that begins the next hour.
+    `answers` has the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`, with
+    the first record of the next hour by partition.
     """
 
     topic: Topic
@@ -62,8 +62,8 @@ class KafkaOffsets:
 
 @dataclass(frozen=True)
 class ResolvedState:
-    """A load of the state, the position bound to the topic as it is now, and a timeline with the
-    ends it needs."""
+    """A loaded state, its position with the topic's current id and partitions, and a timeline with
+    the ends that it needs."""
 
     state: State
     position: Position
@@ -72,7 +72,7 @@ class ResolvedState:
 
 
 class OffsetSource(Protocol):
-    """The questions of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements
+    """The requests of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements
     them."""
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
@@ -87,7 +87,7 @@ class OffsetSource(Protocol):
 
 
 Seen = dict[tuple[str, int], dict[int, hour_ends.Window]]
-"""By topic id and partition, the windows of the log that were read and cannot change any more."""
+"""Windows of the log that cannot change any more, by topic id and partition, then by offset."""
 
 _SEEN_AT_MOST = 20_000
 
@@ -102,8 +102,9 @@ def ask(
     seen: Seen | None = None,
     at_most: int | None = None,
 ) -> KafkaOffsets:
-    """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to
-    `needed` belong to, or all; at most `at_most` at once. Raises PositionError, Transient."""
+    """Ask Kafka for the ends of ended hours that `state` does not have, oldest first, at most
+    `at_most`; of none if offsets up to `needed` are inside hours with ends. Raises PositionError,
+    Transient."""
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name, _read_from(state))
     assert topic is not None
@@ -123,7 +124,7 @@ def ask(
         return offsets
     ends = kafka.stable_ends(topic, position.offsets)
     check_log_end(position, ends, topic_name)
-    # Published offsets, and the hours before, end below.
+    # No end is below the position or below the hours that are already decided.
     before = [
         e.ends or {}
         for e in hours.decided_ends(timeline, position.offsets, offsets.until)
@@ -134,7 +135,7 @@ def ask(
     answers: dict[str, Mapping[int, Stamped | None]] = {}
     stamps: Mapping[int, Stamped | None] = {}
     for hour in wanted:
-        # The first record from a moment on answers for every moment up to its own stamp.
+        # The first record at or after a time is the answer for every time up to its timestamp.
         moment = hour_ends.millis(hours.end_of(hour))
         if not stamps or not all(
             s is not None and s.timestamp_ms >= moment for s in stamps.values()
@@ -163,9 +164,9 @@ def _look_behind(
     now: datetime,
     seen: Seen | None,
 ) -> dict[int, Stamped | None]:
-    """By partition, the first record received at `moment` or later, by the majority of the stamps
-    around it. `stamps`: the answers of Kafka's time index. Offsets below `lows` are decided,
-    offsets behind `ends` are not.
+    """Return, by partition, the first record received at `moment` or later, by the majority of the
+    timestamps around it; the result has `moment` as its timestamp. `stamps`: the answers of Kafka's
+    time index. The search is within `[lows, ends)`; `ends` are the last stable offsets.
     """
     seen = {} if seen is None else seen
     if sum(map(len, seen.values())) > _SEEN_AT_MOST:
@@ -192,10 +193,10 @@ def _look_behind(
 
 
 def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
-    """By partition, the first record from which the whole log was received at `moment` or later, by
-    the majority of stamps.
+    """Return, by partition, the first record from which on the log was received at `moment` or
+    later, by the majority of timestamps.
 
-    A stamp later than the clock counts too: a record that came since must not be passed over.
+    Timestamps later than the clock count too: a record received since must not be skipped.
     """
     ends, clock = kafka.stable_ends(topic), datetime.max.replace(tzinfo=UTC)
     return _look_behind(
@@ -204,21 +205,20 @@ def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int
 
 
 def resolve_state(state: State, offsets: KafkaOffsets) -> ResolvedState | None:
-    """The state as loaded after Kafka was asked, in which the hours that were wanted have their
-    ends. Pure.
+    """Add Kafka's answers to a state that was loaded after them. Pure.
 
-    None when the table moved on so far that it needs answers which were not asked for.
+    None if the table has changed and needs answers that were not requested.
     """
     if not _fits(state.position, offsets.topic):
-        # Another process published offsets newer than the answers; `ask` checks whether Kafka
-        # contradicts them.
+        # Another process published offsets newer than the answers, or Kafka contradicts the
+        # position; `ask` checks which.
         return None
     position = check_topic(state.position, offsets.topic, offsets.topic.name, _read_from(state))
     timeline = _with_first_hour(state, position, offsets)
     wanted = hours.plan_wanted(
         timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1
     )
-    # Never an hour before those ahead of it.
+    # An hour without an answer ends the list: hours are decided in order.
     answers = {h: offsets.answers[h] for h in takewhile(offsets.answers.__contains__, wanted)}
     if wanted and not answers:
         return None
@@ -239,8 +239,8 @@ def _with_first_hour(state: State, position: Position, offsets: KafkaOffsets) ->
 
 
 class BoundaryResolver:
-    """Asks Kafka where ended hours end before the heads are loaded, so that the window between the
-    two is short."""
+    """A resolver of the ends of hours. It asks Kafka before it loads the heads, so that little time
+    passes between that load and the commit."""
 
     def __init__(self, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
         self._stream, self._lake, self._kafka = stream, lake, kafka
@@ -248,19 +248,18 @@ class BoundaryResolver:
         self._seen: Seen = {}
 
     def start_from(self, state: State) -> None:
-        """Use a state that is already loaded for the next questions to Kafka; the decision loads a
+        """Use a state that is already loaded for the next requests to Kafka; the decision loads a
         fresh one."""
         self._last = state
 
     def decide(
         self, grace: timedelta = timedelta(0), needed: Offsets | None = None
     ) -> ResolvedState:
-        """A fresh state in which the hours that ended `grace` ago have their ends: the oldest
-        `hours.at_once` that have none yet, unless offsets up to `needed` belong to hours that have
-        theirs. Nothing is published here.
+        """Load the state and add the ends of hours that ended `grace` ago: of the oldest
+        `hours.at_once` without ends, or of none if offsets up to `needed` are inside hours with
+        ends. Publishes nothing.
 
-        Raises PositionError for a recreated topic, Transient when Kafka or the lake does not
-        answer.
+        Raises PositionError for a recreated topic, Transient if Kafka or the lake does not answer.
         """
         fresh = self._last is None
         state = self._last or load_state(self._lake, self._stream.table)
@@ -284,11 +283,8 @@ class BoundaryResolver:
 
 
 def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish | None:
-    """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its
-    decisions name them, oldest first. Pure.
-
-    None when there is none.
-    """
+    """Return the publish that seals the hours whose end and grace have passed, at most
+    SEALED_AT_ONCE, with a decision for each, oldest first; None if there is no such hour. Pure."""
     state, position, now = decided.state, decided.position, decided.now
     planned, sealed = hours.plan_seal(
         decided.timeline, position.topic_id, now - grace, SEALED_AT_ONCE
@@ -308,24 +304,24 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish |
 
 
 def _read_from(state: State) -> str:
-    """The cluster that the stream's table was read from; empty where it is not recorded."""
+    """Return the id of the Kafka cluster that the table was read from; empty if not recorded."""
     owner = read_owner(state.table) if state.table is not None else None
     return owner.cluster_id if owner is not None else ""
 
 
 def _fits(position: Position, topic: Topic) -> bool:
-    """Whether the topic as described can be the one that the position belongs to."""
+    """Whether the described topic can be the position's."""
     return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
 
 
 Extend = Callable[[State, Publish], Publish]
-"""Adds to the publish of a seal, over the state that it was decided on, what is decided with it."""
+"""Return the publish of a seal with further decisions, given the state that it was decided on."""
 
 
 @dataclass(frozen=True)
 class Sealed:
-    """The result of a seal: the hours that it sealed, oldest first, and the state without hours
-    left to seal."""
+    """The result of a seal: the sealed hours, oldest first, and the state without hours left to
+    seal."""
 
     hours: tuple[str, ...]
     state: State
@@ -339,9 +335,9 @@ def seal(
 ) -> Sealed:
     """Seal every hour whose end and grace have passed, in commits of bounded size.
 
-    Waiting decisions are written to the ledger before each commit and after it, and dead letters
-    that wait are published before the first. Cut short anywhere, it goes on where it ended.
-    `on_landed` is called after each commit.
+    Writes waiting decisions to the ledger before and after each commit, and publishes waiting dead
+    letters before the first. Calls `on_landed` after each commit. If interrupted, the next call
+    continues where it ended.
     """
     lake, stream = publisher.lake, publisher.stream
     state = load_state(lake, stream.table)
@@ -378,10 +374,11 @@ def seal(
 
 
 def require_ended(stream: Stream, lake: Lake, named: Iterable[str]) -> None:
-    """Require that the `named` hours have ended. Needs no Kafka and changes nothing.
+    """Raise NotYet if an hour of `named` is not over, grace included, and not sealed. Needs no
+    Kafka and changes nothing.
 
-    The table is loaded only for an hour that has not ended by the clock: `anabranch adopt` may have
-    sealed it early. Raises NotYet.
+    Loads the table only for hours that are not over by the clock: `anabranch adopt` may have sealed
+    them early.
     """
     now = datetime.now(UTC)
     running = [hour for hour in sorted(named) if _sealable_from(stream, hour) > now]
@@ -406,7 +403,7 @@ def _open(stream: Stream, hour: str) -> NotYet:
 
 def require_sealed(state: State, stream: Stream, hour: str) -> None:
     """Require that `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet
-    for one that has not ended, grace included."""
+    for any other hour that is not sealed."""
     if hour < state.timeline.first:
         raise ConfigurationError(
             f"hour {hour}: expected an hour from {state.timeline.first} on, where stream "

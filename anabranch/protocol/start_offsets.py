@@ -1,7 +1,7 @@
 """The start that an operator chooses in a log that the stream never read: its earliest record, its
-end, a time, or offsets. Only an operator can choose. A topic that was deleted and made again is
-read from its earliest record; a topic that mirrors one which was read has the same records again,
-so it is read from where the first one was left.
+end, a time, or offsets. Only an operator can choose: a topic that was deleted and recreated is read
+from its earliest record, but a mirror of a topic that was read repeats its records, so it is read
+from where reading of that topic ended.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 
 @dataclass(frozen=True)
 class Log:
-    """A topic's log in Kafka: by partition, the oldest available offset and the last stable
-    offset."""
+    """A topic's log in Kafka: the oldest available offset and the last stable offset by
+    partition."""
 
     topic: Topic
     starts: Offsets
@@ -36,7 +36,7 @@ class Log:
 
 @dataclass(frozen=True)
 class StartChoice:
-    """The value of `--from`; `when` and `offsets` belong to the kinds of these names."""
+    """The value of `--from`: `when` for the kind `time`, `offsets` for the kind `offsets`."""
 
     kind: Literal["earliest", "latest", "time", "offsets"]
     when: datetime | None = None
@@ -44,8 +44,8 @@ class StartChoice:
 
 
 def parse_start(text: str) -> StartChoice:
-    """Read `earliest`, `latest`, a time such as `2026-11-21T03:15:00Z` (UTC where it names no
-    zone), or offsets such as `0=120,1=98`. Raises ConfigurationError."""
+    """Parse `earliest`, `latest`, a time such as `2026-11-21T03:15:00Z` (UTC without a zone), or
+    offsets such as `0=120,1=98`. Raises ConfigurationError."""
     if text == "earliest":
         return StartChoice("earliest")
     if text == "latest":
@@ -66,15 +66,15 @@ def parse_start(text: str) -> StartChoice:
 
 
 def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
-    """The topic's log. An end below what was `reached` is believed only when the brokers repeat
-    it."""
+    """Read the topic's log. An end below the offsets `reached` is believed only if the brokers
+    repeat it."""
     return Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic, reached))
 
 
 def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets:
-    """The offset of each partition of the log that a choice means. A time means the first record
-    stamped then or later, and the log's end where there is none. Raises Refused for offsets that
-    the log does not have."""
+    """Return the offset of a choice in each partition of the log. A time means the first record
+    with this timestamp or a later one, or the log's end without one. Raises Refused for offsets
+    that the log does not have."""
     if choice.kind == "earliest":
         return dict(log.starts)
     if choice.kind == "latest":
@@ -101,7 +101,8 @@ def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets
 
 
 def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> str:
-    """The reason that an operator has to choose where to begin, and when each choice applies."""
+    """Return the message of why an operator has to choose where to begin, and when each choice
+    applies."""
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     stamp = kafka.oldest_stamp(log.topic, log.starts, log.ends, 0, now_ms)
     oldest = (
@@ -126,5 +127,5 @@ def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> 
 
 
 def to_text(offsets: Offsets) -> str:
-    """Offsets as `--from` takes them."""
+    """Format offsets as `--from` accepts them."""
     return ",".join(f"{p}={o}" for p, o in to_keys(offsets).items())

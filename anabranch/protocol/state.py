@@ -1,8 +1,7 @@
-"""The state of a stream's table: one load of its metadata, read into values. Each branch is
-authoritative for its own rows: `speed` for the position, `batch` for accepted hours, `main` for
-overrides and for accepted hours without records. `main` has a copy of the state of all branches,
-from which a lost branch is recreated. The timeline of hours is written with every publish, and the
-newest one counts.
+"""The state of a stream's table, read from one load of its metadata. Each branch is authoritative
+for its own rows: `speed` for the position, `batch` for accepted hours, `main` for overrides and for
+accepted hours without records. `main` has a copy of the state of all branches, from which a lost
+branch is recreated. Every publish writes the timeline of hours; the newest one counts.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ IMPORTED_FROM = "anabranch.imported-from"
 
 @dataclass(frozen=True)
 class Accepted:
-    """An accepted hour of the batch branch. `by_choice`: an operator accepted it in spite of its
-    rules. `unread`: the hours of its look-back that the speed layer served and had not read to
-    their ends when its duplicates were dropped; the hour is rebuilt once they are read."""
+    """An accepted hour of the batch branch. `by_choice`: an operator accepted it although rules
+    failed. `unread`: the hours of its look-back that the speed layer served but had not read to
+    their ends when duplicates were dropped; the hour is rebuilt after they are read."""
 
     revision: int
     cut: Cut
@@ -71,9 +70,9 @@ class Accepted:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a stream's table, by one load: everything that a decision needs, and the heads
-    that it requires. `retained_hours`: the hours whose rows in `main` the last merge kept, since
-    the layer that should serve them does not cover them; those rows are not of that layer.
+    """The state of a stream's table from one load: everything that a decision needs, and the heads
+    that its commit requires. `retained_hours`: the hours whose rows in `main` the last merge kept,
+    because the layer that should serve them does not cover them; the rows are of the other layer.
     """
 
     table: Table
@@ -95,7 +94,7 @@ class State:
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:
-        """The cuts of all sealed hours that are still remembered."""
+        """The cuts of all sealed hours that the branches still list."""
         return {h: a.cut for h, a in self.accepted.items()} | self.timeline.sealed
 
     def is_sealed(self, hour: str) -> bool:
@@ -109,38 +108,37 @@ class State:
         )
 
     def is_expired(self, hour: str) -> bool:
-        """Whether the rows of an accepted hour have left every branch, because they were kept long
-        enough."""
+        """Whether retention has removed the rows of an accepted hour from every branch."""
         return self.timeline.first <= hour and hour in self.expired
 
     @property
     def removed_at(self) -> datetime | None:
-        """When rows last left every branch, expired or erased; snapshots that are older may have
-        them."""
+        """The time (UTC) of the last expiry or erasure, or None; older snapshots may contain the
+        removed rows."""
         return max(
             (at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None
         )
 
     def served_by(self, hour: str) -> Layer:
-        """The layer that serves the hour: an operator's override, else batch once it has accepted
-        the hour, else speed."""
+        """Return the layer that serves the hour: an operator's override, else batch if it has
+        accepted the hour, else speed."""
         return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
 
     @property
     def waiting_letters(self) -> frozenset[str]:
-        """The ids of the dead letters that are yet to be published."""
+        """The ids of the dead letters that are not published yet."""
         return frozenset(str(item["id"]) for item in self.dead_letters)
 
     @property
     def is_merged(self) -> bool:
-        """Whether `main` was made from the other two heads as they are now."""
+        """Whether `main` was merged from the current rows of the other two branches."""
         return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What waits on the branches and was read back: decisions that the ledger has, and dead letters
-    that are published, by their ids. A decision and dead letters may have one id."""
+    """The ids of waiting decisions that were found in the ledger, and of waiting dead letters that
+    were found published. A decision and dead letters may have the same id."""
 
     decisions: frozenset[str] = frozenset()
     letters: frozenset[str] = frozenset()
@@ -155,8 +153,9 @@ NOTHING_CONFIRMED = Confirmed()
 def plan_after(
     state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None
 ) -> State:
-    """The state once a publish of these has landed, for derived values: position, timeline,
-    accepted hours, overrides and retained hours. Everything else is unchanged. Pure."""
+    """Return the state after a publish of these changes, for derived values: position, timeline,
+    accepted and retained hours, overrides, expiry and erasures. Everything else is unchanged.
+    Pure."""
     said = {change.branch: change.properties for change in changes}
     batch, main = said.get("batch", {}), said.get("main", {})
     lists = batch if ACCEPTED in batch else main
@@ -174,12 +173,13 @@ def plan_after(
 
 
 def load_state(lake_: Lake, table_name: str) -> State:
-    """Load and read a stream's table. Raises Terminal for a table without a position, Transient."""
+    """Load a stream's table and return its state. Raises Terminal for a table without a position,
+    Transient."""
     return read_state(lake_.load(table_name))
 
 
 def read_state(table: Table) -> State:
-    """Read a loaded table."""
+    """Return the state of a loaded table. Raises Terminal for a table without a position."""
     properties = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
     if POSITION not in properties["speed"]:
         name = ".".join(table.name())
@@ -198,7 +198,7 @@ def read_state(table: Table) -> State:
     accepted, waiting = read_accepted(properties)
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
-    # An older version writes hours that only `main` lists as sealed.
+    # Older versions write hours that only `main` lists as sealed.
     sealed = {
         hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted
     }
@@ -225,17 +225,16 @@ def read_state(table: Table) -> State:
 
 
 def _with_imported(timeline: Timeline, batch: Mapping[str, str]) -> Timeline:
-    """The timeline whose first hour is the first that the batch branch has: one that was set back
-    behind an import does not have the imported hours, and no rebuild brings them back."""
+    """Return the timeline from the batch branch's first imported hour on. A branch that was set
+    back to before an import lacks imported hours, and no rebuild restores them."""
     if not timeline.imported_through:
         return timeline
     return replace(timeline, first=batch.get(IMPORTED_FROM, timeline.first_of_kafka))
 
 
 def state_of(table: Table, snapshot_id: int) -> State:
-    """The state that `main` had when one of its snapshots was its head, with the other branches as
-    far as it records them. Raises Terminal for a snapshot of another kind. For readers, not for
-    decisions.
+    """Return the state recorded in a snapshot of `main`, with the other branches as far as it
+    records them. Raises Terminal for a snapshot without that state. For readers, not for decisions.
     """
     properties = snapshots.snapshot_properties(table, snapshot_id)
     if not properties.keys() >= {POSITION, TIMELINE}:
@@ -265,11 +264,13 @@ def state_of(table: Table, snapshot_id: int) -> State:
 def read_accepted(
     properties: Mapping[str, Mapping[str, str]],
 ) -> tuple[dict[str, Accepted], dict[str, Cut]]:
-    """The accepted hours whose rows the batch branch contains, and the cuts of hours that it lost
-    and that wait again. `main` lists the accepted hours too. A batch branch recreated from `main`
-    contains the rows that `main` served then: hours stay accepted, except those that an override
-    had assigned to the speed layer. A branch that was rolled back lacks the hours accepted since,
-    except those without records, which only `main` may list.
+    """Return the accepted hours whose rows the batch branch contains, and the cuts of hours that it
+    lost and that are to be rebuilt.
+
+    `main` lists the accepted hours too. A batch branch recreated from `main` contains the rows that
+    `main` served: hours stay accepted, except hours that an override had assigned to the speed
+    layer. A branch that was rolled back lacks the hours accepted since, except hours without
+    records, which only `main` may list.
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
@@ -282,7 +283,7 @@ def read_accepted(
 
 
 def main_only_hours(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """The accepted hours without records that only `main` lists, oldest first."""
+    """Return the accepted hours without records that only `main` lists, oldest first."""
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     listed = _accepted(properties["main"])
     return tuple(
@@ -294,29 +295,28 @@ def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
     return dict(_accepted_of(properties.get(ACCEPTED, "{}")))
 
 
-# Of the three branches of every stream of a process.
+# Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _accepted_of(text: str) -> Mapping[str, Accepted]:
     return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
 
 
-# Accepted hours that a branch lists one by one; the ledger has all of them.
+# The accepted hours that a branch lists individually; the ledger has all of them.
 REMEMBERED_HOURS = 48
 
 
-# The most accepted hours that only `main` lists; `anabranch maintain` lists them on `batch` each
-# day.
+# The most accepted hours that only `main` lists; `anabranch maintain` adds them to `batch` daily.
 MAX_MAIN_ONLY_HOURS = 36
 
 
 def empty_hours_changes(
     state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    """The changes of a publish that accepts `hours`, which have no records. Pure.
+    """Return the changes of a publish that accepts `hours`, which have no records. Pure.
 
-    Only `main` moves, unless more than MAX_MAIN_ONLY_HOURS would then be on its list alone. In that
-    case all branches move: `batch` lists the hours too, and recorded decisions leave `batch` and
-    `speed`. `measured`: the measurements that the publish writes to `main`.
+    Only `main` moves, unless it alone would then list more than MAX_MAIN_ONLY_HOURS. In that case
+    all branches move: `batch` lists the hours too, and recorded decisions are removed from `batch`
+    and `speed`. `measured`: the measurements that the publish writes to `main`.
     """
     if len(main_only_hours(state.branch_properties)) + len(hours) > MAX_MAIN_ONLY_HOURS:
         batch = Change("batch", properties=accepted_properties(state, hours))
@@ -327,8 +327,8 @@ def empty_hours_changes(
 
 
 def list_on_batch(state: State) -> tuple[Change, ...]:
-    """The change by which a publish of every branch lists on `batch` the hours that only `main`
-    lists; none without such hours. Pure."""
+    """Return the change that adds the hours that only `main` lists to `batch`, for a publish of
+    every branch; empty without such hours. Pure."""
     hours = main_only_hours(state.branch_properties)
     return (Change("batch", properties=accepted_properties(state, {})),) if hours else ()
 
@@ -338,14 +338,17 @@ def _to_json(accepted: Mapping[str, Accepted]) -> str:
 
 
 def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
-    """The batch branch's properties after it accepted `hours`: the remembered hours, and how far
-    they are forgotten.
+    """Return the batch branch's properties after it accepted `hours`: the hours that it lists, and
+    the hour before which all others are accepted.
 
-    An hour is forgotten once it is two days behind, and the speed layer is past it; not by the
-    publish that accepts or restates it, nor while dead letters or decisions of it wait, which
-    follow that publish: asking for a forgotten hour's revision finds it in the ledger; not while an
-    override gives it to the speed layer, since a batch branch made again from `main` then lacks its
-    rows; and not while it waits to be rebuilt, which the ledger does not record.
+    Hours older than the newest REMEMBERED_HOURS are removed from the list; their revisions are then
+    read from the ledger. An hour stays on the list
+
+    - in the publish that accepts or restates it, and while its dead letters or decisions wait,
+    - until the speed layer has read it to its end,
+    - while an override assigns it to the speed layer, since a batch branch recreated from `main`
+      would lack its rows,
+    - while it waits to be rebuilt, which the ledger does not record.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
@@ -368,15 +371,16 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     return {ACCEPTED: _to_json(accepted), SETTLED: settled}
 
 
-# The most losses that a branch lists one by one.
+# The most losses that a branch lists individually.
 REMEMBERED_LOSSES = 200
 
 
 def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
-    """The losses recorded on the speed branch, with the new ones, oldest first. The list stays
-    short however long records are lost: older losses of the same hours become one entry with the
-    span and the count of their offsets, and losses of accepted hours are removed, since the ledger
-    has their account. Pure.
+    """Return the losses recorded on the speed branch and the new ones as JSON, oldest first. Pure.
+
+    The list stays short: beyond the newest REMEMBERED_LOSSES, losses of the same hours become one
+    entry with the span and the count of their offsets, and losses of accepted hours are removed,
+    since the ledger has their account.
     """
     entries = [*json.loads(state.branch_properties["speed"].get(LOST, "[]")), *new]
     folded: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -393,7 +397,7 @@ def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
-    """The entries that wait under `key` on any branch, each id once, oldest first."""
+    """Return the entries that wait under `key` on any branch, each id once, oldest first."""
     items: dict[str, dict[str, Any]] = {}
     for branch in properties:
         for item in json.loads(branch.get(key, "[]")):
@@ -404,11 +408,10 @@ def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str,
 def check_topic(
     position: Position, topic: Topic | None, name: str, read_from: str = ""
 ) -> Position:
-    """The position, bound to the topic as Kafka knows it now: partitions that are new begin at
-    offset 0.
+    """Return the position with the topic's id and partitions; new partitions begin at offset 0.
 
-    `read_from` is the id of the cluster that the position's topic was in, where it is known. Raises
-    PositionError when the topic was recreated, is gone, or has fewer partitions than the position.
+    `read_from` is the id of the cluster that the position's topic was in, if known. Raises
+    PositionError if the topic was recreated, is gone, or has fewer partitions than the position.
     """
     if topic is None:
         raise PositionError(
@@ -445,8 +448,8 @@ def _another_log(position: Position, topic: Topic, name: str, read_from: str) ->
 
 
 def check_log_end(position: Position, ends: Offsets, name: str, what: str = "the position") -> None:
-    """Raise PositionError with the lost offsets when a partition's log ends below the position, or
-    below `what` has these offsets. `ends` were asked after the position was loaded."""
+    """Raise PositionError with the lost offsets if a partition's log ends below `position`, which
+    `what` names in the message. `ends` must be read after the position was loaded."""
     lost = {p: (ends[p], o) for p, o in position.offsets.items() if ends.get(p, o) < o}
     if lost:
         raise PositionError(

@@ -1,9 +1,9 @@
 """Adoption: continue in another log than the position's, or in the same log after it lost its end.
 
 The current hour is sealed at the position, so that no hour mixes two logs; the next one begins in
-the new log. Published rows stay served. The table remembers where the old log ends: when its topic
-id comes back, the stream continues there. A topic id that was never read and has records is adopted
-only from where the operator chooses.
+the new log. Published rows stay served. The table remembers where reading of the old log ended: if
+its topic id comes back, the stream continues there. For a topic id that was never read and has
+records, the operator must choose where to begin.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ def plan_begins(
     unpublished: Mapping[int, Stamped | None],
     chosen: Offsets | None = None,
 ) -> Offsets | None:
-    """Where the stream goes on in `log`, by partition; None when there is nothing to adopt. Pure.
+    """Return where the stream continues in `log`, by partition; None if there is nothing to adopt.
+    Pure.
 
-    In the log of the position: where it ends below the position, the first record that cannot have
-    been published (`unpublished`), or the log's end without one; other partitions are not named. In
-    a log that was read before: where its sealed hours end, by the same rule, or behind that where
-    the operator has `chosen` so. In a log that was never read: what the operator has chosen, else
-    its start.
+    - The position's log: for each partition that ends below the position, the first record that
+      cannot have been published (`unpublished`), or the log's end if there is none.
+    - A log that was read before: the ends of its sealed hours, by the same rule if the log ends
+      below them, or later offsets if the operator has `chosen` them.
+    - A log that was never read: the offsets that the operator has chosen, else its start.
 
     Raises Refused for a choice that would publish records twice.
     """
@@ -112,8 +113,8 @@ def _lost_ends(
 
 
 def must_choose(timeline: Timeline, position: Position, log: Log) -> bool:
-    """Whether an operator has to choose where to begin: the log has records, and none of them was
-    read. Pure."""
+    """Whether an operator has to choose where to begin: the log has records and was never read.
+    Pure."""
     is_new = position.topic_id not in ("", log.topic.id) and timeline.left_at(log.topic.id) is None
     return is_new and log.records > 0
 
@@ -127,16 +128,17 @@ def plan_adopt(
     read_ms: int = 0,
     begins_ms: int = 0,
 ) -> Adopted:
-    """Seal the hour at hand, and those before it, by what is published; the next hour begins at
-    `begins`. Pure.
+    """Seal the current hour and all earlier ones at the position; the next hour begins at `begins`.
+    Pure.
 
-    Ends that were used stay. In a log that only lost its end, a partition that lost nothing goes on
-    behind the hours that are sealed now. Hours that the speed layer has not read to their ends
-    count as skipped from now on: their offsets can no longer be compared with the position. The log
-    that is left is remembered by where its sealed hours end, and by when it was published from last
-    (`read_ms`); of the log that it goes on in, `begins_ms` says that.
+    Ends that were used are kept. If the log only lost its end, partitions that lost nothing
+    continue at the end of the hours that are sealed now. Hours that the speed layer has not read to
+    their ends count as skipped from now on: their offsets can no longer be compared with the
+    position. The adoption records where the sealed hours of the log that is left end. `read_ms` and
+    `begins_ms` are the times of the last publish from that log and from the log that the stream
+    continues in, in milliseconds since the epoch.
     """
-    # Published offsets belong to the first hour without an end, or to one before it.
+    # Published offsets belong to the first hour without an end or to an earlier one.
     at_hand = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
     until = end_of(at_hand)
     nothing: dict[str, dict[int, Stamped | None]] = {
@@ -180,8 +182,8 @@ def plan_adopt(
 
 
 def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> str | None:
-    """The reason that Kafka no longer has an hour's cut for a stream that reads `topic_id`, or
-    None: it is of another log, or the log restarted below one of the cut's ends."""
+    """Return why Kafka no longer has an hour's cut for a stream that reads `topic_id`: it is of
+    another log, or the log restarted below one of the cut's ends. Else None."""
     if not cut.offsets:
         return None
     if cut.topic_id != topic_id:
@@ -211,20 +213,20 @@ def adopt(
     choice: StartChoice | None = None,
     why: str | None = None,
 ) -> Adopted | None:
-    """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt.
-    Idempotent.
+    """Continue with the topic as it is in Kafka now, in one commit; return None if there is nothing
+    to adopt. Idempotent.
 
-    Raises PositionError when the topic does not exist, Refused when an operator has to choose where
-    to begin and has not (`choice`), or has chosen what would publish records twice; Transient when
-    Kafka or the lake does not answer.
+    Raises PositionError if the topic does not exist, Refused if the operator has to choose where to
+    begin and `choice` is None or would publish records twice, Transient if Kafka or the lake does
+    not answer.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("adopt", why)
     check_clock(lake, load_state(lake, stream.table))
 
     def decide() -> Decision[Adopted | None]:
-        # The state first: a position that moves after Kafka was asked moves a head, and the publish
-        # is refused.
+        # Load the state first: a position that moves after Kafka was asked also moves a head, so
+        # the publish is refused.
         state = load_state(lake, stream.table)
         position, timeline = state.position, state.timeline
         topic = kafka.describe(stream.topic, position)
@@ -242,7 +244,7 @@ def adopt(
         chosen = resolve_start(choice, kafka, log) if choice is not None and not is_same else None
         if chosen is None and must_choose(timeline, position, log):
             raise Refused(question(stream.name, kafka, position, log))
-        # A record that was received after the log was published from last cannot be published.
+        # Records received after the last publish from the log cannot have been published.
         since = read_ms if is_same else left.read_ms if left is not None else 0
         unpublished = (
             first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC)) if since else {}
@@ -286,10 +288,10 @@ def adopt(
 
 
 def last_read_ms(state: State) -> int:
-    """When the position's log was published from last, in milliseconds since the epoch, or later.
-    Pure.
+    """Return the time of the last publish from the position's log, or a later time, in milliseconds
+    since the epoch. Pure.
 
-    Where nothing was read since an adoption, its own publish is none of records.
+    If nothing was read since an adoption, its own publish does not count: it has no records.
     """
     newest = state.timeline.adoptions[-1] if state.timeline.adoptions else None
     offsets = state.position.offsets.items()
@@ -305,7 +307,7 @@ def last_read_ms(state: State) -> int:
 def plan_publish(
     state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None
 ) -> Publish:
-    """The publish of an adoption: what it seals and where it goes on, and what is lost, in one
+    """Return the publish of an adoption: sealed hours, timeline, position and lost offsets in one
     commit. Pure."""
     rows = tuple(
         ledger.decision(
@@ -332,8 +334,7 @@ def plan_publish(
         for hour, part in adopted.lost.items()
     ]
     properties = {LOST: lost_entries(state, lost)} if lost else {}
-    # On `main` too: a speed branch that is lost begins again there, and must not fall back to the
-    # old log.
+    # On `main` too: a lost speed branch is recreated from it and must not return to the old log.
     changes = (Change("speed", properties=properties), Change("main"))
     return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows)
 
