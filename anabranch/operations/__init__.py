@@ -1,1 +1,1 @@
-"""What operators look at: reports, doctor, audit, the status page."""
+"""What operators use: reports, doctor, audit and status page."""

@@ -1,4 +1,4 @@
-"""The auditor: counts accepted hours again, one by one, in data files and Kafka."""
+"""The audit: recount accepted hours, one by one, in data files and Kafka."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ _Files = Mapping[str, Mapping[str, "DataFile"]]
 
 @dataclass(frozen=True)
 class _Lake:
-    """One load of the two tables and the ledger."""
+    """One load of both tables and the ledger: state, newest ledger rows, and files by hour.
+    `erased`: the result of `_erased`."""
 
     state: State
     letters: Table
@@ -66,7 +67,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     unreachable."""
     lake = _load(job, hours)
     known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
-    # The ledger may be kept for a shorter time than an expired hour takes to come back.
+    # An expired hour may reappear after the ledger has dropped its row.
     known |= {h for h in (*lake.main, *lake.batch) if lake.state.is_expired(h)}
     wanted = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     expired = [h for h in wanted if lake.state.is_expired(h)]
@@ -91,7 +92,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
-    # Read the ledger first: rows of hours accepted meanwhile are read from their branch. Start one
+    # Read the ledger first: rows of hours accepted in between are read from their branch. Start one
     # hour earlier, because each cut is compared with the previous one.
     span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
     rows = job.ledger.history(span)
@@ -106,8 +107,8 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
 
 
 def _erased(rows: Sequence[LedgerRow]) -> frozenset[str]:
-    """The hours of which rows were erased since they were accepted, by the ledger's rows, oldest
-    first. Pure."""
+    """Return the hours whose served rows were erased since their acceptance. `rows`: ledger rows,
+    oldest first. Pure."""
     erased = set[str]()
     for row in rows:
         if row.decision == "accepted":
@@ -122,7 +123,7 @@ def _is_accepted(lake: _Lake, hour: str) -> bool:
 
 
 def _cut(lake: _Lake, hour: str) -> Cut | None:
-    """The table's cut of the hour, else the ledger's."""
+    """Return the table's cut of the hour, else the ledger's, if any."""
     return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
@@ -187,7 +188,7 @@ def _audit(
 
 
 def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
-    """Why Kafka cannot be read for the hour, or None. Pure."""
+    """Return why the hour cannot be read from Kafka; None if it can. Pure."""
     if cut.topic_id == IMPORTED:
         return "the hour was imported"
     if topic is None:
@@ -199,14 +200,14 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
 
 
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
-    """The offsets of the cut that Kafka returns, and the part of the cut that its log contained
+    """Return the offsets of the cut that Kafka returns, and the part of the cut that was in its log
     throughout."""
     before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
     given = mark_given(
         before,
         _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else (),
     )
-    # Read the log starts again: retention may have deleted records meanwhile.
+    # Read the log starts again: retention may have deleted records in the meantime.
     return given, read_accepted(
         before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()}
     )
@@ -221,21 +222,21 @@ def _with_progress(
 
 
 def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
-    """The part of the ranges in the log; empty ranges are dropped. Pure."""
+    """Return the part of the ranges that is in the log, without empty ranges. Pure."""
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 
 
 def _unrepeated(
     job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, FileCounts]
 ) -> int | None:
-    """How many rows removed by batch repeat no other row, not counting those that Kafka did not
-    return. Checked only in hours with duplicates, where a lost row could go unnoticed.
-    """
+    """Return how many rows that batch removed repeat no other row, without those that Kafka did not
+    return; None if not checked. Only hours with duplicates are checked, where a lost row could go
+    unnoticed."""
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
     stream = job.stream
     if not is_kept(lake.state, hour, stream.batch.lookback_hours):
-        return None  # What some of them repeated has expired.
+        return None  # The rows that some of them repeat have expired.
     with open_comparison(
         lake.state.table, hour, stream.key, stream.batch.lookback_hours
     ) as comparison:
@@ -244,7 +245,7 @@ def _unrepeated(
 
 
 def _unknown(lake: _Lake) -> Sequence[Disagreement]:
-    """Hours of `main` from before the stream began."""
+    """Return a disagreement for each hour of `main` from before the stream began."""
     timeline = lake.state.timeline
     return [
         Disagreement(

@@ -45,14 +45,15 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Audited:
-    """One hour: its state in table and ledger, and what was counted.
+    """An audited hour: its state in table and ledger, and the counts.
 
-    `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the
-    ledger's newest. `strange`: files of `main` that its serving layer lacks. `lacking`: files of
-    that layer that `main` lacks. `gone`: files missing in storage. `unrepeated`: rows that batch
-    removed and that repeat nothing; None if not checked. `kafka`: why Kafka was not read, or None.
-    `letters_expired`: its dead letters have left the table. `was_erased`: rows of it were erased
-    since it was accepted.
+    `cut` and `revision` are the table's; None and 0 if it no longer lists the hour. `row`: the
+    ledger's newest row. `strange`: the number of files in `main` that are not in the serving layer;
+    `lacking`: the number of the serving layer's files that are not in `main`. `gone`: files missing
+    in storage. `unrepeated`: the number of rows that batch removed although they repeat no row;
+    None if not checked. `lookback`: the look-back in hours. `kafka`: why Kafka was not read; None
+    if it was. `letters_expired`: the hour's dead letters have expired. `was_erased`: rows of the
+    hour were erased since its acceptance.
     """
 
     hour: str
@@ -90,7 +91,7 @@ class Audited:
 
 
 def find_disagreements(audited: Audited) -> list[Disagreement]:
-    """All disagreements about one hour: ledger, files, Kafka. Pure."""
+    """Return all disagreements about one hour: ledger, files, Kafka. Pure."""
     findings = _Findings(audited.hour)
     _check_ledger(audited, findings)
     _check_files(audited, findings)
@@ -214,8 +215,8 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
 
 
 def _check_kafka(a: Audited, findings: _Findings) -> None:
-    """Compare Kafka's offsets with the stored ones: only duplicates may be missing from the table,
-    and only gaps from Kafka."""
+    """Compare Kafka's offsets with the stored ones: only duplicates and erased records may be
+    missing from the table, and only gaps from Kafka."""
     if a.kafka is not None or not a.accepted:
         return
     account = a.account
@@ -262,8 +263,8 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
 
 
 def _erased_duplicates(a: Audited) -> int:
-    """How many of the duplicates that the speed layer keeps were erased: an erasure takes them from
-    its rows, and not from the account, which is that of the batch layer."""
+    """Return how many of the duplicates that the speed layer keeps were erased. An erasure removes
+    them from its rows but not from the account, which is the batch layer's."""
     good, duplicate = a.account.good, a.account.duplicate
     if a.served == "batch" or not a.was_erased or good is None or duplicate is None:
         return 0
@@ -290,7 +291,8 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
-    """Hours that do not begin where the previous hour of the same log ends. Pure."""
+    """Return a disagreement for each hour and partition that does not start where the previous hour
+    of the same log ends. Pure."""
     adopted = {adoption.hour for adoption in timeline.adoptions}
     disagreements = []
     for hour, cut in sorted(cuts.items()):
@@ -312,8 +314,8 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
 def check_expired(
     hours: Sequence[str], rows: Mapping[str, LedgerRow], files: Mapping[str, Mapping[str, Sized]]
 ) -> list[Disagreement]:
-    """Expired hours whose account, in the newest ledger rows, does not close, or that a branch has
-    files of. Pure."""
+    """Return disagreements about expired hours: the newest ledger row's account does not close, or
+    a branch still has files of the hour. Pure."""
     found = []
     for hour in hours:
         row = rows.get(hour) or HourAccount()
@@ -356,8 +358,8 @@ class AuditedHour:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The audited hours of a stream. `others` are disagreements about hours outside the audit.
-    `expired`: the number of hours without rows to count, since these have expired."""
+    """The audited hours of a stream. `others`: disagreements about hours that were not audited.
+    `expired`: the number of expired hours, which have no rows to count."""
 
     stream: str
     hours: tuple[AuditedHour, ...]
@@ -370,7 +372,7 @@ class AuditReport:
 
     @property
     def disagreements(self) -> list[Disagreement]:
-        """All disagreements: of the audited hours, then of others."""
+        """All disagreements: about the audited hours, then about others."""
         return [d for hour in self.hours for d in hour.disagreements] + list(self.others)
 
     def as_dict(self) -> dict[str, Any]:
@@ -386,7 +388,8 @@ class AuditReport:
 def build_report(
     stream: str, audited: Sequence[Audited], more: Sequence[Disagreement], expired: int = 0
 ) -> AuditReport:
-    """The report. `more` are disagreements that belong to no audited hour. Pure."""
+    """Return the report. `more`: disagreements found across hours, which may concern hours that
+    were not audited. Pure."""
     known = {a.hour for a in audited}
     hours = [
         AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour)))

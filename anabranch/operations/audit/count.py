@@ -1,4 +1,4 @@
-"""Recount an hour: read which offsets of its cut are in the data files, and which Kafka returns.
+"""Recount an hour: which offsets of its cut are in the data files, and which Kafka returns.
 
 Uses one byte for each offset and source: an hour of 40 million offsets takes 160 MB.
 """
@@ -28,13 +28,13 @@ _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
 _MOST = 255
 
 GONE = (COMPACTED, RETENTION)
-"""The classes of records that were in Kafka's log at some time."""
+"""Classes of missing records that were once in Kafka's log."""
 Explain = Callable[[Mapping[int, Missing]], Mapping[int, Seen]]
 
 
 class OffsetCounts:
-    """How often each offset of a cut was found, by partition, and how many rows are outside the
-    cut."""
+    """How often each offset of a cut was found, by partition (at most 255). `outside`: rows outside
+    the cut; `twice`: rows that repeat an offset."""
 
     def __init__(self, ranges: Ranges) -> None:
         self.starts = {p: s for p, (s, _) in ranges.items()}
@@ -102,8 +102,8 @@ def count_files(
 
 
 def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:
-    """Read partition and offset columns from the file itself, not from its partition values in the
-    metadata."""
+    """Read partition, offset and hour columns from the file itself, not from its partition values
+    in the metadata."""
     io: Any = table.io
     scheme, netloc, name = io.parse_location(path, io.properties)
     fragment = ds.ParquetFileFormat().make_fragment(name, io.fs_by_scheme(scheme, netloc))
@@ -119,7 +119,7 @@ def _count(counted: FileCounts, batch: pa.RecordBatch, hour: str) -> None:
 
 
 def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
-    """Count the offsets that Kafka returned."""
+    """Return counts of the offsets that Kafka returned."""
     marks = OffsetCounts(ranges)
     for partition, offsets in given:
         if offsets:
@@ -130,11 +130,11 @@ def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Offset
 @dataclass(frozen=True)
 class KafkaRecount:
     """The offsets that Kafka returns for one partition of an hour, in the part of the cut that is
-    still in its log.
+    still in its log (`in_kafka`).
 
-    `not_given` are stored offsets that Kafka does not return; `silent` are offsets neither returned
-    nor stored. `classes` and `silent_classes` count those that its log explains, by class, after it
-    was read.
+    `kept_nowhere`: returned offsets that are not stored. `not_given`: stored offsets that Kafka
+    does not return. `silent`: offsets neither returned nor stored. `classes` and `silent_classes`:
+    how many of the last two Kafka's log explains, by class.
     """
 
     in_kafka: tuple[int, int]
@@ -150,7 +150,7 @@ class KafkaRecount:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction removed records: Kafka then returns fewer over time."""
+        """Whether Kafka deleted records: it then returns fewer over time."""
         return any(
             counts.get(name) for counts in (self.classes, self.silent_classes) for name in GONE
         )
@@ -167,8 +167,8 @@ class Recount:
     """The counts of one partition of an hour: distinct offsets of the cut by source, and
     irregularities.
 
-    `rows` and `dead` are of `main`, `batch` of the batch branch. `both`: offsets that are a row and
-    a dead letter.
+    `rows` and `dead` are from `main`, `batch` from the batch branch. `both`: offsets that are both
+    a row and a dead letter.
     """
 
     cut: tuple[int, int]
@@ -185,8 +185,8 @@ class Recount:
 def recount(
     ranges: Ranges, counted: Mapping[str, FileCounts], given: OffsetCounts | None, in_kafka: Ranges
 ) -> dict[int, Recount]:
-    """The counts of `rows`, `batch` and `dead` by partition, compared with what Kafka returned for
-    `in_kafka`."""
+    """Return the counts of `rows`, `batch` and `dead` by partition, compared with the offsets that
+    Kafka returned for `in_kafka`."""
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     recounts = {}
     for p in sorted({*ranges, *named}):
@@ -219,7 +219,8 @@ def _given(
     given: OffsetCounts,
     in_kafka: tuple[int, int],
 ) -> KafkaRecount:
-    """`given` covers its own ranges, which contain `in_kafka`."""
+    """Compare stored offsets with those that Kafka returned. `given` covers its own ranges, which
+    contain `in_kafka`."""
     low, high = in_kafka
     there = (
         given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
@@ -238,8 +239,8 @@ def _given(
 
 
 def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
-    """The same recounts with classes for offsets that Kafka does not return; `explain` reads them
-    from its log."""
+    """Return the recounts with classes for offsets that Kafka does not return, which `explain`
+    reads from its log."""
     given = {p: r.kafka for p, r in recounts.items() if r.kafka is not None}
     kept = explain({p: k.missing for p, k in given.items() if k.missing.count})
     silent = explain({p: k.silent for p, k in given.items() if k.silent.count})
@@ -254,7 +255,7 @@ def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Re
 
 
 def spans(mask: NDArray[Any], start: int) -> tuple[tuple[int, int], ...]:
-    """The first three half-open ranges of set offsets."""
+    """Return the first three half-open ranges of set offsets."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     pairs = edges.reshape(-1, 2)[:3] + start
     return tuple((int(low), int(high)) for low, high in pairs)

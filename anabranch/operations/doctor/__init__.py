@@ -1,9 +1,8 @@
-"""The doctor: checks everything that a stream needs, and names a remedy for each fault: a command
-or a setting. Each check has a reader, which calls one service, and pure functions that judge the
-result. The readers run in parallel. A service that does not answer within a time limit is a
-finding, and the others are still checked. Nothing is changed except one small object under the
-warehouse, which is written, listed, read and deleted.
-"""
+"""The doctor checks everything that a stream needs, and gives a remedy for each fault: a command or
+a setting. Each check has a reader, which calls one service, and pure functions that judge the
+result. Readers run in parallel. A service that does not answer within a time limit is a finding;
+the others are still checked. The doctor changes nothing except one small object under the
+warehouse, which it writes, lists, reads and deletes."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ from anabranch.operations.doctor.finding import Finding, Issue, Severity, error,
 
 LOG = logging.getLogger(__name__)
 
-# So that the command answers within 8 s. A topic that is missing is believed after 5 s.
+# The command must answer within 8 s; Kafka's reader reports a topic as missing after 5 s.
 _SERVICE_SECONDS = 6.5
 
-# Hours of a stream are counted in their files; Airflow's commands need seconds each.
+# The audit counts the rows in files of hours; each Airflow command takes seconds.
 _LONG_SECONDS = 40.0
 
 
@@ -52,7 +51,7 @@ class Examined:
 @dataclass(frozen=True)
 class Report:
     """The doctor's report. `ready`: no finding is an error. `next`: the next command if ready, else
-    the first remedy."""
+    the first error's remedy."""
 
     ready: bool
     next: str
@@ -77,8 +76,8 @@ def examine(
 ) -> Report:
     """Examine this machine, the services, and at least one stream.
 
-    A service that gives no answer to any of its readers for `limit` seconds (default: 6.5) is given
-    up; other readers after `limit` seconds (default: 40).
+    Give up a service if none of its readers got an answer for `limit` seconds (default: 6.5), and
+    any other reader after `limit` seconds (default: 40).
     """
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
@@ -136,7 +135,7 @@ def _wait(
     readings: Sequence[_Readings],
     limit: float | None,
 ) -> None:
-    """Wait until each reading has ended or was given up."""
+    """Wait until each read ends or is given up."""
     services: list[Sequence[TimedRead[Any] | None]] = [
         [store],
         [of_catalog],
@@ -154,7 +153,7 @@ def _wait(
         for kind in services:
             end(kind, _SERVICE_SECONDS)
         for of in readings:
-            # The stream's state needs an answer of each of these.
+            # The stream's state requires an answer from each of these.
             needed = (store, of_catalog, of.kafka, of.tables)
             if any(reading is not None and reading.is_given_up for reading in needed):
                 of.status.give_up()
@@ -176,7 +175,7 @@ def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
 
 
 def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Examined], str]:
-    """The findings about one stream, and the next command for it."""
+    """Return the findings about one stream, and the next command for it."""
     stream, settings = of.stream, environment.kafka
     in_tables, status = of.tables.facts(), of.status.facts()
     unread = in_tables.unread if not isinstance(in_tables, AnabranchError) else None
@@ -208,7 +207,7 @@ def _judge(
     findings: Callable[[T], list[Finding]],
     failed: Callable[[AnabranchError], Finding | None],
 ) -> Examined:
-    """The findings of what a reader found, or of why it found nothing."""
+    """Return the findings from a reader's result, or from its error."""
     facts = reading.facts()
     if not isinstance(facts, AnabranchError):
         return Examined(reading.name, reading.seconds, findings(facts))

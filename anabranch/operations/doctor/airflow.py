@@ -28,8 +28,8 @@ _DAGS = {
 
 @dataclass(frozen=True)
 class AirflowFacts:
-    """Paused state by DAG id, import errors by file, the pool's slots (None without the pool), and
-    whether a scheduler is alive."""
+    """Airflow's state: paused state by DAG id, import error by file, the pool's slots (None without
+    the pool), and whether a scheduler is alive."""
 
     dags: Mapping[str, bool]
     broken: Mapping[str, str]
@@ -42,7 +42,7 @@ def is_here() -> bool:
 
 
 def read() -> AirflowFacts:
-    """Run the commands in parallel: Airflow needs seconds for each. Raises ConfigurationError if
+    """Run Airflow's commands in parallel, since each takes seconds. Raises ConfigurationError if
     one fails."""
     with ThreadPoolExecutor(4, "doctor-airflow") as pool:
         questions = (["dags", "list"], ["dags", "list-import-errors"], ["pools", "list"])

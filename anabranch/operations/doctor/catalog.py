@@ -11,17 +11,18 @@ from anabranch.iceberg.catalog_settings import with_patience
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
-# Every publish sends it a few requests, and other publishers wait meanwhile.
+# Seconds for one request: every publish sends a few, and other publishers wait meanwhile.
 _SLOW = 0.5
-# To open an SQL catalog that another process has locked takes this time twice: PyIceberg's failed
+# Opening an SQL catalog that another process has locked takes twice this time: PyIceberg's failed
 # lookup of its tables, and its attempt to create them. The doctor waits longer, so that it names
 # the lock.
 _LOCK_SECONDS = 2
 
 
 def read(environment: Environment) -> float:
-    """The seconds of one table lookup over an open connection. Raises ConfigurationError for a
-    missing permission, Transient for a catalog that is unreachable or locked."""
+    """Return the duration of one table lookup over an open connection, in seconds. Raises
+    ConfigurationError for a missing permission, Transient for a catalog that is unreachable or
+    locked."""
     settings = environment.catalog
     impatient = settings.model_copy(update={"uri": with_patience(settings.uri, _LOCK_SECONDS)})
     lake = Lake(environment.model_copy(update={"catalog": impatient}))

@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 class Issue(StrEnum):
-    """All possible findings; docs/runbooks.md has an entry for each."""
+    """The kinds of findings; docs/runbooks.md has an entry for each."""
 
     NOT_EXAMINED = "not-examined"
     NO_ANSWER = "no-answer"
@@ -81,7 +81,7 @@ class Issue(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem. `remedy` is a complete command, or a setting and its value."""
+    """A problem. `remedy`: a complete command, or a setting and its value."""
 
     check: Issue
     severity: Severity

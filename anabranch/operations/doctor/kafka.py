@@ -30,28 +30,29 @@ _WEEK = timedelta(days=7)
 
 @dataclass(frozen=True)
 class KafkaFacts:
-    """`settings` is None if the topic does not exist. `partition_bytes` is None if the user may not
-    read it."""
+    """Facts about a stream's topic. `settings`: None if the topic does not exist.
+    `partition_bytes`: None without `retention.bytes`, or if the sizes cannot be read."""
 
     settings: TopicSettings | None
     starts: Offsets
     ends: Offsets
     partition_bytes: dict[int, int] | None
     group_refused: MissingRight | None = None
-    """Why offsets of the stream's group may not be committed."""
+    """The missing permission to commit offsets of the stream's group, if any."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """Records that the batch layer has not read yet: the first such hour and its start offsets."""
+    """The start of the records that the batch layer has not read: the first such hour and its start
+    offsets."""
 
     hour: str
     starts: Offsets
 
 
 def read(environment: Environment, stream: Stream) -> KafkaFacts:
-    """Describes the topic and its settings, lists its offsets, reads one record and tries a commit,
-    as the layers do.
+    """Describe the topic and its settings, list its offsets, read one record and try a commit, as
+    the layers do.
 
     Raises ConfigurationError for a missing permission, Transient when Kafka is unreachable.
     """
@@ -121,7 +122,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
 
 
 def _is_here(kafka: Kafka) -> bool:
-    """Whether the brokers are on this machine, as those of `anabranch dev` are."""
+    """Return whether the brokers run on this machine, like those of `anabranch dev`."""
     return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
 
@@ -163,9 +164,9 @@ def findings(
 def _of_compaction(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
 ) -> Finding | None:
-    """Compaction may remove a record before the batch layer has read it. A compaction lag lets the
-    layers read first. The check does not suggest the policy `delete`, because retention would then
-    delete older records."""
+    """Return a finding if compaction may remove a record before the batch layer has read it. A
+    compaction lag lets the layers read first. The remedy is not the policy `delete`, because
+    retention would then delete older records."""
     if "compact" not in settings.cleanup_policy:
         return None
     _, needed, backlog = _to_read(stream, unread, now)
@@ -187,7 +188,7 @@ def _of_compaction(
 
 
 def _millis(needed: timedelta, least: timedelta) -> int:
-    """Whole days of at least `needed` and `least`, in milliseconds."""
+    """Return `needed` in milliseconds, rounded up to whole days, and at least `least`."""
     days = timedelta(days=-(-needed // timedelta(days=1)))
     return max(least, days) // timedelta(milliseconds=1)
 
@@ -195,8 +196,8 @@ def _millis(needed: timedelta, least: timedelta) -> int:
 def _to_read(
     stream: Stream, unread: Unread | None, now: datetime
 ) -> tuple[timedelta, timedelta, str]:
-    """How long records wait for the batch layer by now; how long Kafka must keep them, a day more;
-    and the reason as text."""
+    """Return how long records have waited for the batch layer, how long Kafka must keep records (a
+    day longer than they wait), and the reason as text."""
     waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
     backlog = f" (it has not read {unread.hour} and later hours)" if unread is not None else ""
     # The batch layer reads an hour after the hour's end and its grace.
@@ -245,7 +246,8 @@ def _of_bytes(
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
-    """Estimated bytes from `starts` on, by partition, assuming records of equal size. Pure."""
+    """Return the estimated bytes from `starts` on, by partition, assuming records of equal size.
+    Pure."""
     waiting = {}
     for p, end in facts.ends.items():
         start = facts.starts.get(p, 0)
@@ -280,7 +282,7 @@ def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Find
 
 
 def alter(kafka: Kafka, topic: str, setting: str) -> str:
-    """The command that changes a topic's setting. Pure."""
+    """Return the command that changes a topic's setting. Pure."""
     return (
         f"{_tool('kafka-configs.sh', kafka)} --alter --topic {quote(topic)} --add-config {setting}"
     )
@@ -292,7 +294,7 @@ def _tool(name: str, kafka: Kafka) -> str:
 
 
 def words(time: timedelta) -> str:
-    """A duration as short text: `36 hours`, `7 days`. Pure."""
+    """Return a duration as short text: `36 hours`, `7 days`. Pure."""
     for unit, size in (
         ("day", timedelta(days=1)),
         ("hour", timedelta(hours=1)),

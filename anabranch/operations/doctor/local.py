@@ -1,4 +1,4 @@
-"""Check this machine: Java, the jars, the same Python for driver and workers, and free disk
+"""Check this machine: Java, the jars, the Python version of Spark's workers, and free disk
 space."""
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from anabranch.spark.executor_python import difference, installed, packed_archiv
 from anabranch.spark.java import OLDEST, require_java
 from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
-_NAMED = 3  # jars that a finding names
-# Below the first, the next checkpoint may fail; below the second, the next shuffle.
+_NAMED = 3  # jars named in a finding
+# Bytes: below the first, the next checkpoint may fail; below the second, the next shuffle.
 _FULL, _NEARLY_FULL = 64 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """`no_java` is why Java cannot be run. `worker_python` is the version of the workers' Python
-    (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `packed` is how the
-    archive of packages for executors differs from this installation, with its file. `exposed` are
-    the settings with secrets that executors get unencrypted. `temporary` is the folder with the
-    least free space (`free` bytes) of those that jobs on this machine write to."""
+    """Facts about this machine. `no_java`: why Java cannot be run. `worker_python`: the version of
+    the workers' Python (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python.
+    `packed`: how the archive of packages for executors differs from this installation, and its
+    file. `exposed`: the settings with secrets that executors receive unencrypted. `temporary`: the
+    folder with the least free space (`free` bytes) among those that jobs on this machine write
+    to."""
 
     no_java: str | None
     folder: str
@@ -106,7 +107,7 @@ def _exposed(environment: Environment) -> tuple[str, ...]:
     try:
         return exposed_keys(environment.spark.master, session_settings(environment))
     except ConfigurationError:
-        # The catalog's address, of which the catalog's reader speaks.
+        # The catalog's address is invalid, which the catalog's check reports.
         return ()
 
 

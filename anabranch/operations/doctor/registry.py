@@ -9,9 +9,9 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 
 def read(environment: Environment, stream: Stream) -> bool:
-    """Whether the registry has the stream's subject; True for a stream without one, once it
-    answered. Raises ConfigurationError when the server refuses or is not a registry, Transient when
-    it is unreachable."""
+    """Return whether the registry has the stream's subject; True for a stream without a subject if
+    the registry answers. Raises ConfigurationError when the server refuses or is not a registry,
+    Transient when it is unreachable."""
     registry = open_registry(environment, stream)
     if stream.format.subject is not None or stream.subject_schema is not None:
         return registry.has_subject(stream.subject)

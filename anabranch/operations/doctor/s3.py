@@ -27,7 +27,7 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, info, war
 T = TypeVar("T")
 
 _ABANDONED = timedelta(days=1)
-# Seconds for one request. A publish sends about ten in sequence.
+# Seconds for one request: a publish sends about ten in sequence.
 _SLOW = 0.5
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _BODY = b"anabranch doctor\n"
@@ -35,9 +35,9 @@ _BODY = b"anabranch doctor\n"
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """`denied`: the refused operation (writing, listing, reading or deleting an object) and its
-    error. `unasked`: by check, why a bucket setting could not be read. `seconds`: the duration of
-    one request."""
+    """Facts about the bucket. `denied`: the first refused operation (writing, listing, reading or
+    deleting an object) and its error. `unasked`: why a bucket setting could not be read, with its
+    check. `seconds`: the average duration of one request."""
 
     has_bucket: bool
     store_time: datetime
@@ -61,7 +61,7 @@ class Warehouse:
 
 
 def place(environment: Environment) -> Warehouse | None:
-    """The warehouse's location; None if it is not in S3. Pure."""
+    """Return the warehouse's location; None if it is not in S3. Pure."""
     found = bucket_and_key(environment.catalog.warehouse)
     if found is None:
         return None
@@ -70,9 +70,9 @@ def place(environment: Environment) -> Warehouse | None:
 
 
 def read(environment: Environment, where: Warehouse, answered: Callable[[], None]) -> StoreFacts:
-    """Writes, lists, reads and deletes one small object under the warehouse; calls `answered` after
-    each request. Raises ConfigurationError (wrong keys, or no permission to read the bucket),
-    Transient."""
+    """Write, list, read and delete one small object under the warehouse, and read the bucket's
+    settings; call `answered` after each request. Raises ConfigurationError (wrong keys, or no
+    permission to read the bucket), Transient."""
     store = open_store(environment.s3)
     has_bucket = store.has_bucket(where.bucket)
     answered()
@@ -135,14 +135,14 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
 
 
 def _is_away(failure: AnabranchError) -> bool:
-    """Whether the store did not answer. An unclassified error, or one about deleting an object, is
-    an answer."""
+    """Return whether the store did not answer. An unclassified error, or a denied access, is an
+    answer."""
     is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
     return isinstance(failure, Transient) and not is_refusal
 
 
 def _asked(unasked: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T]) -> T | None:
-    """A setting of the bucket; None if it cannot be read, with the reason in `unasked`."""
+    """Return a bucket setting; None if it cannot be read, with the reason added to `unasked`."""
     try:
         return ask()
     except AnabranchError as refused:
@@ -253,7 +253,7 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
             "network to it"
         )
         made.append(warning(Issue.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
-    # An unsupported setting does no harm; one without permission to read it may.
+    # A setting that the server does not support is harmless; one that may not be read might apply.
     for check, why in facts.unasked:
         made.append(
             info(
@@ -268,7 +268,7 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
 
 
 def concerns(where: Warehouse, rule: LifecycleRule) -> bool:
-    """Whether a rule applies to files of the warehouse. Pure."""
+    """Return whether a rule applies to files of the warehouse. Pure."""
     return rule.prefix.startswith(where.prefix) or where.prefix.startswith(rule.prefix)
 
 

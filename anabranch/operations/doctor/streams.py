@@ -21,20 +21,22 @@ from anabranch.operations.reports.status import (
     unexplained_words,
 )
 
-# Hours to audit; more would take too long here, since an audit reads all their files.
+# Number of hours to audit; more would take too long, since an audit reads all their files.
 _AUDITED = 3
 
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """`disagreements`: by hour, differences of ledger and files, for the newest hours only."""
+    """Facts about a stream. `disagreements`: differences between ledger and files by hour, for the
+    newest hours only."""
 
     status: StreamStatus
     disagreements: Mapping[str, Sequence[str]]
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
-    """Raises Transient when Kafka or the lake is unreachable."""
+    """Read the status, and audit the newest accepted hours. Raises Transient when Kafka or the lake
+    is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
         job = Job.connect(environment, stream, catalog=catalog, kafka=kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
@@ -96,7 +98,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
             warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
         )
     if view.late and any(view.position.values()):
-        # An error if readers were promised freshness; otherwise the lag may be intended.
+        # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.
         kind, promised = (
             (error, f" within {stream.slo.fresh}")
             if stream.slo.fresh is not None
@@ -119,7 +121,8 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
 
 
 def next_command(stream: Stream, facts: StreamFacts | None) -> str:
-    """The next command for a stream without problems; `facts` are None before `apply`. Pure."""
+    """Return the next command for a stream without problems; `facts` is None before `apply`.
+    Pure."""
     if facts is None:
         return f"anabranch apply {stream.name}"
     if facts.status.lag.offsets:

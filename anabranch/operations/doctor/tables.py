@@ -35,10 +35,10 @@ class PropertyDrift:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """`columns`: how the table's columns differ from the stream's file, as text. `unread` is None
-    if the table has no state yet. `optimizers`: by table, signs of another program that maintains
-    it. `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its
-    branches."""
+    """Facts about a stream's tables. `branches`: missing branches as (table, branch). `columns`:
+    how the table's columns differ from the stream's file, as text. `unread`: None if the table has
+    no state yet. `optimizers`: signs of another program that maintains a table, as (table, sign).
+    `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its branches."""
 
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
@@ -50,7 +50,8 @@ class TableFacts:
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
-    """Raises MetadataGone, ConfigurationError, Transient."""
+    """Read the metadata of the stream's tables. Raises MetadataGone, ConfigurationError,
+    Transient."""
     lake = open_lake(environment, stream, shared=catalog)
     archive = (stream.archive_table,) if stream.archive is not None else ()
     names = (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
@@ -93,7 +94,7 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
     except Transient:
         raise
     except AnabranchError:
-        # A missing branch is a finding of its own.
+        # A missing branch is a separate finding.
         return facts
 
 
@@ -110,8 +111,8 @@ _S3_TABLES = "--table-s3"
 
 
 def find_optimizers(table: Table) -> list[str]:
-    """Signs of another program that maintains a table, as text. A service's optimizer without
-    settings in the table (AWS Glue) shows only after its first commit. Pure."""
+    """Return signs of another program that maintains a table, as text. A service's optimizer
+    without settings in the table (AWS Glue) is only visible after its first commit. Pure."""
     keys = sorted(k for k in table.properties if k.startswith(_OPTIMIZERS) and k != _REF_AGE)
     shown = [f"its property {key}" for key in keys]
     if _S3_TABLES in table.location().removeprefix("s3://").partition("/")[0]:
@@ -128,7 +129,7 @@ def find_optimizers(table: Table) -> list[str]:
 
 
 def find_unread(state: State) -> Unread:
-    """The records that the batch layer has not read yet. Pure."""
+    """Return the start of the records that the batch layer has not read yet. Pure."""
     timeline = state.timeline
     hour = min((h for h in timeline.sealed if not state.is_accepted(h)), default=None)
     if hour is None:
@@ -137,7 +138,8 @@ def find_unread(state: State) -> Unread:
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
-    """The finding of a failed request; None if it belongs to the catalog's or S3's check. Pure."""
+    """Return the finding of a failed request; None if it belongs to the catalog's or S3's check.
+    Pure."""
     if isinstance(failure, AnotherStreamsTable):
         # No command: every command for this stream is refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"
@@ -160,7 +162,7 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
 
 
 def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
-    """`catalog`: what Spark calls it. Pure."""
+    """Return the findings. `catalog`: the catalog's name in Spark. Pure."""
     apply = f"anabranch apply {stream.name}"
     if len(facts.missing) == 3:
         return [

@@ -38,7 +38,7 @@ HEADERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Access:
-    """Access rules. With a `token`, requests must present it. `names` are the allowed Hosts besides
+    """Access rules. `token`: if set, requests must present it. `names`: the allowed Hosts besides
     addresses and localhost. `over_tls`: a proxy terminates TLS, so the cookie is marked Secure."""
 
     names: frozenset[str] = frozenset()
@@ -46,21 +46,21 @@ class Access:
     over_tls: bool = False
 
     def is_host_known(self, host: str) -> bool:
-        """Whether a request's Host is allowed. Addresses always are, because DNS rebinding needs a
-        name. Pure."""
+        """Return whether a request's Host is allowed. Addresses always are, because DNS rebinding
+        needs a name. Pure."""
         name = _without_port(host)
         return name == "localhost" or name in self.names or _is_address(name)
 
     def is_token(self, given: str) -> bool:
-        """Whether `given` is the token, compared in constant time."""
+        """Return whether `given` is the token; the comparison takes constant time."""
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def cookie(self) -> str:
-        """The cookie's value: derived from the token, so that it does not reveal it."""
+        """Return the cookie's value, derived from the token without revealing it."""
         return hmac.new((self.token or "").encode(), b"anabranch page", hashlib.sha256).hexdigest()
 
     def may_read(self, headers: Headers) -> bool:
-        """Whether the header `Authorization: Bearer TOKEN` or the cookie is valid."""
+        """Return whether the header `Authorization: Bearer TOKEN` or the cookie is valid."""
         if self.token is None:
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -71,8 +71,8 @@ class Access:
 
 
 def read_token(file: Path) -> str:
-    """The token in a file. Raises ConfigurationError when the file is unreadable or the token too
-    short."""
+    """Return the token in a file. Raises ConfigurationError when the file is unreadable or the
+    token too short."""
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -88,15 +88,15 @@ def read_token(file: Path) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens at `host` is reachable only from this machine. Pure."""
+    """Return whether a server that listens at `host` is reachable only from this machine. Pure."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def access_of(
     host: str, names: Sequence[str], token_file: Path | None, behind_proxy: bool
 ) -> Access:
-    """The access rules of a page that listens at `host`. Raises ConfigurationError if it would be
-    open to everyone."""
+    """Return the access rules of a page that listens at `host`. Raises ConfigurationError if it
+    would be open to everyone."""
     if not is_loopback(host) and token_file is None and not behind_proxy:
         raise ConfigurationError(
             f"--host {host}: expected --token-file, or --behind-proxy for an authenticating "
@@ -122,7 +122,8 @@ def _is_address(name: str) -> bool:
 
 
 class Guard:
-    """Checks each request's access, and adds the security headers to each response."""
+    """Middleware that checks each request's access and adds the security headers to each
+    response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access

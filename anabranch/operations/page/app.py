@@ -61,7 +61,8 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _LONGEST_FORM = 4096
-# The first response comes within 300 ms; values not read by then arrive with a later refresh.
+# The first response must arrive within 300 ms; a value not read by then arrives with a later
+# refresh.
 _PATIENCE = timedelta(milliseconds=150)
 _ROWS_FRESH_FOR = timedelta(minutes=5)
 
@@ -77,7 +78,7 @@ class Settings:
 
 
 Found = Callable[[], Mapping[str, Job | AnabranchError]]
-"""The current streams: each with its job, or with the error in its file."""
+"""Returns the current streams: each with its job, or with the error of its file."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def _group(name: str, shown: _Shown, known: Mapping[str, str | None]) -> str | N
 
 
 class Page:
-    """The streams' readings, and the responses built from them. `found` is called periodically for
-    the current streams, then `groups` for the groups of those whose file is wrong; without it, the
-    streams of `jobs` are fixed."""
+    """The streams' readings, and the responses built from them. Calls `found` periodically for the
+    current streams; without it, the streams of `jobs` are fixed. `groups` returns the groups of
+    streams with an invalid file."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class Page:
         )
 
     def app(self) -> ASGIApp:
-        """The application; its readers run for its lifetime."""
+        """Return the application; the readers run for its lifetime."""
 
         @asynccontextmanager
         async def running(app: Starlette) -> AsyncIterator[None]:
@@ -179,12 +180,13 @@ class Page:
             Route(LOGIN, self._login_form, methods=["GET"]),
             Route(LOGIN, self._login, methods=["POST"]),
         ]
-        # An hour at the end of the supported range has no neighbours and does not exist either.
+        # An hour at the limit of the supported range has no neighbour; it is reported as not found,
+        # too.
         handlers = dict.fromkeys(
             (HTTPException, ConfigurationError, OverflowError), self._not_there
         )
         handlers[Exception] = self._failed
-        # Outermost, so that error responses have the headers too.
+        # The guard is outermost, so that error responses have the headers too.
         return Guard(
             Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access
         )
@@ -335,7 +337,7 @@ class Page:
 
 
 def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
-    """The body, or 304 if the client already has it."""
+    """Return the body, or 304 if the client already has it."""
     if status != 200:
         return Response(body, status, media_type=media_type)
     tag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'

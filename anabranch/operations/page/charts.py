@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars over time, and the labels of the vertical axis: (label, y)."""
+    """Bars over time, and the labels of the vertical axis as (label, y)."""
 
     bars: Sequence[Bar]
     axis: Sequence[tuple[str, float]]
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeChart:
-    """Lines or boxes over the last day; the labels of both axes: (label, position). `summary`
+    """Lines or boxes over the last day; labels of both axes are (label, position). `summary`
     describes the chart in a sentence."""
 
     summary: str
@@ -83,7 +83,8 @@ class TimeChart:
 
 
 def throughput(day: Sequence[HourSummary]) -> Chart | None:
-    """Offsets a second by sealed hour, from the ledger's counts; None without counts. Pure."""
+    """Return offsets per second by sealed hour, from the ledger's counts; None without counts.
+    Pure."""
     rates = [
         (view.hour, view.counts.offsets / 3600 if view.counts.offsets is not None else None)
         for view in day
@@ -114,8 +115,9 @@ def throughput(day: Sequence[HourSummary]) -> Chart | None:
 def freshness(
     spans: Sequence[MeasuredSpan], promised: timedelta | None, now: datetime
 ) -> TimeChart | None:
-    """The median and 99th percentile of the time until micro-batches were readable, rounded up to
-    histogram bounds, with the promised freshness; None for a day without micro-batches. Pure."""
+    """Return the median and 99th percentile of the time until micro-batches were readable, rounded
+    up to histogram bounds, with the promised freshness; None for a day without micro-batches.
+    Pure."""
     known = [span for span in spans if span.readable.count]
     if not known:
         return None
@@ -156,7 +158,8 @@ def freshness(
 
 
 def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | None:
-    """The average duration of a micro-batch by step; None for a day without micro-batches. Pure."""
+    """Return the average duration of a micro-batch by step; None for a day without micro-batches.
+    Pure."""
     known = [span for span in spans if span.stage.count]
     if not known:
         return None
@@ -192,12 +195,12 @@ def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | N
 
 
 def rate_words(rate: float) -> str:
-    """A rate with about three digits. Pure."""
+    """Return a rate with about three digits. Pure."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def seconds_words(seconds: float) -> str:
-    """A duration with about three digits. Pure."""
+    """Return a duration with about three digits. Pure."""
     if math.isinf(seconds):
         return f"more than {seconds_words(BOUNDS[-2])}"
     for unit, size in (("h", 3600), ("min", 60)):
@@ -211,7 +214,7 @@ def _mean(durations: Durations) -> float:
 
 
 def _quantile(durations: Durations, share: float) -> float:
-    """The quantile's bound for drawing; the highest finite bound if the quantile is above it."""
+    """Return the quantile's bound for drawing: at most the highest finite bound."""
     return min(durations.quantile(share) or 0.0, BOUNDS[-2])
 
 
@@ -220,7 +223,7 @@ def _within(durations: Durations, share: float) -> str:
 
 
 def _after(durations: Durations, share: float) -> str:
-    """The quantile as text with its preposition: `within 2 s`, or `after more than 2 h`."""
+    """Return the quantile as text with its preposition: `within 2 s`, or `after more than 2 h`."""
     words = _within(durations, share)
     return f"after {words}" if words.startswith("more") else f"within {words}"
 
@@ -235,7 +238,7 @@ def _x(at: datetime, now: datetime) -> float:
 
 
 def _hours(now: datetime) -> list[tuple[str, float]]:
-    """The labels of the time axis, at the start of their hours."""
+    """Return the labels of the time axis, each at the start of its hour."""
     first = now.replace(minute=0, second=0, microsecond=0)
     hours = [first - timedelta(hours=back) for back in range(24)]
     return [(f"{hour:%d %H:%M}", _x(hour, now)) for hour in hours if hour.hour % _NAMED_HOURS == 0]
@@ -247,7 +250,7 @@ def _steps(
     y: Callable[[float], float],
     now: datetime,
 ) -> str:
-    """The path of a step line, with gaps between spans that do not touch."""
+    """Return the path of a step line, with gaps between spans that do not touch."""
     path, end = "", None
     for span, value in zip(spans, values, strict=True):
         path += f"V{y(value)}" if end == span.since else f"M{_x(span.since, now)} {y(value)}"
@@ -256,7 +259,7 @@ def _steps(
 
 
 def _linear_axis(highest: float, words: Callable[[float], str]) -> list[tuple[str, float]]:
-    """Labels at round numbers, from 0 to the highest value."""
+    """Return labels at round numbers, from 0 to the highest value."""
     unit = 10 ** math.floor(math.log10(highest / 2))
     step = unit * max(factor for factor in (1, 2, 5) if unit * factor <= highest / 2)
     marks = [step * i for i in range(math.floor(highest / step + 1e-9) + 1)]

@@ -1,7 +1,6 @@
 """The calendar of a stream's hours: one month with a row for each day, and links to months that
 need attention. It is built from the stream's status alone, which lists only hours that are not
-accepted, so it stays small over years.
-"""
+accepted, so it stays small over years."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from anabranch.offsets.hours import end_of, hour_of, start_of
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.ledger_row import Layer
 
-# The letter for each state; states as in `anabranch explain`.
+# Letter of each state; the states are those of `anabranch explain`.
 LETTERS = {
     "accepted": "A",
     "expired": "X",
@@ -31,7 +30,7 @@ _MONTH = "%Y-%m"
 
 @dataclass(frozen=True)
 class Cell:
-    """An hour of the calendar; `label` spells out its letter, mark and colour. `is_held`: an
+    """An hour of the calendar. `label`: its letter, mark and colour in words. `is_held`: an
     operator keeps it beyond its time."""
 
     hour: str
@@ -55,7 +54,7 @@ class Day:
 
 @dataclass(frozen=True)
 class MonthLink:
-    """A month, with how many of its hours are not accepted or need attention for another reason."""
+    """A month, and how many of its hours are not accepted or need attention for another reason."""
 
     month: str
     remarkable: int
@@ -73,7 +72,7 @@ class Month:
 
 
 def month_of(text: str) -> str:
-    """A month such as `2026-11`. Raises ConfigurationError for anything else."""
+    """Return `text`, a month such as `2026-11`. Raises ConfigurationError for any other text."""
     try:
         month = datetime.strptime(text, _MONTH).strftime(_MONTH)
     except ValueError:
@@ -84,7 +83,7 @@ def month_of(text: str) -> str:
 
 
 def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Month:
-    """A month of a stream's hours, by default the newest. Pure."""
+    """Return a month of a stream's hours, by default the newest. Pure."""
     # After an adoption the open hour may be in the future.
     first, last = view.first_hour, max(view.open_hour, hour_of(as_of))
     month = min(max(month or last[:7], first[:7]), last[:7])
@@ -120,7 +119,7 @@ def _day(
 
 def _cell(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: datetime) -> Cell:
     state = _state(view, waiting, hour, as_of)
-    # Batch serves the accepted hours that the status does not list.
+    # Batch serves accepted hours that the status does not list.
     layer = view.hours.get(hour, "batch" if state in ("accepted", "expired") else "speed")
     notes = [f"{hour}: {state}" + (f", served by {layer}" if state != "expired" else "")]
     if (left := view.unexplained.get(hour)) is not None:
@@ -143,7 +142,7 @@ def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: dat
 
 
 def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:
-    """The stream's months by year, newest first."""
+    """Return the stream's months by year, newest year first."""
     remarkable = Counter(
         h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost}
     )

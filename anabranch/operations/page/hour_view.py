@@ -22,7 +22,7 @@ from anabranch.protocol.decisions import DecisionFacts, decisions
 from anabranch.protocol.ledger_row import Entries
 from serving_layer.layer_diff.duckdb import Sample
 
-_SAMPLES = 3  # samples for each kind of difference and each reason of a dead letter
+_SAMPLES = 3  # samples of each kind of difference and each reason of a dead letter
 _DUPLICATES = 20
 _LONGEST = 300  # maximum characters of a value
 
@@ -30,7 +30,7 @@ _LONGEST = 300  # maximum characters of a value
 @dataclass(frozen=True)
 class HourRows:
     """The data about an hour from its data files. `comparison_unavailable`: why differences and
-    duplicates cannot be shown, if so."""
+    duplicates cannot be shown; None if they are."""
 
     letters: DeadLetters
     difference: HourDifference | None
@@ -39,7 +39,8 @@ class HourRows:
 
 
 def read_rows(job: Job, hour: str) -> HourRows:
-    """Raises Transient when the lake does not answer."""
+    """Read the dead letters, and compare the layers if the hour is accepted. Raises Transient when
+    the lake does not answer."""
     letters = dead_letters.letters(job, (hour, hour), _SAMPLES)
     try:
         difference = diff.difference(job, hour, _SAMPLES)
@@ -85,7 +86,7 @@ class ExpectationLine:
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A row in which the layers differ: by column, the value in speed and in batch."""
+    """A row in which the layers differ. `columns`: (name, value in speed, value in batch)."""
 
     kind: str
     partition: int
@@ -106,7 +107,7 @@ class HourRecord:
 
 
 def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
-    """Raises Transient when the lake is unreachable."""
+    """Read the ledger and the snapshots. Raises Transient when the lake is unreachable."""
     facts = explain(job, hour, now)
     return HourRecord(
         facts=facts,
@@ -119,8 +120,8 @@ def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
 
 
 def balance_of(facts: HourFacts) -> BalanceTable | None:
-    """The account as a table: good, dead, duplicate, and each class of gap; None without counts.
-    Pure."""
+    """Return the account as a table: good, dead, duplicate, each class of gap, and erased; None
+    without counts. Pure."""
     counts = facts.counts
     if counts.good is None:
         return None
@@ -146,7 +147,7 @@ def balance_of(facts: HourFacts) -> BalanceTable | None:
 
 
 def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
-    """The gate's result, failures first. Pure."""
+    """Return the gate's results, failures first. Pure."""
     quality = facts.quality
     if quality is None:
         return []
@@ -186,8 +187,8 @@ def _short(value: object) -> str:
 
 
 def hour_commands(facts: HourFacts) -> list[Command]:
-    """The commands that apply to the hour in its state, ready to run; WHY is a placeholder for the
-    operator's reason. Pure."""
+    """Return the commands that apply to the hour in its state, ready to run; WHY is a placeholder
+    for the operator's reason. Pure."""
     stream, hour = shlex.quote(facts.stream), facts.hour
     commands = []
     if facts.query is not None:

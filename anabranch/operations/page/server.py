@@ -10,12 +10,12 @@ from starlette.types import ASGIApp
 
 from anabranch.common.errors import ConfigurationError
 
-# Concurrent requests; further ones get status 503.
+# Maximum number of concurrent requests; further ones get status 503.
 _AT_ONCE = 200
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigurationError when the address cannot be bound."""
+    """Return a listening socket. Raises ConfigurationError when the address cannot be bound."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)

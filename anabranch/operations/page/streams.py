@@ -1,4 +1,4 @@
-"""The table of streams: a row with one state for each stream."""
+"""The page's table of streams: one row with one state for each stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamReports
 
 @dataclass(frozen=True)
 class Condition:
-    """A stream's state: a word, a symbol that works without colour, and whether it needs
+    """A stream's state: a word, a symbol that is legible without colour, and whether it needs
     attention."""
 
     word: str
@@ -60,8 +60,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class StreamLine:
-    """A row of the table; unknown values are None. `why_old` is why no newer reading exists;
-    `drift` is a note, or empty."""
+    """A row of the table; unknown values are None. `why_old`: why there is no newer reading;
+    `drift`: a note, or empty."""
 
     name: str
     condition: Condition
@@ -77,7 +77,7 @@ class StreamLine:
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
-    """A stream's most important condition. Pure."""
+    """Return a stream's most important condition. Pure."""
     if view.topic_recreated:
         note = f"the topic was recreated: `anabranch adopt {view.stream}`"
         return Condition("recreated", "✕", True, note)
@@ -112,7 +112,8 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
 
 
 def drift_note(view: StreamStatus) -> str:
-    """The unknown fields of the newest accepted hour as text; empty if there are none. Pure."""
+    """Return the unknown fields of the newest accepted hour as text; empty if there are none.
+    Pure."""
     if view.unknown is None or not view.unknown.fields:
         return ""
     names = [text_of(field.name) for field in view.unknown.fields]
@@ -131,7 +132,7 @@ def stream_line(
     deadline: timedelta,
     every: timedelta,
 ) -> StreamLine:
-    """The row of a stream, from its newest reading. Pure."""
+    """Return the row of a stream, from its newest reading. Pure."""
     why_old = reading.why_old(now, deadline, every)
     if reading.value is None or reading.as_of is None:
         failed = reading.failure is not None
@@ -161,9 +162,9 @@ def stream_line(
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A row of the table of groups. `complete_through`: the last hour that every stream has
-    complete, None while one has none or is unknown. `behind`: the streams whose hour is the oldest,
-    if others are further. `unknown`: those without a reading."""
+    """A row of the table of groups. `complete_through`: the last hour that is complete in every
+    stream; None if a stream has none or was not read. `behind`: the streams with the oldest such
+    hour, if others are ahead. `unknown`: the streams without a reading."""
 
     name: str
     streams: int
@@ -175,8 +176,8 @@ class GroupLine:
 def group_lines(
     groups: Mapping[str, Sequence[str]], lines: Sequence[StreamLine]
 ) -> list[GroupLine]:
-    """The rows of the groups, from each group's streams and the rows of all streams. An old reading
-    counts: an hour that is complete stays complete. Pure."""
+    """Return the rows of the groups, from each group's streams and the rows of all streams. An old
+    reading counts, because a complete hour stays complete. Pure."""
     made = []
     for group, names in groups.items():
         members = [line for line in lines if line.name in names]
@@ -196,8 +197,8 @@ def group_lines(
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:
-    """A summary of all streams in one sentence, which a screen reader announces when it changes.
-    Pure."""
+    """Return a summary of all streams as one sentence, which a screen reader announces when it
+    changes. Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
     text = (

@@ -1,4 +1,5 @@
-"""Operators' acts: who did what to which hours, when, on which host, why, and what followed."""
+"""Operators' acts in the ledger: who did what to which hours, when, on which host, why, and with
+which result."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from anabranch.protocol.ledger_row import LedgerRow
 
 @dataclass(frozen=True)
 class ActRecord:
-    """An act with what followed from it: the decisions, by how many there are of each kind, and the
-    hours of them."""
+    """An operator's act and its result. `hours`: the hours of its decisions; `decisions`: their
+    number by kind; `reasons`: their reasons other than `why`."""
 
     at: datetime
     act: ActName
@@ -28,13 +29,14 @@ class ActRecord:
 
 
 def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
-    """The operators' acts that the ledger has, or those about one hour, oldest first. Raises
-    Transient."""
+    """Return the operators' acts in the ledger, oldest first: all, or those that affected `hour`.
+    Raises Transient."""
     return [act for act in act_records(job.ledger.acts()) if hour is None or hour in act.hours]
 
 
 def hours_words(act: ActRecord) -> str:
-    """The hours of an act: one, or the first and the last with their number. Pure."""
+    """Return the hours of an act as text: one hour, or the first and last with their number.
+    Pure."""
     first, last = act.hours[0], act.hours[-1]
     return first if first == last else f"{first}..{last} ({len(act.hours)})"
 
@@ -44,7 +46,7 @@ def outcome_words(act: ActRecord) -> str:
 
 
 def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
-    """The acts that the ledger's rows carry, oldest first, each once with all its decisions.
+    """Return the acts of the ledger's rows, oldest first, each once with all its decisions.
     Pure."""
     by_act: dict[Act, list[LedgerRow]] = {}
     for row in rows:

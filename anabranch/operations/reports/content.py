@@ -1,7 +1,6 @@
-"""Counts of the content of `main`: rows by serving layer, the running hour's files, dead letters of
-the newest hours by reason, and the jobs' measurements. Repeated readings cache immutable files:
-manifests and dead letters.
-"""
+"""Counts of the content of `main`: rows by serving layer, files of the running hour, dead letters
+of the newest hours by reason, and the jobs' measurements. Repeated reads cache immutable files:
+manifests and dead letters."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 NEWEST_HOURS = 3
-"""Dead letters are counted by reason for this many hours up to the running one."""
-# Maximum new files of dead letters that one reading opens; later readings count the rest.
+"""Number of newest hours, including the running one, whose dead letters are counted by reason."""
+# Maximum number of new dead-letter files that one read opens; later reads count the rest.
 _OPENED = 64
 
 
 @dataclass(frozen=True)
 class RunningHour:
-    """The files, rows and bytes in `main` of the hour that receives records."""
+    """Rows, files and bytes in `main` of the hour that receives records."""
 
     rows: int = 0
     files: int = 0
@@ -55,7 +54,7 @@ class MainContent:
 
 
 class ContentReader:
-    """Reads a stream's content. Not thread-safe."""
+    """Reader of a stream's content. Not thread-safe."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -64,7 +63,7 @@ class ContentReader:
         self._reasons: dict[str, Counter[str]] = {}
 
     def read(self, now: datetime) -> MainContent:
-        """The current content. Raises Transient when the lake is unreachable."""
+        """Return the current content. Raises Transient when the lake is unreachable."""
         job = self._job
         state = load_state(job.lake, job.stream.table)
         running = max(state.timeline.open, hour_of(now))

@@ -47,7 +47,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """The dead letters of a stream, of a range of hours or all."""
+    """The dead letters of a stream. `hours`: the first and last hour; None for all hours."""
 
     stream: str
     hours: tuple[str, str] | None
@@ -56,8 +56,9 @@ class DeadLetters:
 
 
 def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
-    """The dead letters in `main` of a range of hours or all: by reason, most frequent first, each
-    with its first `each` samples. Raises Transient when the lake is unreachable."""
+    """Return the dead letters in `main`, of a range of hours or all: by reason, most frequent
+    first, each reason with its first `each` samples. Raises Transient when the lake is
+    unreachable."""
     table = job.lake.load(job.stream.dead_letters_table)
     wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else None
     reasons = read(table, wanted, each)
@@ -65,8 +66,8 @@ def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
 
 
 def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]:
-    """The reasons in a loaded table, for a range of hours or all, with samples in order of hour,
-    partition and offset."""
+    """Return the reasons in a loaded table, for a range of hours or all, with samples in order of
+    hour, partition and offset. Raises Transient when a data file cannot be read."""
     with connected() as connection:
         connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
         try:
@@ -81,7 +82,7 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
                 "QUALIFY row_number() OVER (PARTITION BY error_code ORDER BY ingest_hour, "
                 f"kafka_partition, kafka_offset) <= {each}",
             )
-            # Values may be large: read only those of samples.
+            # Values may be large: read only those of the samples.
             where = " OR ".join(
                 f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
                 f"AND kafka_offset = {p['kafka_offset']})"
@@ -127,10 +128,10 @@ def _letter(row: Mapping[str, Any]) -> Letter:
 
 
 def shown(data: bytes | None, longest: int) -> str | None:
-    """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest`
-    characters. Pure."""
+    """Return bytes as text for display, shortened after `longest` characters; bytes that are not
+    valid UTF-8 appear as `\\xff`. Pure."""
     if data is None:
         return None
-    # A character has at most four bytes, so a cut one is after the last that is shown.
+    # A UTF-8 character has at most four bytes, so a character cut by this slice is never displayed.
     line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
     return line if len(line) <= longest else line[:longest] + "…"

@@ -1,4 +1,5 @@
-"""Row-by-row reports of an hour: where the layers differ, and which record repeats which."""
+"""Row-level reports of an hour: differences between the layers, and records removed as
+duplicates."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from serving_layer.layer_diff.kinds import unexplained_counts
 
 @dataclass(frozen=True)
 class HourDifference:
-    """Speed compared with batch for an hour, now and when it was accepted. `uncovered` is why the
-    speed layer does not cover the whole hour now, if so."""
+    """The comparison of speed with batch for an hour, now and at its acceptance. `uncovered`: why
+    the speed layer does not cover the whole hour now; None if it does."""
 
     stream: str
     hour: str
@@ -33,9 +34,9 @@ class HourDifference:
 
 @dataclass(frozen=True)
 class HourDuplicates:
-    """The records of an hour that the batch layer removed. `counted`: their number in the ledger;
-    `found`: their number now; `listed`: how many are listed. `untold`: why some cannot be found, if
-    so."""
+    """The records of an hour that the batch layer removed as duplicates. `counted`: their number in
+    the ledger; `found`: their number now; `listed`: the length of `duplicates`. `untold`: why
+    `counted` and `found` differ; None if they are equal."""
 
     stream: str
     hour: str
@@ -47,9 +48,9 @@ class HourDuplicates:
 
 
 def difference(job: Job, hour: str, each: int) -> HourDifference:
-    """Compare speed with batch for an accepted hour: counts, with the first `each` rows of every
-    kind. Raises Refused for an hour that is not accepted, Transient when the lake is unreachable.
-    """
+    """Compare speed with batch for an accepted hour: counts, and the first `each` rows of every
+    kind of difference. Raises Refused for an hour that is not accepted, Transient when the lake is
+    unreachable."""
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
@@ -74,10 +75,9 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
 
 
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
-    """The first `limit` records of an accepted hour that the batch layer removed, and the row that
-    each repeats. Raises Refused for an hour that is not accepted, Transient when the lake is
-    unreachable.
-    """
+    """Return the first `limit` records of an accepted hour that the batch layer removed, each with
+    the row that it repeats. Raises Refused for an hour that is not accepted, Transient when the
+    lake is unreachable."""
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     with open_comparison(
@@ -97,7 +97,8 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
 
 
 def not_found_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
-    """Why some duplicates counted in the ledger cannot be found, or None. Pure."""
+    """Return why the ledger's count of duplicates and the number found differ; None if they are
+    equal. Pure."""
     if counted is None:
         return "the ledger has no count: its row was restored from the branches"
     if counted == number:
@@ -114,7 +115,7 @@ def not_found_reason(state: State, hour: str, counted: int | None, number: int) 
 
 
 def speed_rows_reason(state: State, hour: str) -> str | None:
-    """Why the speed layer does not cover an hour, as text; None if it does. Pure."""
+    """Return why the speed layer does not cover an hour, as text; None if it does. Pure."""
     timeline = state.timeline
     if timeline.is_skipped(hour) and hour not in timeline.skipped:
         return "those of the hour were deleted (`anabranch maintain`)"
@@ -122,8 +123,8 @@ def speed_rows_reason(state: State, hour: str) -> str | None:
 
 
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
-    """The ledger's newest row of an hour that the batch layer has accepted. Raises Refused for any
-    other hour."""
+    """Return the ledger's newest row of an accepted hour, if any. Raises Refused for an hour that
+    is not accepted."""
     rows = ledger.newest(job.ledger.history([hour]))
     if not state.is_accepted(hour):
         raise Refused(

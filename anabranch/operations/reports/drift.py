@@ -1,4 +1,4 @@
-"""Schema drift of a stream: fields of records that the schema does not know, and commands that add
+"""Schema drift of a stream: fields of records that are not in the schema, and commands that add
 them."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SAMPLES = 3
 
 @dataclass(frozen=True)
 class DriftedField:
-    """A field that was not in the schema when its hours were counted. `type` is a guess; None if
-    every sample was null. `taken_up`: the schema has it now, and these hours lack its values.
-    `obstacle` is why its name cannot be a column's name."""
+    """A field that was not in the schema when its hours were counted. `type`: a guess from values;
+    None if every sample was null. `taken_up`: the schema has the field now, but these hours lack
+    its values. `obstacle`: why the field cannot be added under its name; None if it can."""
 
     name: str
     records: int
@@ -41,10 +41,10 @@ class DriftedField:
 
 @dataclass(frozen=True)
 class SchemaDrift:
-    """The drift of a stream. `others` is the maximum number of further names in one hour. `schema`
-    is the stream's schema with the fields that can be added; None if there are none. `restate` are
-    accepted hours with unknown fields that Kafka still has completely, `gone` those that it no
-    longer has. `commands` are the commands to run, in order."""
+    """The drift of a stream. `others`: the largest number of further field names in one hour.
+    `schema`: the stream's schema with the fields that can be added; None if there are none.
+    `restate`: accepted hours with addable or added fields that Kafka still has completely; `gone`:
+    those that it no longer has. `commands`: the commands to run, in order."""
 
     stream: str
     fields: Sequence[DriftedField]
@@ -56,7 +56,8 @@ class SchemaDrift:
 
 
 def drift(job: Job) -> SchemaDrift:
-    """The drift recorded in the ledger. Raises Transient when Kafka or the lake is unreachable."""
+    """Return the drift recorded in the ledger. Raises Transient when Kafka or the lake is
+    unreachable."""
     rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
     starts = job.kafka.log_starts(topic) if topic is not None else {}
@@ -66,8 +67,8 @@ def drift(job: Job) -> SchemaDrift:
 def drift_of(
     stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets
 ) -> SchemaDrift:
-    """The drift, from the newest row of each hour, oldest first, and the start offsets of Kafka's
-    log. Pure."""
+    """Return the drift. `rows`: the newest row of each hour, oldest first; `log_starts`: the start
+    offsets of Kafka's log. Pure."""
     drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
     fields = _merged(stream, drifting)
     new = [f for f in fields if not f.taken_up and f.obstacle is None]
@@ -141,7 +142,7 @@ def _obstacle(
         return "the schema has a column of that name in another case"
     if stream.subject_schema is None:
         return None
-    # A subject's columns come from its versions alone.
+    # The columns of a stream with a subject come only from the subject's versions.
     return f"register a version of subject {stream.subject} that has the field"
 
 

@@ -1,6 +1,5 @@
-"""The facts about one hour, from the ledger and the snapshots only, without Kafka and without the
-rows. `anabranch.operations.reports.explain_text` writes them as text.
-"""
+"""Facts about one hour, from the ledger and the snapshots only; neither Kafka nor rows are read.
+`anabranch.operations.reports.explain_text` writes them as text."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from anabranch.protocol.state import State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.kinds import unexplained_counts
 
-# By branch, the number of rows in each of the hour's files.
+# Rows of each of the hour's files, by branch and file path.
 Held = Mapping[str, Mapping[str, int]]
 
 
@@ -51,8 +50,8 @@ class BranchRows:
 
 @dataclass(frozen=True)
 class Layers:
-    """The content of each branch for an hour, and why the speed layer does not cover it completely,
-    if so."""
+    """The rows of an hour in each branch. `uncovered`: why the speed layer does not cover a sealed
+    hour completely; None if it does."""
 
     main: BranchRows
     speed: BranchRows
@@ -69,7 +68,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Override:
-    """The layer that an operator chose for an hour, with time and reason if the ledger has them."""
+    """The layer that an operator chose for an hour; time and reason are None if the ledger lacks
+    them."""
 
     layer: Layer
     at: datetime | None
@@ -78,12 +78,11 @@ class Override:
 
 @dataclass(frozen=True)
 class HourFacts:
-    """The facts about an hour; None for values that do not exist yet or are no longer recorded.
-    `state` is of `classify_hour`. The account (`counts` to `unknown`) is that of the accepted
-    revision, else of the build that was refused last. `merged`: `main` contains the files of the
-    layer that serves it; `kept`: it contains rows that this layer does not cover. `gone` is why the
-    hour can no longer be read from Kafka.
-    """
+    """Facts about an hour; None for values that do not exist yet or are no longer recorded. `state`
+    is from `classify_hour`. The account (`counts` to `unknown`) belongs to the accepted revision,
+    else to the newest refused build. `merged`: `main` contains exactly the serving layer's files.
+    `kept`: `main` retains rows that this layer does not cover. `gone`: why Kafka can no longer
+    supply the hour."""
 
     stream: str
     hour: str
@@ -123,7 +122,7 @@ class HourFacts:
 
 
 def explain(job: Job, hour: str, now: datetime) -> HourFacts:
-    """The facts about an hour. Raises Transient when the lake is unreachable."""
+    """Return the facts about an hour. Raises Transient when the lake is unreachable."""
     rows = job.ledger.history([hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
@@ -146,7 +145,7 @@ def hour_facts(
     tags: Mapping[str, Tagged],
     now: datetime,
 ) -> HourFacts:
-    """The facts about an hour. `rows` are its ledger rows, oldest first; `by_branch` are its files
+    """Return the facts about an hour. `rows`: its ledger rows, oldest first; `by_branch`: its files
     by branch. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
@@ -208,7 +207,7 @@ _UNKNOWN = ("before the first", "not begun")
 
 
 def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
-    """The state of an hour, in a word or two. Pure."""
+    """Return the state of an hour, as one to three words. Pure."""
     timeline = state.timeline
     if hour < timeline.first:
         return "before the first"
@@ -223,9 +222,8 @@ def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
 
 
 def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
-    """Since when the current layer serves the hour, from the ledger. Pure. None if only the speed
-    layer ever served it: it serves rows as soon as it publishes them.
-    """
+    """Return the time since which the current layer serves the hour, from the ledger; None if only
+    the speed layer ever served it, which serves rows as soon as it publishes them. Pure."""
     layer, since = "speed", None
     for row in rows:
         if (
@@ -238,8 +236,8 @@ def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
 
 
 def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, is_final: bool) -> str | None:
-    """The command that rebuilds the hour, or None. `is_final`: it has no records, or was imported.
-    Pure."""
+    """Return the command that rebuilds the hour; None if it cannot or need not be rebuilt.
+    `is_final`: the hour has no records, or was imported. Pure."""
     if (
         (gone is not None and name != "accepted")
         or name in (*_UNKNOWN, "open", "expired")
@@ -254,7 +252,7 @@ def _last(rows: Sequence[LedgerRow], decision: Kind) -> LedgerRow | None:
 
 
 def _refusals(rows: Sequence[LedgerRow], accepted: LedgerRow | None) -> list[LedgerRow]:
-    """The refusals since the newest acceptance, oldest first."""
+    """Return the refusals since the newest acceptance, oldest first."""
     behind = list(rows).index(accepted) + 1 if accepted is not None else 0
     return [row for row in rows[behind:] if row.decision == "refused"]
 

@@ -18,7 +18,8 @@ _FIELDS = 8  # maximum unknown fields in a sentence
 
 
 def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
-    """The explanation of an hour: subjects with a sentence or two each. Pure."""
+    """Return the explanation of an hour as (subject, text) pairs, each text a sentence or two.
+    Pure."""
     sentences = [("hour", _headline(facts))]
     if facts.state in ("before the first", "not begun"):
         return sentences
@@ -139,7 +140,7 @@ _FROM = {
 
 
 def _sources(sources: Mapping[str, int] | None) -> str:
-    """The sources of the records, if the ledger has them."""
+    """Return the sources of the records as text; empty if the ledger has none."""
     counted = {name: n for name, n in (sources or {}).items() if n}
     if set(counted) <= {"kafka"}:
         return "; all read from Kafka" if counted else ""
@@ -164,8 +165,8 @@ def _checks(facts: HourFacts) -> str | None:
 
 
 def _quality(quality: QualityResult) -> str:
-    """The gate's verdict. Rows written before `evaluated` and `warnings` existed only have whether
-    it passed."""
+    """Return the gate's verdict as text. Ledger rows from before `evaluated` and `warnings` existed
+    only have the verdict."""
     evaluated = quality.evaluated
     if evaluated == 0:
         return "the stream has no expectations"

@@ -1,4 +1,4 @@
-"""Report of maintenance: past runs, pending work, and the growth of a stream's tables."""
+"""Report of maintenance: past runs, pending work, and the size of a stream's tables."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 HOURS_SHOWN = 24
-"""Maximum number of listed hours: those with the most files."""
+"""Maximum number of hours listed: those with the most files."""
 
 
 @dataclass(frozen=True)
 class TableGrowth:
-    """The size of a table's metadata, the files and rows of `main`, and how many snapshots and tags
-    the next maintenance expires. `manifests`: the distinct manifests of all branches."""
+    """The size of a table's metadata file, the files and rows of `main`, and how many snapshots and
+    tags the next maintenance expires. `manifests`: the distinct manifests of all branches."""
 
     metadata_bytes: int
     snapshots: int
@@ -46,9 +46,8 @@ class Maintenance:
     """The recorded runs, newest first, and the current state. `speed_files`: the number of speed
     files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `oldest_dead_letter`: the
     first hour with dead letters in `main`. `letters_wait_since`: the time of the oldest publish of
-    rows whose dead letters are not published yet. `unread`: why a table could not be read, by
-    table.
-    """
+    rows whose dead letters are not published yet. `unread`: the error of each table that could not
+    be read."""
 
     runs: Sequence[MaintenanceRun] = ()
     tables: Mapping[str, TableGrowth] = field(default_factory=dict)
@@ -91,8 +90,8 @@ class Maintenance:
 
 
 def read_maintenance(job: Job, now: datetime) -> Maintenance:
-    """Read the tables' metadata and manifest lists. Raises Terminal, Transient when the rows' table
-    cannot be read; other unreadable tables, such as of a view before `apply`, are listed in
+    """Read the tables' metadata and manifest lists. Raises Terminal or Transient when the table of
+    rows cannot be read; other unreadable tables, such as a view's before `apply`, are listed in
     `unread`."""
     lake, stream = job.lake, job.stream
     state = load_state(lake, stream.table)
@@ -168,7 +167,7 @@ def _speed_files(state: State, now: datetime) -> dict[str, int]:
 
 
 def speed_hours(state: State, running: str) -> list[str]:
-    """The hours up to the running one that the speed layer serves in `main`. Pure."""
+    """Return the hours up to the running one that the speed layer serves in `main`. Pure."""
     hours = {
         *state.timeline.sealed,
         *state.overrides,
@@ -178,7 +177,7 @@ def speed_hours(state: State, running: str) -> list[str]:
 
 
 def last_run_words(view: Maintenance) -> str:
-    """The last run's result in a sentence, for the page and the command. Pure."""
+    """Return the last run's result as a sentence, for the page and the command. Pure."""
     last, complete = view.last, view.complete
     if last is None:
         return "no run recorded"

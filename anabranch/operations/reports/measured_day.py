@@ -1,5 +1,5 @@
-"""The speed layer's measurements over time, from retained snapshots of `main`: about the newest
-hundred, and one an hour for a week (tagged when hours are sealed)."""
+"""The speed layer's measurements over time, and the jobs' cost, from retained snapshots of `main`:
+about the newest hundred, and one an hour for a week (tagged when hours are sealed)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-# Of publishes within this time, use the last.
+# Only the last publish of each interval of this length is used.
 _APART = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The totals measured up to a moment, since the table began."""
+    """The totals measured from the table's creation to a point in time."""
 
     at: datetime
     measured: Measured
@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """The measurements between two moments."""
+    """The measurements between two points in time."""
 
     since: datetime
     until: datetime
@@ -55,11 +55,11 @@ class MeasuredSpan:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stream's jobs took from `since` to `until`: requests to S3 by operation, bytes,
-    commits, and CPU seconds.
+    """The resources that a stream's jobs used from `since` to `until`: S3 requests by operation,
+    bytes, commits, and CPU seconds.
 
-    As far as publishes recorded it: without Spark's own requests and reads, and for streams of a
-    process of many without CPU seconds. `bytes_written` has rows, dead letters and metadata.
+    Only what publishes recorded: Spark's own requests and reads are not included, nor CPU seconds
+    of streams that share a process. `bytes_written` includes rows, dead letters and metadata.
     """
 
     since: datetime
@@ -72,7 +72,7 @@ class Cost:
 
 
 def read_cost(table: Table, since: datetime) -> Cost | None:
-    """The cost from about `since` on, or from the oldest snapshot that is left; None where no
+    """Return the cost from about `since` on, or from the oldest retained snapshot; None if no
     publish recorded any. Reads only the loaded table."""
     snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
     said = [s for s in snapshots if s.summary is not None and s.summary.get(MEASURED)]
@@ -85,8 +85,8 @@ def read_cost(table: Table, since: datetime) -> Cost | None:
 
 
 def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -> Cost:
-    """The cost between two totals of both layers; the later ones alone where counting began again
-    between. Pure."""
+    """Return the difference between two totals of both layers; the later total alone if counting
+    restarted in between. Pure."""
     if any(after.get(key, 0) < n for key, n in before.items()):
         before = {}
     came = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
@@ -112,8 +112,8 @@ def _totals(snapshot: Snapshot) -> Counts:
 
 
 def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
-    """The speed layer's measurements from about `since` on, oldest first. Reads only the loaded
-    table."""
+    """Return the speed layer's measurements from about `since` on, oldest first. Reads only the
+    loaded table."""
     return plan_spans(_marks(table, since), since)
 
 
@@ -122,7 +122,7 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
     before = [s for s in snapshots if made_at(s) <= since][-1:]
     kept = before + [s for s in snapshots if made_at(s) > since]
     last_of = {s.timestamp_ms // (_APART // timedelta(milliseconds=1)): s for s in kept}
-    # Keep the first mark, where counting begins, even if another one follows closely.
+    # Also keep the first mark, where counting begins.
     chosen = dict.fromkeys(
         [*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())]
     )
@@ -134,8 +134,8 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
 
 
 def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
-    """The spans between consecutive marks, which are in order of time; a mark before `since` starts
-    the first span. Pure."""
+    """Return the spans between consecutive marks, which are in time order; a mark before `since`
+    starts the first span. Pure."""
     spans = []
     for before, after in pairwise(marks):
         parts = (_came(before, after, name) for name in (READABLE, STAGE, PUBLISH, COMMIT))
@@ -150,7 +150,7 @@ def _came(before: Mark, after: Mark, name: str) -> Durations:
 
 
 def together(durations: Iterable[Durations]) -> Durations:
-    """The sum of all durations. Pure."""
+    """Return the sum of all durations. Pure."""
     total, counts = 0.0, Counter[float]()
     for one in durations:
         total += one.sum

@@ -59,7 +59,7 @@ ANSWER_WITHIN = timedelta(seconds=6)
 T = TypeVar("T")
 
 NAMES = 20
-"""Maximum number of unknown fields with a metric of their own."""
+"""Maximum number of unknown fields of a stream that have their own metric."""
 
 Values = Mapping[tuple[str, ...], float]
 """One stream's values, by labels other than the stream."""
@@ -74,8 +74,8 @@ class Known:
 
 @dataclass(frozen=True)
 class ScrapedStream:
-    """A stream in a scrape: its promise, its newest reading, and whether the reading is of this
-    scrape."""
+    """A stream in a scrape: its promised times, its newest reading, and whether this scrape read
+    it."""
 
     slo: Slo
     reading: TimedValue[Known]
@@ -85,25 +85,24 @@ class ScrapedStream:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A stream to read. Its reader is `answered` unless a reading is under way."""
+    """A stream with its reader. `reader.answered` is set unless a read is in progress."""
 
     job: Job | AnabranchError
     slo: Slo
     reader: BackgroundReader[Known]
 
     def ask(self) -> None:
-        """Start to read the stream, unless a reading is under way."""
+        """Start to read the stream unless a read is in progress."""
         if self.reader.answered.is_set():
             self.reader.answered.clear()
             threading.Thread(target=self.reader.refresh, daemon=True).start()
 
 
 class Streams(Collector):
-    """Reads Kafka and the lake at each scrape, within a time limit. A stream that fails, times out
-    or has an invalid file has `anabranch_up` 0 and the age of its newest reading, and no other
-    metric. A stream that hangs uses one thread: later scrapes wait for the same answer. Each scrape
-    covers the streams that `folder` has at its time.
-    """
+    """A collector that reads Kafka and the lake at each scrape, within a time limit. A stream that
+    fails, times out or has an invalid file has `anabranch_up` 0, the time of its newest reading,
+    its promised times, and no other metric. A stream that hangs uses one thread: later scrapes wait
+    for the same answer. Each scrape covers the streams that `folder` has at its time."""
 
     def __init__(self, folder: StreamFolder, within: timedelta = ANSWER_WITHIN) -> None:
         self._folder, self._within = folder, within.total_seconds()
@@ -132,7 +131,7 @@ class Streams(Collector):
             _close(asked.job)
 
     def _follow(self) -> None:
-        """Update the streams; a changed file gets a new job."""
+        """Update the streams; a stream whose file changed gets a new job."""
         before, found = self._asked, self._folder.jobs()
         self._groups = self._folder.groups
         self._asked = {
@@ -277,8 +276,8 @@ _DURATIONS = {
     ),
     COMMIT: "Time of a publish's commit, without the last publish of a job that ended.",
 }
-# Each with its label and the values that are known: they begin at 0, since PromQL's increase() does
-# not see a counter's first value.
+# Label, known label values and help text of each counter. Known values start at 0, because PromQL's
+# increase() does not see a counter's first value.
 _COUNTS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     RETRIES: ("service", SERVICES, "Retried failures of jobs, by the service that failed."),
     REFUSED: (
@@ -354,7 +353,7 @@ _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
 
 
 def _group_metrics(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
-    """Completeness of each group whose streams all answered. Pure."""
+    """Yield the completeness of each group whose streams were all read. Pure."""
     through = GaugeMetricFamily(
         "anabranch_group_complete_through_timestamp_seconds",
         "End of the last hour that is accepted, with all earlier ones, in every stream of the "
@@ -470,7 +469,7 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Cumulative buckets, as Prometheus expects them."""
+    """Return cumulative buckets, as Prometheus expects them."""
     within = accumulate(durations.counts.get(bound, 0) for bound in BOUNDS)
     return [
         (str(float(bound)).replace("inf", "+Inf"), n)
@@ -485,7 +484,7 @@ def _gauge(
     values: Callable[[T], Values | float | None],
     *labels: str,
 ) -> Metric:
-    """A gauge of each stream: by labels, or one value, None for none."""
+    """Return a gauge of each stream: a value by labels, or a single value; no sample for None."""
     gauge = GaugeMetricFamily(f"anabranch_{name}", text, labels=("stream", *labels))
     for stream, one in of.items():
         found = values(one)

@@ -1,6 +1,5 @@
-"""Values read periodically in background threads: each has the time of its reading, and why it is
-no newer. The timestamp is taken before the reading begins, so a value is never older than stated.
-"""
+"""Values read periodically in background threads, each with its time and, if it is old, the reason.
+The time is taken before the read starts, so a value is at least as new as its time."""
 
 from __future__ import annotations
 
@@ -21,17 +20,18 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Key = tuple[str, ...]
-"""The key of a value read on demand; the stream's name is first."""
-# Reading takes at most a fifth of the time, but a reader that hung once retries soon.
+"""Key of a value read on demand; the first element is the stream's name."""
+# A reader spends at most a fifth of its time reading; the longest pause (s) lets a reader that once
+# hung retry soon.
 _REST = 4
 _LONGEST_REST = 30.0
-# Maximum queued readings; further ones start when the page is loaded again.
+# Maximum number of queued reads; a further read starts with a later request.
 _WAITING = 16
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed attempt: its start, and the reason."""
+    """A failed attempt: its start and its reason."""
 
     at: datetime
     reason: str
@@ -39,8 +39,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class TimedValue(Generic[T]):
-    """A value with its time. `failure` is of the newest attempt; `asking_since` is the start of an
-    attempt under way."""
+    """A value with its time. `failure`: the failure of the newest attempt; `asking_since`: the
+    start of an attempt in progress."""
 
     value: T | None = None
     as_of: datetime | None = None
@@ -48,8 +48,9 @@ class TimedValue(Generic[T]):
     asking_since: datetime | None = None
 
     def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
-        """Why there is no newer value, or no value. None if the value is as new as the period
-        `every` allows, or the first reading is under way. Pure."""
+        """Return why there is no newer value, or no value; None if the value is as new as the
+        period `every` allows, or the first read is in progress. An attempt that takes longer than
+        `deadline` counts as hanging. Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
             return (
@@ -57,14 +58,14 @@ class TimedValue(Generic[T]):
             )
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
-        # Two readings that just meet the deadline, and the pause between them.
+        # Two reads that just meet the deadline, and the pause between them.
         if self.as_of is not None and now - self.as_of > (_REST + 2) * deadline + every:
             return "not read since"
         return None
 
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
-        """Whether to read again: no reading is under way, and the newest attempt is older than
-        `fresh_for`. Pure."""
+        """Return whether to read again: no read is in progress, and the newest attempt is older
+        than `fresh_for`. Pure."""
         attempts = [
             at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None
         ]
@@ -76,8 +77,8 @@ def utc_now() -> datetime:
 
 
 class BackgroundReader(Generic[T]):
-    """A value that is read periodically. Any thread may access `reading`; only one `refresh` runs
-    at a time."""
+    """A reader of one value. Any thread may access `reading`, the newest result; only one `refresh`
+    runs at a time."""
 
     def __init__(
         self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now
@@ -88,7 +89,7 @@ class BackgroundReader(Generic[T]):
         self.answered = threading.Event()
 
     def refresh(self) -> None:
-        """Read the value; after a failure, keep the previous one. Does nothing while another thread
+        """Read the value; keep the previous one after a failure. Does nothing while another thread
         reads."""
         if not self._alone.acquire(blocking=False):
             return
@@ -112,7 +113,7 @@ class BackgroundReader(Generic[T]):
 
 
 class Background(Generic[T]):
-    """A thread for each reader, which reads periodically. A reader that hangs does not block the
+    """Periodic reading, with a thread for each reader. A reader that hangs does not block the
     others."""
 
     def __init__(self, every: timedelta) -> None:
@@ -121,7 +122,7 @@ class Background(Generic[T]):
         self._dropped: dict[BackgroundReader[T], threading.Event] = {}
 
     def start(self, readers: Sequence[BackgroundReader[T]]) -> None:
-        """Start these readers, spread over time."""
+        """Start the readers, their first reads spread over the period."""
         for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
             delay = self._every.total_seconds() * number / len(readers) if number else 0
             self._dropped[reader] = threading.Event()
@@ -130,7 +131,7 @@ class Background(Generic[T]):
             ).start()
 
     def drop(self, reader: BackgroundReader[T]) -> None:
-        """Stop this reader; a reading under way continues."""
+        """Stop a reader; a read in progress continues."""
         if (dropped := self._dropped.pop(reader, None)) is not None:
             dropped.set()
 
@@ -164,12 +165,12 @@ class Background(Generic[T]):
 
 
 def rest_after(seconds: float, every: timedelta) -> float:
-    """The pause in seconds after a reading that took `seconds`. Pure."""
+    """Return the pause in seconds after a read that took `seconds`. Pure."""
     return max(every.total_seconds(), min(_REST * seconds, _LONGEST_REST))
 
 
 class OnDemand(Generic[T]):
-    """Values read on request, by at most two threads, and cached for later requests."""
+    """Values read on request by at most two threads, and cached for later requests."""
 
     def __init__(
         self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now
@@ -181,8 +182,8 @@ class OnDemand(Generic[T]):
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
     def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> TimedValue[T]:
-        """The reading of `key`, after at most `patience`; without a value if there is none by
-        then."""
+        """Return the reading of `key` after waiting at most `patience`; it has no value if none was
+        read by then."""
         with self._alone:
             reader = self._readers.setdefault(key, BackgroundReader(str(key), read, self._now))
             self._readers.move_to_end(key)
@@ -200,7 +201,7 @@ class OnDemand(Generic[T]):
         return reader.reading
 
     def forget(self, stream: str) -> None:
-        """Read the stream's values again at the next request."""
+        """Discard the stream's values: the next request reads them again."""
         with self._alone:
             for key in [key for key in self._readers if key[0] == stream]:
                 del self._readers[key]

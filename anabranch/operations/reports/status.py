@@ -38,12 +38,13 @@ SPARE = timedelta(days=1)
 _DAY = timedelta(days=1)
 
 MAY_WAIT = 2
-"""Hours that may wait for sealing or rebuilding without an alert (deploy/prometheus/alerts.yml)."""
+"""Number of hours that may wait for sealing or rebuilding without an alert
+(deploy/prometheus/alerts.yml)."""
 
 
 @dataclass(frozen=True)
 class GateSummary:
-    """The quality gate's result for an hour; None before it ran."""
+    """The quality gate's result for an hour; `passed` is None before the gate ran."""
 
     passed: bool | None = None
     failed: Entries = ()
@@ -51,7 +52,7 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class HourSummary:
-    """An hour from the table and the ledger's newest row."""
+    """An hour's values from the table and from the ledger's newest row."""
 
     hour: str
     state: str
@@ -75,18 +76,20 @@ class Lag:
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """The state of a stream. `late` is why the speed layer is late, if that was checked and it is.
-    `complete_through` is the last hour that is accepted together with all earlier ones; None, like
-    `newest_accepted`, without an accepted hour. `accepted_at`: the first acceptance of the newest
-    accepted hour, if the ledger has it. `waiting_since` is the Kafka timestamp of the oldest record
-    that the speed layer has not published, and never earlier than the freshness of `main`; None if
-    no record waits. `retention` is the topic's retention time, None if unlimited. `unknown`: the
-    unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
-    accepted hours whose newest restatement was refused, until one is accepted or an operator sets
-    the serving layer. `holds`: the hours that operators keep beyond their time. `expired`: the
-    hours whose rows have expired (`expired_hours` counts them). `overdue`: the hours that should
-    have. `hours` are the sealed hours that the table lists individually; all older ones are
-    accepted and served by batch. `cost`: of the last day, None if no publish recorded it.
+    """The state of a stream.
+
+    `late`: why the speed layer is late; None if it is not, or was not checked. `newest_accepted`:
+    the newest accepted hour; `accepted_at`: its first acceptance, if the ledger has it;
+    `complete_through`: the last hour that is accepted together with all earlier ones; all None
+    without an accepted hour. `waiting_since`: the Kafka timestamp of the oldest record that the
+    speed layer has not published, never earlier than the freshness of `main`; None if no record
+    waits. `retention`: the topic's retention time; None if unlimited. `unknown`: the unknown fields
+    of the newest accepted hour; None if not counted. `refused_restatements`: accepted hours whose
+    newest restatement was refused, until one is accepted or an operator sets the serving layer.
+    `holds`: the hours that operators keep beyond their time. `expired`: the hours whose rows have
+    expired (`expired_hours` counts them). `overdue`: the hours that should have expired. `hours`:
+    the sealed hours that the table lists individually; all older ones are accepted and served by
+    batch. `cost`: the cost of the last day; None if no publish recorded it.
     """
 
     stream: str
@@ -124,7 +127,7 @@ class StreamStatus:
         return self.expired.count(self.first_hour)
 
     def as_dict(self) -> dict[str, Any]:
-        """The status as a JSON object; times have their UTC offset."""
+        """Return the status as a JSON object; times have their UTC offset."""
         moments = {
             name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")
         }
@@ -138,8 +141,8 @@ def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
 def hours(
     job: Job, since: str | None = None, note: Note = lambda waits_for: None
 ) -> list[HourSummary]:
-    """Every hour from the first (or `since`) to the running one, oldest first: the ledger's newest
-    row, with state and serving layer from the table."""
+    """Return every hour from the first (or `since`) to the running one, oldest first: the values of
+    the ledger's newest row, with state and serving layer from the table."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
@@ -149,15 +152,15 @@ def hours(
 
 
 def _running(state: State, now: datetime) -> str:
-    """The hour that receives records; after an adoption it may be in the future."""
+    """Return the hour that receives records; after an adoption it may be in the future."""
     return max(state.timeline.open, hour_words.hour_of(now))
 
 
 def hour_rows(
     state: State, history: Sequence[LedgerRow], now: datetime, since: str = ""
 ) -> list[HourSummary]:
-    """The hours' reports, from the table's state and the ledger's rows (all, or from the hour
-    `since` on). An hour without a row has only the table's values. Pure."""
+    """Return the hours' summaries, from the table's state and the ledger's rows (all, or from the
+    hour `since` on). An hour without a row has only the table's values. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     refused = ledger.refusals_since_acceptance(history)
@@ -180,7 +183,7 @@ def _hour(
     diff, quality = account.diff, account.quality
     reason = row.reason if row is not None else None
     if accepted is not None and refused is not None:
-        # All other values are of the accepted revision.
+        # All other values belong to the accepted revision.
         reason = f"its restatement as revision {refused.revision} was refused: {refused.reason}"
     return HourSummary(
         hour=hour,
@@ -220,10 +223,9 @@ def _reason(override: str | None, why: str | None, reason: str | None) -> str | 
 def status(
     job: Job, late_after: timedelta | None = None, note: Note = lambda waits_for: None
 ) -> StreamStatus:
-    """The state of the stream; with `late_after`, also whether the speed layer is late. `note` is
-    called with the service that is waited for. Raises Transient when Kafka or the lake is
-    unreachable.
-    """
+    """Return the state of the stream; with `late_after`, also whether the speed layer is late.
+    Calls `note` with the service to be waited for. Raises Transient when Kafka or the lake is
+    unreachable."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
@@ -306,8 +308,8 @@ def _waiting_since(
 
 
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
-    """The age of the oldest acknowledged record that `main` lacks; 0 when it lacks none, so an idle
-    stream is not late. Pure."""
+    """Return the age of the oldest acknowledged record that `main` lacks; 0 if it lacks none, so an
+    idle stream is not late. Pure."""
     return (
         max(0.0, (as_of - view.waiting_since).total_seconds())
         if view.waiting_since is not None
@@ -316,15 +318,16 @@ def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
 
 
 def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
-    """The time since the end of the oldest hour that is not complete; 0 before its end. Pure."""
+    """Return the time since the end of the oldest hour that is not complete; 0 before its end.
+    Pure."""
     complete = view.complete_through
     oldest = hour_words.shift(complete, 1) if complete is not None else view.first_hour
     return max(0.0, (as_of - hour_words.end_of(oldest)).total_seconds())
 
 
 def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
-    """Why Kafka may delete records before their hour is accepted, or None. Such is a retention less
-    than a day longer than the age of the oldest hour that is not accepted. Pure."""
+    """Return why Kafka may delete records before their hour is accepted: its retention exceeds the
+    age of the oldest hour that is not accepted by less than a day. None otherwise. Pure."""
     waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
     if view.retention is None or view.retention >= waits + SPARE:
         return None
@@ -344,9 +347,9 @@ def newest_accepted(state: State) -> str | None:
 def late_reason(
     lag: int, since: datetime, waiting_since: datetime | None, late_after: timedelta, now: datetime
 ) -> str | None:
-    """Why the speed layer is late, or None. It is late if a record has waited and the position has
-    not moved for longer than `late_after`. `since`: the time of the last move; `waiting_since`: the
-    time of the oldest waiting record. Pure."""
+    """Return why the speed layer is late, or None. It is late if a record has waited and the
+    position has not moved for longer than `late_after`. `since`: the time of the last move;
+    `waiting_since`: the time of the oldest waiting record. Pure."""
     if waiting_since is None or min(now - since, now - waiting_since) <= late_after:
         return None
     waits, still = (
@@ -356,13 +359,14 @@ def late_reason(
 
 
 def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
-    """The time after which a stream's speed layer is late: `slo.fresh` if shorter. Pure."""
+    """Return the time after which a stream's speed layer is late: the shorter of `slo.fresh` and
+    `otherwise`. Pure."""
     promised = stream.slo.fresh
     return min(promised, otherwise) if promised is not None else otherwise
 
 
 def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
-    """Unexplained differences of the layers by hour, from the ledger's newest rows. Pure."""
+    """Return unexplained differences of the layers by hour, from the ledger's newest rows. Pure."""
     by_hour = {
         hour: unexplained_counts(
             row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None
@@ -373,12 +377,12 @@ def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[s
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:
-    """Unexplained differences as text: `3 missing, 1 changed`."""
+    """Return unexplained differences as text: `3 missing, 1 changed`. Pure."""
     return ", ".join(f"{n} {kind}" for kind, n in left.items())
 
 
 def overdue_words(overdue: Overdue) -> str:
-    """Hours that should have expired, as text."""
+    """Return the hours that should have expired as text. Pure."""
     why = f": {overdue.reason}" if overdue.reason is not None else ""
     return (
         f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} "
@@ -387,7 +391,7 @@ def overdue_words(overdue: Overdue) -> str:
 
 
 def cost_words(cost: Cost) -> str:
-    """A cost as text: `812 S3 requests (GetObject 480, PutObject 332), …`."""
+    """Return a cost as text: `812 S3 requests (GetObject 480, PutObject 332), …`. Pure."""
     by_kind = ", ".join(f"{name} {n:,}" for name, n in cost.s3_requests.items())
     cpu = f", {cost.cpu_seconds:,.0f} CPU s" if cost.cpu_seconds else ""
     return (

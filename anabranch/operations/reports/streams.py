@@ -1,4 +1,4 @@
-"""The streams of a configuration folder, and whether each has its table."""
+"""The streams of a configuration folder with their states."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ StreamState = Literal["ready", "new", "gone", "broken", "unknown"]
 
 @dataclass(frozen=True)
 class StreamSummary:
-    """A stream as its file declares it. `state`: `ready` has its table; `new` waits for `anabranch
-    apply`; of `gone`, Kafka no longer has the topic; of `broken`, `error` is what is wrong with the
-    file; of `unknown`, why the catalog did not answer. `family`: the family that the stream is
-    of."""
+    """A stream as its file declares it. `state`: `ready` (its table exists), `new` (before
+    `anabranch apply`), `gone` (Kafka no longer has the topic), `broken` (its file is invalid) or
+    `unknown` (the catalog did not answer). `error`: the reason for the last three. `family`: the
+    stream's family, if any."""
 
     stream: str
     family: str | None
@@ -38,9 +38,9 @@ def summarize(
     tables: Collection[str] | str,
     members: config.Members,
 ) -> list[StreamSummary]:
-    """A line for each stream. `groups`: the group of each broken file; `shared`: the error of each
-    whose table is another's too; `tables`: the catalog's tables, or why they are not known;
-    `members`: the streams of families. Pure."""
+    """Return a summary of each stream. `groups`: the group of each stream with an invalid file;
+    `shared`: the error of each stream whose table another stream also names; `tables`: the
+    catalog's tables, or why they could not be listed; `members`: the streams of families. Pure."""
     made = []
     for name, found in selected.items():
         member = members.get(name)
