@@ -5,6 +5,9 @@ A micro-batch writes a file for each task and event date. Once there are enough,
 driver rewrites them as one (`anabranch.iceberg.rewriting`). The job commits the new file after the
 next publish: it replaces the old ones in `speed` and `main`. Position, timeline, cuts and revisions
 stay.
+
+All streams of a process share two such threads: streams of one rate are due in the same minute, and
+each rewrite takes tens of MB.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from datetime import UTC, datetime
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 
-from anabranch.common.counters import TALLY, Tally, count_into
+from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
@@ -134,7 +137,7 @@ class Compaction:
 
     def __init__(self, lake: Lake, stream: Stream, tally: Tally = TALLY) -> None:
         self._lake, self._stream = lake, stream
-        self._pool = ThreadPoolExecutor(1, "compaction", _begin, (tally,))
+        self._tally = tally
         self._stop = threading.Event()
         self._last: Pass | None = None
         self._new_files = PASS_AFTER
@@ -172,8 +175,7 @@ class Compaction:
     def close(self) -> None:
         """Stop at once, and delete files that no commit refers to."""
         self._stop.set()
-        self._pool.shutdown()
-        if self._work is not None and self._work.exception() is None:
+        if self._work is not None and not self._work.cancel() and self._work.exception() is None:
             self._delete(self._work.result().done)
         self._drop()
 
@@ -190,8 +192,13 @@ class Compaction:
 
     def _start_pass(self) -> None:
         state = load_state(self._lake, self._stream.table)
-        self._new_files, self._began, self._commit_requested = 0, datetime.now(UTC), False
-        self._work = self._pool.submit(run_pass, state, self._last, self._stop.is_set)
+        self._new_files, self._commit_requested = 0, False
+        self._work = _POOL.submit(self._run_pass, state)
+
+    def _run_pass(self, state: State) -> Pass:
+        self._began = datetime.now(UTC)
+        with counting(self._tally):
+            return run_pass(state, self._last, self._stop.is_set)
 
     def _take_pass(self) -> None:
         """Take the result of a finished pass; its files wait for their commit."""
@@ -264,9 +271,10 @@ def _names(hours: Iterable[str]) -> str:
     return ",".join(sorted(hours))
 
 
-def _begin(tally: Tally) -> None:
-    """Count into `tally`, and lower this thread's priority below Spark's. On Linux each thread has
-    its own."""
-    count_into(tally)
+def _lower_priority() -> None:
+    """Lower this thread's priority, below Spark's. On Linux each thread has its own."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+_POOL = ThreadPoolExecutor(2, "compaction", _lower_priority)

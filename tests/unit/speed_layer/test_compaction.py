@@ -4,7 +4,9 @@ is committed."""
 from __future__ import annotations
 
 import math
+import queue
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,7 @@ from lakes import FIRST, StreamLake, new_lake, new_state, new_stream
 from lakes import stage as stage_rows
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
@@ -29,7 +32,7 @@ from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_of
-from anabranch.iceberg.rewriting import is_same, rewrite, schema_text, sort_out
+from anabranch.iceberg.rewriting import Rewritten, is_same, rewrite, schema_text, sort_out
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import land, new_id
@@ -514,6 +517,37 @@ def test_a_file_that_cannot_be_compacted_does_not_stop_the_stream(
     assert rolling._work is None, "it looks no more"
     assert len(files(lake)) == 10
     assert not stored(lake)
+
+
+def test_two_streams_of_a_process_compact_at_once_and_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go, original = queue.SimpleQueue[str](), threading.Event(), rewriting.rewrite
+
+    def held(table: Table, *given: Any) -> Rewritten:
+        entered.put(table.location())
+        assert go.wait(60)
+        return original(table, *given)
+
+    monkeypatch.setattr(compaction, "rewrite", held)
+    lakes = []
+    for i in range(4):
+        (tmp_path / str(i)).mkdir()
+        lakes.append(new_lake(tmp_path / str(i)))
+    streams = [Compaction(one.lake, one.stream) for one in lakes]
+    for one, rolling in zip(lakes, streams, strict=True):
+        publish(one, 10)
+        rolling.published(PASS_AFTER)
+    first = {entered.get(timeout=60), entered.get(timeout=60)}
+    streams[3].close()
+    assert entered.empty(), "a stream that waits for a thread has begun nothing"
+    go.set()
+    for rolling in streams[:3]:
+        rolling.finish()
+        rolling.close()
+    assert [len(files(one)) for one in lakes] == [1, 1, 1, 10]
+    assert entered.get_nowait() not in first
+    assert entered.empty()
 
 
 def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
