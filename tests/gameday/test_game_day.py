@@ -28,6 +28,7 @@ from game_day_page import FILE, Observed, render, skeletons
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from run_books import printed
 
+from anabranch.common.errors import Transient
 from anabranch.dev import services
 from anabranch.dev.audit import game_event_as_sent
 from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
@@ -133,7 +134,13 @@ class GameDay:
         )
 
     def await_quiet(self, quiet: Callable[[], bool] | None = None) -> None:
-        poll(lambda: True if (quiet or self.day.is_quiet)() else None, "all to be quiet", SECONDS)
+        try:
+            poll(
+                lambda: True if (quiet or self.day.is_quiet)() else None, "all to be quiet", SECONDS
+            )
+        except Transient as error:
+            reported = {"page": self.day.words(), "alerts": self.day.alerts()}
+            raise AssertionError(f"{error}; reported: {reported}") from error
 
     @contextmanager
     def fault(
