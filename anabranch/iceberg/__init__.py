@@ -1,2 +1,2 @@
-"""Iceberg and its files: the only package that writes the tables. It has no hours, and of layers
-only the names of branches."""
+"""Iceberg and its files: the only package that writes the tables. It knows an hour only as a
+partition's value, and a layer only as a branch."""

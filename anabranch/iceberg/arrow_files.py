@@ -1,5 +1,4 @@
-"""Write rows in memory as data files of a table, with PyIceberg's writer: no snapshot refers to
-them yet."""
+"""PyIceberg's writer of in-memory rows as data files that no snapshot refers to yet."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> list[DataFile]:
-    """Write rows in the table's columns into files of their partitions, by the table's properties
-    and these over them. Raises OSError."""
+    """Write rows with the table's columns into files of their partitions. `properties` override the
+    table's properties. Raises OSError."""
     metadata = table.metadata.model_copy(
         update={"properties": {**table.metadata.properties, **properties}}
     )

@@ -1,5 +1,5 @@
-"""Parquet's Bloom filters: the row groups of a file that cannot hold any of some values. PyArrow
-writes them only.
+"""Parquet's Bloom filters: they exclude row groups that cannot contain given values. PyArrow writes
+them but does not read them.
 
 Source: https://github.com/apache/parquet-format/blob/master/BloomFilter.md. A filter is a header
 and blocks of eight words; the upper half of a value's XXH64 selects a block, the lower half a bit
@@ -35,11 +35,11 @@ _SALTS = np.array(
 )
 _LOW = np.uint64(0xFFFFFFFF)
 _WORDS = len(_SALTS)
-# The header in Thrift's compact protocol: field 1 is an i32, the number of bytes; then block, XXH64
-# and uncompressed.
+# The header in Thrift's compact protocol: field 1 (i32), the filter's bytes; then the kinds: block,
+# XXH64, uncompressed.
 _BYTES_FIELD = 0x15
 _ONLY_KIND = bytes.fromhex("1c1c00001c1c00001c1c000000")
-# A header with the largest number of bytes.
+# The maximum length of a header.
 _HEADER = 1 + 5 + len(_ONLY_KIND)
 
 Hashes = npt.NDArray[np.uint64]
@@ -51,11 +51,11 @@ def groups_that_may_hold(
     column: str,
     values: Sequence[str | int],
 ) -> list[int]:
-    """The numbers of a file's row groups, without those whose Bloom filter of a top-level column
-    excludes every value.
+    """Return the numbers of a file's row groups, except those whose Bloom filter of a top-level
+    column excludes every value.
 
-    A filter has no false negatives: a row group that holds a value is always among them. So is one
-    without a filter, or with one of a kind that the format does not know yet. The file is opened
+    A filter has no false negatives, so every row group that contains a value is returned. Row
+    groups without a filter, or with one of an unknown kind, are returned too. The file is opened
     only if it has filters.
     """
     at = next(i for i in range(len(metadata.schema)) if metadata.schema.column(i).path == column)
@@ -75,7 +75,7 @@ def groups_that_may_hold(
 
 
 def _bitset(source: InputStream, offset: int) -> npt.NDArray[np.uint32] | None:
-    """The words of a filter; None for a kind that is not known."""
+    """Return the words of a filter; None for an unknown kind."""
     source.seek(offset)
     header = source.read(_HEADER)
     if header[0] != _BYTES_FIELD:
@@ -92,7 +92,7 @@ def _bitset(source: InputStream, offset: int) -> npt.NDArray[np.uint32] | None:
 
 
 def _hashes(values: Sequence[str | int], physical_type: str) -> Hashes:
-    """XXH64 of the values' plain encodings, of those that the type can have."""
+    """Return the XXH64 of the plain encoding of each value within the type's range."""
     if physical_type == "BYTE_ARRAY":
         plain = [str(value).encode() for value in values]
     else:

@@ -1,7 +1,7 @@
-"""The clock for hours and commits: this machine's, as long as another clock confirms it. A
-machine's clock may change while a job runs: after a resume, or by a wrong time server. So it is
-compared with the object store's clock, by the store's last answer, and between two comparisons with
-the monotonic clock. A time that was not compared is never returned.
+"""The clock for hours and commits: this machine's clock, confirmed by another clock. A machine's
+clock may change while a job runs, after a resume or by a wrong time server. So it is compared with
+the object store's clock, and between two such comparisons with the monotonic clock. A time that was
+not compared is never returned.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from anabranch.config import Environment
 from anabranch.iceberg.s3 import bucket_of, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
-# Without a time server a machine's clock drifts, and so does the monotonic clock.
+# Without a time server, both the machine's clock and the monotonic clock drift.
 COMPARED_FOR = timedelta(minutes=10)
 
 
 def is_apart(one: datetime, other: datetime) -> bool:
-    """Whether two clocks are too far apart for a commit."""
+    """Return whether two clocks differ too much for a commit. Pure."""
     return abs(one - other) > MAX_CLOCK_SKEW
 
 
 def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> bool:
-    """Whether this machine's clock has to be compared before use. Pure."""
+    """Return whether this machine's clock must be compared before use. Pure."""
     if last is None or is_apart(wall, last.says(elapsed)):
         return True
     return timedelta(seconds=elapsed - last.elapsed) > COMPARED_FOR
 
 
 class Clock:
-    """Returns the time, or raises Transient. `ask` reads the other clock; without one, the first
-    reading of this machine's clock is trusted, and later changes of it are not. Threads may share
-    one."""
+    """A clock that returns a confirmed time or raises Transient. `ask` reads the other clock.
+    Without it, the first time of this machine's clock is trusted, and later changes of the clock
+    are not. Thread-safe."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class Clock:
         self._last: Compared | None = None
 
     def now(self, updated_ms: int | None = None) -> datetime:
-        """The time that a commit may be stamped with, over a table that was last updated then.
+        """Return the time for a commit's timestamp. `updated_ms`: the table's last update.
 
-        Raises Transient, naming the clocks, when this machine's is more than half a minute off.
+        Raises Transient, naming the clocks, if this machine's clock is more than half a minute off
+        or behind the last update.
         """
         wall = self._wall()
         if should_compare(self._last, wall, self._elapsed()):
@@ -65,15 +66,15 @@ class Clock:
         return wall
 
     def elapsed(self) -> float:
-        """Seconds of the monotonic clock."""
+        """Return the monotonic clock's seconds."""
         return self._elapsed()
 
     def time_of(self, elapsed: float) -> datetime:
-        """The time when `elapsed` returned so many seconds. Raises like `now`."""
+        """Return the time at which `elapsed()` had this value. Raises Transient, as `now`."""
         return self.now() - timedelta(seconds=max(0.0, self._elapsed() - elapsed))
 
     def compare(self) -> datetime:
-        """The same, after asking the other clock."""
+        """Compare this machine's clock with the other clock; return its time. Raises Transient."""
         store_time = self._ask() if self._ask is not None else None
         wall, elapsed = self._wall(), self._elapsed()
         if store_time is not None and is_apart(wall, store_time):
@@ -98,8 +99,8 @@ class Clock:
 
 
 def store_clock(environment: Environment) -> Clock:
-    """The clock of a process that commits to the warehouse; only an object store has one to compare
-    with."""
+    """Return the clock of a process that commits to the warehouse. Only an object store has a clock
+    for the comparison."""
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)

@@ -2,8 +2,8 @@
 still may.
 
 A request without an answer may still be executed at any later time: by a catalog behind a gateway
-that gave up waiting, or by a client that repeats it. It cannot land any more once a head that it
-requires has moved, and not before.
+that timed out, or by a client's retry. Only once a head that it requires has moved can it no longer
+land.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommitFate(Enum):
-    """The outcome of a commit that makes snapshots, by a table."""
+    """The outcome of a commit with snapshots, according to a table."""
 
     LANDED = "a snapshot carries its id"
     NEVER = "a head that it requires has moved, and no snapshot since is its own"
@@ -31,7 +31,8 @@ class CommitFate(Enum):
 
 
 def classify_commit(table: Table, commit: Commit) -> CommitFate:
-    """The status, in the table as it is now, of a commit whose answer was lost. Pure."""
+    """Return the outcome of a commit whose answer was lost, according to the current table.
+    Pure."""
     if has_landed(table, commit.id):
         return CommitFate.LANDED
     refs = table.metadata.refs
@@ -39,7 +40,7 @@ def classify_commit(table: Table, commit: Commit) -> CommitFate:
         branch in refs and refs[branch].snapshot_id == id for branch, id in commit.heads.items()
     ):
         return CommitFate.OPEN
-    # It lands on all of its branches or on none, so one that did not get it settles it for all.
+    # It lands on all of its branches or on none, so one branch without it decides for all.
     if any(
         _comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes
     ):
@@ -48,11 +49,11 @@ def classify_commit(table: Table, commit: Commit) -> CommitFate:
 
 
 def plan_fence(table: Table, commit: Commit) -> Commit:
-    """An empty commit after which an `OPEN` one cannot land: it requires the same heads, and moves
-    one of them.
+    """Return an empty commit after which an `OPEN` commit cannot land: it requires the same heads
+    and moves one of them.
 
     It repeats the properties of the newest publish on that publish's branch, so they stay the
-    newest. Pure but for its id.
+    newest. Pure except for its random id.
     """
 
     def age(branch: str) -> int:
@@ -65,8 +66,8 @@ def plan_fence(table: Table, commit: Commit) -> Commit:
 
 
 def _comes_from(table: Table, branch: str, id: int) -> bool:
-    """Whether a branch's head was made from a snapshot, with every snapshot between them
-    remembered."""
+    """Return whether a snapshot is an ancestor of a branch's head, or the head, and the table still
+    has every snapshot between them."""
     ref = table.metadata.refs.get(branch)
     head = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
     return head is not None and any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))

@@ -1,4 +1,4 @@
-"""Decide which snapshots and tags expire."""
+"""The decision which snapshots and tags expire."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SNAPSHOTS_OF_EXPIRED = timedelta(days=1)
-"""How long snapshots stay that have rows which no branch is to keep: for those who read them."""
+"""The time that snapshots with expired rows stay, for readers that use them."""
 
 
 def plan_expiry(
@@ -35,13 +35,13 @@ def plan_expiry(
     ended: Collection[int] = (),
     dropped: Collection[str] = (),
 ) -> tuple[int, ...]:
-    """The snapshots that the next commit removes: staged ones that are published or abandoned, and
-    all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
-    refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
-    waiting staged snapshots stay. Files are never deleted here. `gone_before`: snapshots from
-    before it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone.
-    Snapshots of `ended` do not stay. Tags of `dropped` leave with the same commit, so they keep
-    nothing.
+    """Return the snapshots that the next commit expires. Deletes no file. Pure.
+
+    A staged snapshot expires once published, or abandoned for a day. It is not abandoned while a
+    publish refers to it (`waiting`). Of the others, all but the newest `keep` expire, and those in
+    `ended`. `gone_before`: older snapshots have rows that no branch keeps, so they expire after
+    SNAPSHOTS_OF_EXPIRED. Heads, their ancestors down to the newest publish, tagged snapshots, and
+    the parents of staged snapshots stay. `dropped`: tags that the same commit removes.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {
@@ -73,15 +73,15 @@ def plan_expiry(
 
 
 def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
-    """The same for a table without our branches and stages: all but the newest snapshots and those
-    with a ref."""
+    """Return the snapshots to expire in a table without our branches and staging: all but the
+    newest `keep` and those with a ref. Pure."""
     line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
     kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
     return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)
 
 
 def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
-    """Tags whose age has ended."""
+    """Return the tags that have reached their maximum age, or whose snapshot is gone. Pure."""
     ended = []
     for name, ref in table.metadata.refs.items():
         if ref.snapshot_ref_type != SnapshotRefType.TAG or ref.max_ref_age_ms is None:

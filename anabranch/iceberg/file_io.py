@@ -1,7 +1,7 @@
-"""File access of PyIceberg to a warehouse: by PyArrow, with few requests to S3. For each small file
-PyArrow alone would open new connections with each load of a table, request a file's length before a
-read and its existence before a write, write it in parts (three requests), and write a folder marker
-when it deletes a file.
+"""PyIceberg's file access to a warehouse, by PyArrow, with few requests to S3. PyArrow alone would
+open new connections with each load of a table, request a small file's length before a read and its
+existence before a write, write it in parts (three requests), and write a folder marker when it
+deletes a file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ LOG = logging.getLogger(__name__)
 
 
 class _Remembered:
-    """The contents of files of metadata on S3 that were read or written in the last seconds, for
-    one thread.
+    """One thread's cache of the metadata files on S3 that it read or wrote in the last seconds.
 
-    Each has a name of its own and is written once, so the content cannot have changed. That another
-    program deleted a file is noticed `_REMEMBERED_SECONDS` later at the latest.
+    A file has a unique name and is written once, so its content cannot change. A deletion by
+    another program is noticed within `_REMEMBERED_SECONDS`.
     """
 
     def __init__(self) -> None:
@@ -68,8 +67,8 @@ _REMEMBERED: ContextVar[_Remembered | None] = ContextVar("remembered", default=N
 
 @contextmanager
 def remembering_files() -> Iterator[None]:
-    """Inside, this thread reads no file of metadata on S3 again that it read or wrote seconds ago.
-    The catalog is asked each time, so what is loaded is the newest state."""
+    """Cache metadata files on S3 inside the context, in this thread, for some seconds. The catalog
+    is read each time, so a loaded table is the newest state."""
     token = _REMEMBERED.set(_Remembered())
     try:
         yield
@@ -78,8 +77,8 @@ def remembering_files() -> Iterator[None]:
 
 
 class _NewFile(PyArrowFile):
-    """A file with a unique name: our names and PyIceberg's contain a UUID. A manifest or a manifest
-    list has its length once it is written, since its writer asks for it.
+    """A file with a unique name: our names and PyIceberg's contain a UUID. A manifest or manifest
+    list has its length once it is written: its writer requests it.
     """
 
     _length: int | None = None
@@ -88,7 +87,7 @@ class _NewFile(PyArrowFile):
         stream = super().create(overwrite=True)
         if self.location.startswith("s3"):
             TALLY.count(S3_REQUESTS, "PutObject")
-        # Parquet's writer takes none but PyArrow's own streams: its callers count.
+        # Parquet's writer accepts only PyArrow's own streams; its callers count the bytes.
         return _Counted(stream, self) if self.location.endswith((".avro", ".json")) else stream
 
     def __len__(self) -> int:
@@ -96,14 +95,14 @@ class _NewFile(PyArrowFile):
 
 
 class _WholeFile(PyArrowFile):
-    """A small file, usually of metadata, which is read completely by one request if the process has
-    an S3 client already. After an error PyArrow reads it instead: it retries, and its errors are
-    handled. Not after a TimeoutError: PyArrow would wait again for most of a command's half a
+    """A small file, usually of metadata, read completely by one request if the process already has
+    an S3 client. After an error PyArrow reads it instead, which retries, and whose errors callers
+    handle. Raises TimeoutError at once: PyArrow would wait again for most of a command's half a
     minute.
     """
 
     on_s3: tuple[ObjectStore, str, str] | None = None
-    """The store with the bucket and the key; None where only PyArrow can read."""
+    """The store, the bucket and the key; None if only PyArrow can read the file."""
 
     def open(self, seekable: bool = True) -> InputStream:
         if self.on_s3 is not None:
@@ -127,7 +126,7 @@ class _WholeFile(PyArrowFile):
 
 
 class _Counted(OutputStream):
-    """A stream that sets its file's length when it is closed."""
+    """A stream that sets its file's length, and counts its bytes, when it is closed."""
 
     def __init__(self, stream: OutputStream, file: _NewFile) -> None:
         self._stream, self._file, self._length, self._open = stream, file, 0, True
@@ -161,13 +160,13 @@ class _Counted(OutputStream):
 
 
 def count_written(files: Iterable[tuple[str, int]]) -> None:
-    """Count the bytes of written files, by path and size, of which those on S3."""
+    """Count the bytes of the files on S3 among written files, given as (path, bytes)."""
     if size := sum(size for path, size in files if path.startswith("s3")):
         TALLY.count(S3_BYTES, "written", size)
 
 
 class LakeFileIO(PyArrowFileIO):
-    """PyIceberg's own file access by PyArrow; on S3 with fewer requests, over connections that the
+    """PyIceberg's file access by PyArrow; on S3 with fewer requests, over connections that the
     process shares."""
 
     def __init__(self, properties: dict[str, str]) -> None:
@@ -188,10 +187,10 @@ class LakeFileIO(PyArrowFileIO):
         )
 
     def whole(self, location: str) -> PyArrowFile:
-        """A file that is read completely into memory, by one request where possible."""
+        """Return a file that is read completely into memory, by one request where possible."""
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
-        # A command that only reads does not import another library.
+        # A command that only reads does not import the S3 client's library.
         file.on_s3 = self._on_s3(location) if is_open() else None
         return file
 
@@ -200,7 +199,7 @@ class LakeFileIO(PyArrowFileIO):
         return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete a file. Raises OSError, except on S3 for a missing file."""
+        """Delete a file. Raises OSError; not for a missing file on S3."""
         path = location if isinstance(location, str) else location.location
         if (remembered := _REMEMBERED.get()) is not None:
             remembered.forget(path)
@@ -215,8 +214,8 @@ class LakeFileIO(PyArrowFileIO):
             raise OSError(str(error)) from error
 
     def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
-        """The store, the bucket and the key for our own requests; None for a file elsewhere, and
-        where only PyArrow has the S3 settings."""
+        """Return the store, bucket and key for our own requests; None for a file elsewhere, or if
+        only PyArrow supports the S3 settings."""
         found = bucket_and_key(location)
         if found is None or self.properties.keys() & _NOT_OURS:
             return None
@@ -233,11 +232,11 @@ class LakeFileIO(PyArrowFileIO):
 
 
 def as_whole(io: FileIO, location: str) -> InputFile:
-    """A small file of a table, to be read completely."""
+    """Return a small file of a table, to be read completely."""
     return io.whole(location) if isinstance(io, LakeFileIO) else io.new_input(location)
 
 
-# PyIceberg's name of each configuration key.
+# PyIceberg's property of each configuration key, without `s3.`.
 _STORE = {
     "endpoint": "endpoint",
     "region": "region",
@@ -245,7 +244,7 @@ _STORE = {
     "secret_key": "secret-access-key",
     "ca": "ca",
 }
-# Properties of S3 that only PyArrow gets: keys that a catalog hands out, a role, a proxy.
+# S3 properties that only PyArrow supports: a catalog's temporary credentials, a role, a proxy.
 _NOT_OURS = {
     "s3.session-token",
     "s3.role-arn",
@@ -267,13 +266,13 @@ def _open_s3(
     opened = open_file_system(io, "s3", netloc)
     if not isinstance(opened, S3FileSystem):
         return opened
-    # PyIceberg has no properties for these. The first: opening a file reads its first part, so a
-    # file of one part is one request.
+    # PyIceberg has no properties for these options. With allow_delayed_open, a file of one part is
+    # written by one request.
     more: dict[str, Any] = {
         "allow_delayed_open": True,
         "tls_ca_file_path": io.properties.get("s3.ca"),
     }
-    # PyArrow's options are without its own.
+    # The options that PyArrow returns lack the retry strategy.
     if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := retry_strategy(name)):
         more["retry_strategy"] = strategy
     rebuild, (options,) = opened.__reduce__()

@@ -1,4 +1,4 @@
-"""The files under a warehouse, on any storage: list with size and age, delete in batches."""
+"""Listing (with size and time) and deletion of a warehouse's files, on any storage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.iceberg.s3 import Version, bucket_and_key, open_store
 
 @dataclass(frozen=True)
 class Stored:
-    """A file in storage."""
+    """A file in storage, with its bytes and the time of its last change (UTC)."""
 
     path: str
     size: int
@@ -25,22 +25,22 @@ class Stored:
 
 
 def same_file(path: str) -> str:
-    """A path without the parts that writers spell differently: the scheme (`s3`, `s3a`, `file`) and
-    its slashes."""
+    """Return a path without the parts that differ between writers: the scheme (`s3`, `s3a`, `file`)
+    and its slashes."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
 def local_path(path: str) -> Path:
-    """The local file or folder of a `file:` location. Such a location is not a URI: `#`, `?`, `%`
-    and spaces are part of names, as PyArrow and Hadoop write them."""
+    """Return the local path of a `file:` location. Such a location is not a URI: `#`, `?`, `%` and
+    spaces are parts of names, as PyArrow and Hadoop write them."""
     rest = path.removeprefix("file://")
     return Path(rest if rest != path else path.removeprefix("file:"))
 
 
 def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
-    """Every file under `folder`, at any depth; not those of a folder that only shares the prefix.
-    Raises Transient."""
+    """Yield every file under `folder`, at any depth, but none of a folder that only shares the
+    prefix. Raises Transient."""
     folder = folder.rstrip("/") + "/"
     if (on_s3 := bucket_and_key(folder)) is not None:
         bucket, prefix = on_s3
@@ -51,8 +51,8 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
 
 
 def list_versions(environment: Environment, folder: str) -> Iterator[Version]:
-    """The versions of deleted and replaced files under `folder`; none where the bucket has kept
-    none, or storage keeps none. Raises Terminal without the right to list them, Transient."""
+    """Yield the versions of deleted and replaced files under `folder`; none if the bucket or the
+    storage keeps none. Raises Terminal without the permission to list them, Transient."""
     if (on_s3 := bucket_and_key(folder.rstrip("/") + "/")) is None:
         return
     store = open_store(environment.s3)
@@ -67,7 +67,7 @@ def _below(folder: str, path: Path) -> Iterator[Stored]:
                 if entry.is_dir(follow_symlinks=False):
                     yield from _below(folder, Path(entry.path))
                     continue
-                with suppress(FileNotFoundError):  # deleted since it was seen
+                with suppress(FileNotFoundError):  # deleted since it was listed
                     status = entry.stat()
                     if S_ISREG(status.st_mode):
                         at = datetime.fromtimestamp(status.st_mtime, UTC)
@@ -82,8 +82,8 @@ def _below(folder: str, path: Path) -> Iterator[Stored]:
 
 
 def delete_files(environment: Environment, paths: Iterable[str]) -> int:
-    """Delete files; missing files are fine. Returns the number of paths. Raises Transient for files
-    that cannot be deleted, once all others are."""
+    """Delete files; ignore missing ones. Return the number of paths. Raises Transient for files
+    that cannot be deleted, after deleting all others."""
     by_bucket: dict[str, list[str]] = {}
     done = 0
     left: list[tuple[str, OSError]] = []

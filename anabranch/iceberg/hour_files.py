@@ -1,4 +1,4 @@
-"""The data files and the content of ingest hours, on a branch or in a snapshot."""
+"""The data files and row counts of ingest hours, on a branch or in a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> list[int]:
-    """The least value of a timestamp column in each file with bounds of it, in milliseconds.
+    """Return the minimum of a timestamp column in each file that has bounds of it, in milliseconds.
     Pure."""
     id = table.schema().find_field(column).field_id
     bounds = [(file.lower_bounds or {}).get(id) for file in files]
@@ -30,7 +30,7 @@ def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> l
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
-    """The data files of one ingest hour on one branch. Opens only the manifests that may contain
+    """Return the data files of one ingest hour on one branch. Opens only manifests that may contain
     the hour."""
     return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
 
@@ -38,14 +38,14 @@ def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
 def files_by_hour(
     table: Table, branch: str, hours: Collection[str] | None = None
 ) -> dict[str, dict[str, DataFile]]:
-    """The data files of a branch, all or those of `hours`: hour -> path -> file."""
+    """Return a branch's data files as hour -> path -> file; of all hours for None."""
     return files_at(table, head(table, branch), hours)
 
 
 def files_at(
     table: Table, snapshot: Snapshot, hours: Collection[str] | None = None
 ) -> dict[str, dict[str, DataFile]]:
-    """The same of a snapshot."""
+    """Return a snapshot's data files, as `files_by_hour`."""
     files: dict[str, dict[str, DataFile]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, snapshot)
@@ -61,17 +61,17 @@ def files_at(
 def files_by_branch(
     table: Table, hours: Collection[str] | None = None
 ) -> dict[str, dict[str, dict[str, DataFile]]]:
-    """The data files of each branch, as `files_by_hour`."""
+    """Return the data files of each branch, as `files_by_hour`."""
     return {branch: files_by_hour(table, branch, hours) for branch in BRANCHES}
 
 
 def hours_on_branches(table: Table) -> set[str]:
-    """The hours that any branch has files of."""
+    """Return the hours with files on any branch."""
     return {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
 
 
 def paths_by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, set[str]]:
-    """The paths of some files by their hours. Pure."""
+    """Return the paths of files by hour. Pure."""
     paths: dict[str, set[str]] = {}
     for file in files:
         paths.setdefault(hour_of_file(table, file), set()).add(file.file_path)
@@ -87,8 +87,8 @@ class HourContent:
 
 
 def hours_apart(table: Table, one: str, other: str) -> set[str]:
-    """The hours whose files may differ between two branches: those of manifests that only one of
-    them has."""
+    """Return the hours whose files may differ between two branches: the hours of manifests that
+    only one of them has."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         here, there = (
             {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]}
@@ -105,8 +105,8 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
 def content_by_hour(
     table: Table, branch: str, hours: Collection[str] | None = None
 ) -> dict[str, HourContent]:
-    """The content of each hour on a branch, or of `hours`. Opens only manifests of several hours,
-    which are old ones."""
+    """Return the content of a branch by hour, of all hours for None. Opens only manifests with
+    several hours, which only old hours have."""
     counted: dict[str, list[tuple[int, int]]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))

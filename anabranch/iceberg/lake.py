@@ -1,8 +1,8 @@
-"""The catalog and its tables: load them, and land the commits that the protocol decided.
-`anabranch.iceberg.admin` creates and changes tables themselves.
+"""The catalog and its tables: loading tables, and landing the commits that the protocol decided.
+`anabranch.iceberg.admin` creates and changes tables.
 
-A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost;
-`Lake.commit` returns which, and never repeats a decision by itself.
+A commit (`anabranch.iceberg.commits`) lands completely, is refused completely, or its answer is
+lost. `Lake.commit` returns the outcome and never repeats a decision.
 """
 
 from __future__ import annotations
@@ -58,27 +58,26 @@ from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
 LOG = logging.getLogger(__name__)
 
 
-# A REST catalog's message for a missing metadata file, with the status of a table that does not
-# exist.
+# A REST catalog's message for a missing metadata file; its status is that of a missing table.
 _NO_FILE = "Location does not exist"
 
-# What SQLite and PostgreSQL answer to a CREATE TABLE that another client was faster with; a catalog
-# has two tables.
+# The message of SQLite and PostgreSQL for a CREATE TABLE after another client's. An SQL catalog has
+# two tables.
 _MADE_MEANWHILE = "already exists"
 _CATALOG_TABLES = 2
 
-# PyIceberg's messages, in a plain ValueError, when another process changed the table first.
+# PyIceberg's messages in a plain ValueError after another process changed the table first.
 _OVERTAKEN = (
     "Cannot add snapshot with sequence number",
     "Snapshot with snapshot id",
     "to unknown snapshot",
 )
 
-# A commit is sent within this time of its decision, or decided again: its files are young then, so
-# no orphan removal has deleted them. Other programs' orphan removal moves no head.
+# A commit is sent within this time of its decision, or decided again. So its files are too young
+# for orphan removal; other programs' orphan removal moves no head that would refuse the commit.
 PREPARED_WITHIN = timedelta(minutes=20)
 
-# The time to look for the outcome of a commit whose answer was lost.
+# The limits for retries of a refused request, and for reads after a lost answer.
 _LANDS_WITHIN_SECONDS = 15.0
 _RETRIES_WITHIN_SECONDS = 30.0
 
@@ -91,8 +90,8 @@ pyiceberg_fixes.share_file_schemas()
 
 
 def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """PyIceberg's catalog. It creates the tables of a new SQL catalog, which two clients may do at
-    once."""
+    """Open PyIceberg's catalog; retry if another client creates the tables of a new SQL catalog at
+    the same time."""
     for _ in range(_CATALOG_TABLES):
         try:
             return load_catalog(name, **properties)
@@ -107,12 +106,11 @@ class _Unknown(Transient):
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: between calls only the connection is
-    cached, and what the text of a file of metadata means.
+    """The catalog and its tables. Reads are always fresh: only the connection and the parsed
+    contents of metadata files are cached between calls.
 
-    `require` is called with each loaded table and its name, and raises for a table that must not be
-    used. `shared` is another lake of the same environment whose connections and clock this one
-    uses.
+    `require` is called with the name and table of each load, and raises for a table that must not
+    be used. `shared`: another lake of the same environment, whose connections and clock are used.
     """
 
     def __init__(
@@ -129,15 +127,15 @@ class Lake:
 
     @property
     def catalog(self) -> Catalog:
-        """PyIceberg's catalog. Of Glue another one once AWS's shared files have changed: its client
-        keeps the keys that it read first. Raises as `load` does."""
+        """PyIceberg's catalog. For Glue, opened again once AWS's shared credential files have
+        changed: a client keeps the keys that it read first. Raises as `load`."""
         if self._shared is not None:
             return self._shared.catalog
         keys = shared_files() if self.environment.catalog.type == "glue" else ()
         if self._opened is not None and self._opened[0] == keys:
             return self._opened[1]
-        # Threads that share this open it once. One that a silent server keeps waiting does not hold
-        # the others up.
+        # Threads that share this lake open the catalog once. A thread that waits for a silent
+        # server does not block the others for longer.
         is_alone = self._opening.acquire(timeout=PATIENCE_SECONDS)
         try:
             if self._opened is None or self._opened[0] != keys:
@@ -161,13 +159,13 @@ class Lake:
 
     @cached_property
     def clock(self) -> Clock:
-        """The clock that stamps commits; every commit asks it."""
+        """The clock of the commits' timestamps; every commit reads it."""
         return self._shared.clock if self._shared is not None else store_clock(self.environment)
 
     def load(self, name: str) -> Table:
-        """The current table. Raises Terminal when it does not exist, MetadataGone when its metadata
-        file is missing, ConfigurationError for wrong keys or rights, Transient when the lake does
-        not answer."""
+        """Return the current table. Raises Terminal if it does not exist, MetadataGone if its
+        metadata file is missing, ConfigurationError for wrong keys or permissions, Transient if the
+        lake does not answer."""
         table = self.find(name)
         if table is None:
             raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
@@ -176,8 +174,8 @@ class Lake:
         return table
 
     def find(self, name: str) -> Table | None:
-        """The current table, of any owner; None where the catalog has no Iceberg table of that
-        name. Raises like `load`."""
+        """Return the current table, of any owner; None if the catalog has no Iceberg table of that
+        name. Raises as `load`."""
         gone = None
         while True:
             try:
@@ -205,16 +203,16 @@ class Lake:
         return self.environment.catalog.name
 
     def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
-        """Tables by name, each loaded at its first use."""
+        """Return tables by name, each loaded at its first use."""
         return _Tables(self, tuple(names))
 
     def exists(self, name: str) -> bool:
-        """Whether the catalog has a table. Raises like `load`."""
+        """Return whether the catalog has a table. Raises as `load`."""
         return self.find(name) is not None
 
     def table_names(self, namespace: str) -> set[str]:
-        """The tables of a namespace, as `namespace.table`; none where there is no such namespace.
-        Raises Transient when the catalog does not answer."""
+        """Return the tables of a namespace, as `namespace.table`; empty if it does not exist.
+        Raises Transient if the catalog does not answer."""
         try:
             return {".".join(identifier) for identifier in self.catalog.list_tables(namespace)}
         except NoSuchNamespaceError:
@@ -225,30 +223,28 @@ class Lake:
             raise explain(f"list the tables of {namespace}", error) from error
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
-        """Like `land`, for callers that do not need the table."""
+        """Send `commit` as `land`; return only the outcome."""
         return Outcome.REFUSED if self.land(table, commit) is None else Outcome.LANDED
 
     def land(self, table: Table, commit: Commit) -> Table | None:
-        """Send `commit`; returns the table with it. None: refused, because a head or the schema
-        moved. Never replays. When the answer is lost, or may be of a repetition by the client, the
-        table decides; None means that the commit cannot land any more. A commit without changes
-        leaves no snapshot to recognise: send it again. Raises Transient when the outcome stays
-        unknown: then no file of the commit may be deleted. Raises Terminal when another program
-        changed rows of a branch.
+        """Send `commit` once. Return the table with it, or None if it was refused because a head or
+        the schema moved, and cannot land any more. If the answer is lost, or may answer a retry by
+        the HTTP client, the table decides. A commit without changes leaves no snapshot to recognise
+        it by; after a lost answer send it again. Raises Transient if the outcome stays unknown: no
+        file of the commit may be deleted then. Raises Terminal if another program changed rows of a
+        branch.
         """
         if commit.changes:
             check_foreign_commits(table)
         began = self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit, began)
-        # A transaction of PyIceberg has one requirement of each type, so it would check one branch
-        # only.
+        # PyIceberg's transaction has one requirement of each type, so it would check one branch.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
             AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
-        # Tags that a rebuild sets for its reads move no branch: a fail point of commits is one of a
-        # publish.
+        # Tags of a rebuild's reads move no branch, and the fail points are those of publishes.
         at = reach if commit.changes else _go_on
         at(Step.COMMIT_PREPARED)
         note(publish=commit.id)
@@ -281,14 +277,14 @@ class Lake:
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-            # An HTTP client may repeat a request; the refusal may then be of that repetition.
+            # An HTTP client may retry a request, and this may be the refusal of the retry.
             if self.environment.catalog.type != "sql" and (
                 settled := self._settle(table, commit, refused=True)
             ):
                 return settled
         except ValueError as error:
-            # Another commit took the sequence number between this decision and its publish, or
-            # expired what this one would have expired, or has staged.
+            # Since the decision, another commit took the sequence number, or expired a snapshot
+            # that this commit expires or has staged.
             if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
@@ -300,8 +296,8 @@ class Lake:
                 one_line(error),
             )
             return self._settle(table, commit)
-        # The catalog refused, so no snapshot will ever refer to the written files. If only the
-        # answer was lost, the files are left to maintenance.
+        # The catalog refused, so no snapshot will ever refer to the written files. After a lost
+        # answer, maintenance deletes them.
         delete_quietly(table, prepared.written)
         return None
 
@@ -309,9 +305,9 @@ class Lake:
         """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees
         their rows.
 
-        It requires no head, so a refused attempt is sent again over the table as it is then. When
-        the answer is lost, the table decides. Raises Transient when the snapshot is not there:
-        orphan removal deletes the files.
+        It requires no head, so a refused attempt is repeated on a fresh load of the table. If the
+        answer is lost, the table decides. Raises Transient if the table does not have the snapshot;
+        orphan removal deletes the files then.
         """
         for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
             table = self.load(name)
@@ -330,7 +326,7 @@ class Lake:
                 if type(error) is ValueError and not any(text in str(error) for text in _OVERTAKEN):
                     raise
                 LOG.debug("stage %s in %s refused: %s", wap_id, name, error)
-                # An HTTP client may repeat a request; the refusal may then be of that repetition.
+                # An HTTP client may retry a request, and this may be the refusal of the retry.
                 if (staged := find_staged(self.load(name), wap_id)) is not None:
                     return staged
                 delete_quietly(table, prepared.written)
@@ -350,11 +346,11 @@ class Lake:
     def commit_until_landed(
         self, name: str, what: str, plan: Callable[[Table], Commit | None]
     ) -> Commit | None:
-        """Commit what `plan` decides on a fresh load of a table, and decide again after each
+        """Commit the result of `plan` for a fresh load of a table; load and plan again after each
         refusal.
 
-        Returns the commit that landed, None when `plan` found nothing left to do. Raises Transient,
-        naming `what`, when other commits come first for a quarter of a minute.
+        Return the commit that landed, or None once `plan` returns None. Raises Transient, naming
+        `what`, if other commits come first for a quarter of a minute.
         """
         for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
             table = self.load(name)
@@ -367,10 +363,10 @@ class Lake:
         )
 
     def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
-        """The outcome of a commit that may have landed, or may still land: the table with it, or
-        None. `refused`: the catalog refused it. While it may still land, this moves a head that it
-        requires; then it has landed before or never will. Raises Transient when the outcome is
-        unknown after half a minute, or can no longer be known.
+        """Settle a commit that may have landed or may still land: return the table with it, or None
+        if it cannot land any more. `refused`: the catalog refused it. While it may still land, move
+        a head that it requires, so that it has landed before or never will. Raises Transient if the
+        outcome is unknown after half a minute, or can no longer be known.
         """
         if not commit.changes:
             return None
@@ -386,8 +382,7 @@ class Lake:
                         "found that later publishes have removed the snapshots that show it; "
                         "nothing is deleted, restart from the table"
                     )
-                # Glue compares a version that has changed since: no repetition of this request can
-                # land.
+                # Glue compares a version that has changed since: no retry of this request can land.
                 if fate is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
                     fate = CommitFate.NEVER
                 if fate is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
@@ -411,8 +406,8 @@ class Lake:
         )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
-        """Whether an empty commit landed that prevents another from landing. Raises Transient when
-        that is unknown."""
+        """Send an empty commit that prevents another from landing; return whether it landed. Raises
+        Transient if that is unknown."""
         updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
         reach(Step.COMMIT_DOUBTED)
         try:
@@ -439,10 +434,10 @@ class Lake:
     def append(
         self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = ""
     ) -> Table:
-        """Append to a plain table (the ledger); returns it with the new rows. `rows` gets the table
-        that the commit requires, whose next sequence number it will have, and is called again when
-        another process was first; it returns None for nothing to append. `complete_letters`: as
-        `ledger_files.append`. Raises Transient when ten attempts are refused.
+        """Append to a plain table (the ledger); return it with the new rows. `rows` gets the table
+        that the commit requires; the commit takes its next sequence number. `rows` returns None for
+        nothing to append, and is called again if another process was first. `complete_letters`: as
+        for `ledger_files.append`. Raises Transient if ten attempts are refused.
         """
         for _ in range(10):
             table = self.load(name)
@@ -472,8 +467,8 @@ class Lake:
                 LOG.warning(
                     "append to %s: answer lost, checking the table: %s", name, one_line(error)
                 )
-                # If it still lands, the next attempt is refused, or finds its rows: both require
-                # one head.
+                # If it still lands, the next attempt is refused or finds its rows: both require the
+                # same head.
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
         raise Transient(
@@ -483,8 +478,8 @@ class Lake:
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:
         """Merge some files of a plain table (the ledger), in one bounded step that changes no row.
-        After a refusal or a lost answer it may be done or not: the next step checks again. Raises
-        Transient when the lake does not answer.
+        REFUSED: it may have landed or not; the next step checks again. Raises Transient if the lake
+        does not answer.
         """
         return self._step(
             name,
@@ -494,9 +489,9 @@ class Lake:
         )
 
     def expire_files(self, name: str, hour: str) -> MergeStep:
-        """Remove the files of a plain table (the ledger) whose rows are all of hours before `hour`.
-        After a refusal or a lost answer it may be done or not: the next step checks again. Raises
-        Transient when the lake does not answer.
+        """Remove the files of a plain table (the ledger) with only rows of hours before `hour`.
+        REFUSED: it may have landed or not; the next step checks again. Raises Transient if the lake
+        does not answer.
         """
         return self._step(
             name,
@@ -530,8 +525,8 @@ class Lake:
         return MergeStep.LANDED
 
     def touch(self, name: str) -> bool:
-        """Move the head of a plain table (the ledger) without changing rows; False when another
-        process was first. Raises Transient."""
+        """Move the head of a plain table (the ledger) without changing rows. Return False if
+        another process was first. Raises Transient."""
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
         with lake_errors(f"move the head of {name}"):
@@ -548,14 +543,14 @@ class Lake:
         return True
 
     def discard(self, name: str, staged: Staged) -> None:
-        """Remove a staged snapshot that its own publisher will not publish; its files become
+        """Expire a staged snapshot that its publisher will not publish; its files become
         orphans."""
         table = self.load(name)
         if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
             self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
 
     def _look(self, name: str) -> Table:
-        """Load a table, for half a minute if need be. Raises Transient."""
+        """Load a table; retry for half a minute. Raises Transient."""
         last: Transient | None = None
         for _ in attempts(doubling(0.1, 2.0), _RETRIES_WITHIN_SECONDS):
             try:
@@ -567,16 +562,16 @@ class Lake:
 
 
 def _go_on(_: Step) -> None:
-    """No fail point."""
+    """Do nothing, in place of a fail point."""
 
 
 def _with(table: Table, landed: CommitTableResponse) -> Table:
-    """A table as the catalog returned it after a commit."""
+    """Return the table that the catalog returned after a commit."""
     return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 
 
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:
-    """The requirements that a plain table is the loaded one and is unchanged."""
+    """Return the requirements that a plain table is the loaded one and unchanged."""
     current = table.current_snapshot()
     return (
         AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -586,7 +581,7 @@ def _require_main(table: Table) -> tuple[TableRequirement, ...]:
 
 def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     """Delete the metadata files that a commit dropped from the log
-    (`write.metadata.delete-after-commit.enabled`): the catalog does not. Files left by a failure
+    (`write.metadata.delete-after-commit.enabled`), since the catalog does not. After a failure they
     are orphans."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
     delete_quietly(

@@ -1,14 +1,13 @@
 """The ledger's files: few and sorted by hour, however many appends there were.
 
-Every append writes a file and a manifest, and reads neither. `anabranch maintain` merges the files
-of one quarter of a year when there are many of about one size, so a row is written again a
-logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a reader of an
-hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
-A writer merges only when the appends since the last merge are very many, as in a stream that has no
-maintenance.
+Every append writes a file and a manifest, and reads neither. `anabranch maintain` merges many files
+of similar size within a quarter of a year. So a row is rewritten a logarithmic number of times, and
+the bounds of a file's column `hour` stay narrow: a reader of an hour opens few files of a ledger of
+any age. Manifests are merged by the same rule, by their number of entries. A writer merges only
+after very many appends without a merge, as in a stream without maintenance.
 
 Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files
-become orphans. A ledger that is kept for a limited time loses whole quarters, by metadata alone.
+become orphans. A ledger with limited retention removes whole quarters, by metadata alone.
 """
 
 from __future__ import annotations
@@ -57,46 +56,45 @@ T = TypeVar("T")
 _ALL = AlwaysTrue()
 
 MERGED = "anabranch.merged"
-"""In a snapshot's summary: the number of files at the last merge planning."""
+"""A snapshot summary property: the number of files when merges were last planned."""
 
 RECORDED = "anabranch.recorded"
-"""In the summary of an append of few rows: the ids of their decisions."""
+"""A summary property of an append of few rows: the ids of their decisions."""
 
 COMPLETE = "anabranch.dead-letters-complete"
-"""In a snapshot's summary: the dead letters that were found published and complete. Later snapshots
-repeat it."""
+"""A snapshot summary property: the dead letters that were found published and complete. Later
+snapshots repeat it."""
 
 MANY = 16
-"""The number of files of similar size that are merged."""
+"""The minimum number of files of similar size for a merge."""
 
 MANY_MANIFESTS = 8
 
 MANY_APPENDS = 32
-"""The number of appends since the last merge after which a writer merges: an hour without records
-appends once, so more than a day's."""
+"""The number of appends since the last merge after which a writer merges. It is more than a day's,
+since an hour without records appends once."""
 
 SNAPSHOTS_KEPT = 20
 
 REMOVED_THROUGH = "anabranch.ledger-removed-through"
-"""A property of the table: the newest sequence of a row that has left, because the ledger is kept
-for a limited time."""
+"""A table property: the highest sequence of the rows that limited retention has removed."""
 
 FIRST_HOUR = "anabranch.ledger-first-hour"
-"""A property of the table: the rows of hours before it have left."""
+"""A table property: rows of earlier hours have been removed."""
 
-_MOST_ROWS = 8_192  # of a merged file
-_MOST_FILES = 64  # merged in one commit
-_MOST_ENTRIES = 32  # of a manifest that is written again with every few appends
-_LARGEST = 50_000  # entries of a manifest
-_MOST_MANIFESTS = 256  # merged in one commit
-_MOST_EXPIRED = 256  # in one commit
-_SOME = 4  # small files of a quarter that is over
-_ENOUGH = 32  # files up to this many times smaller are merged into the file of a past quarter
-_SMALL = 32  # rows; files below are of one size
-_NAMED = 24  # rows of an append whose summary names them
+_MOST_ROWS = 8_192  # maximum rows of a merged file
+_MOST_FILES = 64  # maximum files merged in one commit
+_MOST_ENTRIES = 32  # manifests with at most these entries count as one size
+_LARGEST = 50_000  # maximum entries of a merged manifest
+_MOST_MANIFESTS = 256  # maximum manifests merged in one commit
+_MOST_EXPIRED = 256  # maximum snapshots expired in one commit
+_SOME = 4  # minimum small files of a past quarter for a merge without its largest file
+_ENOUGH = 32  # small files of at least 1/32 of the largest one's rows are merged into it
+_SMALL = 32  # files with at most these rows count as one size
+_NAMED = 24  # maximum rows of an append whose summary has their ids
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
-# Merged files are read by hour: small row groups, and bounds of that column alone.
+# Merged files are read by hour: small row groups, and statistics of the column `hour` only.
 _WRITE = {
     "write.parquet.row-group-limit": "512",
     "write.metadata.metrics.default": "none",
@@ -106,7 +104,7 @@ _WRITE = {
 
 @dataclass(frozen=True)
 class Span:
-    """The hours from `first` to `last`, both included."""
+    """The hours from `first` to `last` inclusive."""
 
     first: str
     last: str
@@ -122,7 +120,7 @@ class MergeStep(Enum):
 
 @dataclass(frozen=True)
 class File:
-    """A data file of the ledger, with its rows and their first and last hour."""
+    """A data file of the ledger, with its number of rows and their first and last hour."""
 
     path: str
     rows: int
@@ -131,12 +129,12 @@ class File:
 
     @property
     def bucket(self) -> str | None:
-        """The quarter of all its rows; None when they are of several."""
+        """The quarter of all its rows; None if they are of several quarters."""
         first, last = bucket_of(self.first), bucket_of(self.last)
         return first if first == last else None
 
     def may_hold(self, hours: Span | Sequence[str]) -> bool:
-        """Whether it can contain a row of one of the hours; a list of hours is sorted."""
+        """Return whether it can contain a row of one of the hours; a sequence must be sorted."""
         if not self.last:
             return True
         if isinstance(hours, Span):
@@ -146,19 +144,20 @@ class File:
 
 
 def bucket_of(hour: str) -> str:
-    """The quarter of a year that an hour is in. Pure."""
+    """Return the quarter of a year of an hour, such as 2026-3 for October to December. Pure."""
     return f"{hour[:4]}-{(int(hour[5:7] or 1) - 1) // 3}" if hour[5:7].isdecimal() else ""
 
 
 def first_hour_of(bucket: str) -> str:
-    """The first hour of a quarter as `bucket_of` names it. Pure."""
+    """Return the first hour of a quarter in the form of `bucket_of`. Pure."""
     year, quarter = bucket.split("-")
     return f"{year}-{3 * int(quarter) + 1:02}-01T00"
 
 
 def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
-    """The number of `sizes`, smallest first, to merge into one: each is at most as large as the sum
-    of those before it, so every rewrite at least doubles the size. None below `least`. Pure."""
+    """Return how many of `sizes`, sorted ascending, to merge into one; 0 if fewer than `least`.
+    Each is at most `small` or the sum of the smaller ones, so a rewrite at least doubles a larger
+    size. Their sum is at most `most`. Pure."""
     total = count = 0
     for size in sizes:
         if size > max(small, total) or (count and total + size > most):
@@ -168,10 +167,10 @@ def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
 
 
 def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
-    """The files that the next commit merges; none when they are few enough. Pure.
+    """Return the files that the next commit merges; empty if there are few. Pure.
 
-    A file whose rows are of several quarters is split. In the newest quarter files of about one
-    size are merged; an earlier one is to be one file.
+    A file with rows of several quarters is returned alone, to be split. In the newest quarter,
+    files of similar size are merged; an earlier quarter becomes one file.
     """
     by_bucket: dict[str, list[File]] = {}
     for file in sorted(files, key=lambda f: (f.rows, f.path)):
@@ -192,11 +191,12 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
 
 
 def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
-    """The number of files of a past quarter to merge, smallest first: all when they add enough to
-    the largest, or when `idle`; otherwise, once there are several, all except the largest."""
+    """Return how many files of a past quarter to merge, by their rows, sorted ascending: all with
+    `idle` or if the small ones are large enough together; else all but the largest if there are
+    several."""
     *small, largest = sizes or (0,)
     if small and (idle or _ENOUGH * sum(small) >= largest):
-        # Each is at most half of what one file may hold.
+        # Each has at most half the rows of a merged file.
         total, count = 0, 0
         for size in sizes:
             if total + size > _MOST_ROWS:
@@ -207,8 +207,8 @@ def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
-    """The manifests, by the number of entries of each, whose entries the next commit writes into
-    one; `must` are among them. Pure."""
+    """Return the manifests whose entries the next commit writes into one, `must` included.
+    `counts`: entries by manifest. Pure."""
     chosen = set(must)
     others = sorted(
         (path for path in counts if path not in chosen), key=lambda path: (counts[path], path)
@@ -219,7 +219,7 @@ def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str,
 
 
 def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[str]) -> pa.Table:
-    """The rows of `hours`, or all; skips files that cannot contain one. Raises OSError."""
+    """Read the rows of `hours`, all for None; skip files without these hours. Raises OSError."""
     files = _live(table).values()
     if hours is None:
         return _read(table, files, columns)
@@ -237,14 +237,14 @@ def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[s
 
 
 def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
-    """The rows from a sequence on; older files are not read. Raises OSError."""
+    """Read the rows with at least this sequence; skip older files. Raises OSError."""
     newest = _NEWEST.ask(table)
     rows = _read(table, [f for p, f in _live(table).items() if newest[p] >= sequence], columns)
     return rows.filter(pc.greater_equal(rows["sequence"], sequence))
 
 
 def has_many(table: Table) -> bool:
-    """Whether there were so many appends since the last merge planning that a writer merges.
+    """Return whether a writer should merge: MANY_APPENDS files since merges were last planned.
     Pure."""
     snapshot = table.current_snapshot()
     return (
@@ -256,9 +256,9 @@ def has_many(table: Table) -> bool:
 def append(
     table: Table, rows: pa.Table, commit_id: str, complete_letters: str = ""
 ) -> tuple[TableUpdate, ...]:
-    """Write a file of `rows`; returns the updates of the commit that appends it, and that states
-    which dead letters are complete, for `complete_letters` to read. Raises OSError."""
-    # Tables of egress have rows without decisions.
+    """Write a file of `rows`; return the updates of the commit that appends it. `complete_letters`
+    becomes the summary property COMPLETE. Raises OSError."""
+    # Rows of egress tables have no decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
     stated = {COMPLETE: complete_letters} if complete_letters else {}
@@ -266,8 +266,8 @@ def append(
 
 
 def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
-    """The ids that the newest appends name in their summaries, and a time: whatever was appended
-    later is among them. Only the metadata is read. Pure."""
+    """Return the decision ids in the newest appends' summaries, and the time since which they are
+    complete: every later append's ids are included. Reads only metadata. Pure."""
     ids: set[str] = set()
     since = _BEGINNING
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
@@ -278,25 +278,25 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
         elif PUBLISH_ID not in properties or (
             summary is not None and summary.operation == Operation.APPEND
         ):
-            # It adds rows that it does not name; another program's may have changed any row.
+            # Our append of many rows names no ids; another program may have changed any row.
             break
         if snapshot.sequence_number == 1:
-            # The table's first. That a snapshot has no parent is no sign: PyIceberg takes away one
-            # that expires.
+            # The table's first snapshot. A missing parent does not prove it: PyIceberg removes the
+            # parent id when the parent expires.
             since = _BEGINNING
     return frozenset(ids), since
 
 
 def complete_letters(table: Table) -> str:
-    """What the newest snapshot states of dead letters; empty for nothing. Pure."""
+    """Return the newest snapshot's summary property COMPLETE; empty if it has none. Pure."""
     snapshot = table.current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
     return summary.additional_properties.get(COMPLETE, "") if summary is not None else ""
 
 
 def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict[str, str]:
-    """The summary properties of a snapshot: `merged` files at the last merge planning, by default
-    as before."""
+    """Return a snapshot's summary properties. `merged`: the number of files when merges were last
+    planned; None keeps the current snapshot's."""
     snapshot = table.current_snapshot()
     if merged is None:
         merged = _number(snapshot, MERGED) if snapshot is not None else 0
@@ -305,20 +305,20 @@ def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict
 
 
 def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
-    """The updates of a commit that moves the head without changing rows. Raises OSError."""
+    """Return the updates of a commit that moves the head without changing rows. Raises OSError."""
     return _commit(table, _properties(table, commit_id), (), ())
 
 
 def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:
-    """Write one bounded step that merges files or manifests and expires snapshots; returns the
-    updates of its commit, none when there is nothing to merge. With `idle` it also merges files
-    that would wait for more. Raises OSError."""
+    """Write one bounded step that merges files or manifests and expires snapshots; return the
+    updates of its commit, empty if there is nothing to do. With `idle`, also merge files that would
+    otherwise wait for more. Raises OSError."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return ()
     manifests = snapshot.manifests(table.io)
     expire = plan_plain_expiry(table, SNAPSHOTS_KEPT)[-_MOST_EXPIRED:]
-    # An old ledger has as many manifests as files: first these, without a look at the files.
+    # An old ledger has as many manifests as files: merge manifests first, without reading all.
     files = {} if len(manifests) > _MOST_MANIFESTS else _live(table)
     chosen = plan_merge((_file(table, f) for f in files.values()), idle)
     if not (chosen or plan_fold(_counts(manifests))):
@@ -333,13 +333,13 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
 
 
 def files_before(table: Table, hour: str) -> list[DataFile]:
-    """The files whose rows are all of hours before `hour`. Raises OSError."""
+    """Return the files that contain only rows of hours before `hour`. Raises OSError."""
     return [f for f in _live(table).values() if (last := _file(table, f).last) and last < hour]
 
 
 def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
-    """The updates of the commit by which the files of `files_before` leave; none for no file. Files
-    of several quarters stay, as long as they are not split by `merge`. Raises OSError."""
+    """Return the updates of the commit that removes the files of `files_before`; empty if there are
+    none. A file that also has later rows stays until `merge` has split it. Raises OSError."""
     files, snapshot = files_before(table, hour), table.current_snapshot()
     if not files or snapshot is None:
         return ()
@@ -351,21 +351,21 @@ def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
 
 
 def removed_through(table: Table) -> int:
-    """The newest sequence of a row that has left; 0 for none. Pure."""
+    """Return the highest sequence of the rows that retention removed; 0 for none. Pure."""
     return int(table.properties.get(REMOVED_THROUGH, 0))
 
 
 class PerFile(Generic[T]):
-    """One value for each file of a ledger. A file never changes, so it is read once in a
-    process."""
+    """A process's cache of one value for each file of a ledger. A file never changes, so it is read
+    once."""
 
     def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
         self._columns, self._answer = columns, answer
         self._known: dict[str, dict[str, T]] = {}
 
     def ask(self, table: Table, hours: Collection[str] | None = None) -> dict[str, T]:
-        """The value of each file of the loaded table, by its path; of those that may contain a row
-        of `hours`."""
+        """Return the value of each file of the loaded table, by path; with `hours`, only of files
+        that may contain a row of them. Raises OSError."""
         files = _live(table)
         known = {
             path: value
@@ -375,7 +375,7 @@ class PerFile(Generic[T]):
         wanted = sorted(hours) if hours is not None else None
         asked = [p for p, f in files.items() if wanted is None or _file(table, f).may_hold(wanted)]
         if unknown := [files[p] for p in asked if p not in known]:
-            # One read, in the files' order; a file of a ledger has no deletes.
+            # One read, in the files' order: a ledger's files have no delete files.
             rows, start = _read(table, unknown, self._columns), 0
             for file in unknown:
                 known[file.file_path] = self._answer(rows.slice(start, file.record_count))
@@ -402,8 +402,8 @@ def _commit(
     added: Sequence[DataFile],
     operation: Operation | None = None,
 ) -> tuple[TableUpdate, ...]:
-    """The updates of a commit that removes and adds files, and writes the entries of small
-    manifests into one."""
+    """Write the snapshot of a commit that removes and adds files, and merges small manifests unless
+    it only adds files; return its updates. Raises OSError."""
     parent = table.current_snapshot()
     there = {m.manifest_path: m for m in parent.manifests(table.io)} if parent is not None else {}
     entries = _entries(table, there.values()) if removed else {}
@@ -427,7 +427,7 @@ def _commit(
     ]
     folded = set(fold)
     manifests += [m for path, m in there.items() if path not in folded]
-    # But for an append and an expiry, rows are unchanged: incremental readers skip such a snapshot.
+    # Except in an append and an expiry, rows are unchanged: incremental readers skip REPLACE.
     replaces = Operation.REPLACE if removed or not added else Operation.APPEND
     summary = Summary(operation or replaces, **_summary(parent, removed, added), **properties)
     snapshot = writer.write_snapshot(parent, manifests, summary)
@@ -444,7 +444,7 @@ def _entries(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, list[
 def _summary(
     parent: Snapshot | None, removed: Sequence[DataFile], added: Sequence[DataFile]
 ) -> dict[str, str]:
-    """The counts of a snapshot, and the totals with it."""
+    """Return the summary's counts of a snapshot's changes, and the new totals."""
     rows = sum(f.record_count for f in removed)
     changes = {
         "total-data-files": len(added) - len(removed),
@@ -464,12 +464,12 @@ def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
     }
 
 
-# The files of each manifest, by table. A manifest never changes.
+# The files of each manifest, by table location. A manifest never changes.
 _LISTED: dict[str, dict[str, tuple[DataFile, ...]]] = {}
 
 
 def _live(table: Table) -> dict[str, DataFile]:
-    """The files of `main`, by their paths."""
+    """Return the files of `main` by path; read only manifests that are not cached."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return {}
@@ -497,15 +497,15 @@ def _read(
     columns: Sequence[str] = (),
     row_filter: BooleanExpression = _ALL,
 ) -> pa.Table:
-    """The rows that match, in the files' order, with all columns or some."""
+    """Read the matching rows, in the files' order; all columns if none are named."""
     schema = table.schema().select(*columns) if columns else table.schema()
     scan = ArrowScan(table.metadata, table.io, schema, row_filter)
     return scan.to_table([FileScanTask(f) for f in files])
 
 
 def _split(rows: pa.Table) -> list[pa.Table]:
-    """By quarter, in the order of the hours; what a decision of one hour came after stays before
-    it. Pure."""
+    """Sort rows by hour and sequence, and split them by quarter, at most _MOST_ROWS each. The
+    decisions of an hour keep their order. Pure."""
     ordered = rows.sort_by([("hour", "ascending"), ("sequence", "ascending")])
     starts = [0]
     hours: list[str] = ordered["hour"].to_pylist()

@@ -1,4 +1,4 @@
-"""Write manifests, manifest lists and snapshots with PyIceberg's public writers."""
+"""A writer of manifests, manifest lists and snapshots with PyIceberg's public writers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MANIFEST_FIELDS = (
 
 
 class ManifestWriter:
-    """Writes the snapshots of one commit, one after the other: first `begin_snapshot`, then its
+    """A writer of one commit's snapshots, one after the other: `begin_snapshot`, then its
     manifests, then `write_snapshot`. `written`: the paths of all files written so far."""
 
     def __init__(self, table: Table, timestamp_ms: int) -> None:
@@ -56,7 +56,7 @@ class ManifestWriter:
         self.written: list[str] = []
 
     def begin_snapshot(self) -> None:
-        """The next snapshot has an id and a sequence number of its own."""
+        """Assign an id and a sequence number to the next snapshot."""
         self._snapshot_id, self._sequence = (
             self._table.metadata.new_snapshot_id(),
             self._sequence + 1,
@@ -65,7 +65,8 @@ class ManifestWriter:
     def write_manifest(
         self, spec_id: int, kept: Iterable[ManifestEntry], fresh: Iterable[DataFile] = ()
     ) -> ManifestFile:
-        """A manifest of entries that other manifests had, and of new files. Raises OSError."""
+        """Write a manifest of `kept` entries of other manifests and of new files (`fresh`). Raises
+        OSError."""
         metadata, path = (
             self._table.metadata,
             self._new_path(f"{self._commit}-m{len(self.written)}.avro"),
@@ -90,7 +91,7 @@ class ManifestWriter:
     def write_snapshot(
         self, parent: Snapshot | None, manifests: Sequence[ManifestFile], summary: Summary
     ) -> Snapshot:
-        """The snapshot of these manifests. Raises OSError."""
+        """Write the manifest list of a snapshot; return the snapshot. Raises OSError."""
         metadata, parent_id = (
             self._table.metadata,
             parent.snapshot_id if parent is not None else None,
@@ -122,7 +123,7 @@ class ManifestWriter:
 
 
 def counts_of(added: Collection[DataFile], removed_files: int, removed_rows: int) -> dict[str, str]:
-    """The summary's counts of what a snapshot changes. Pure."""
+    """Return the summary's counts of a snapshot's changes. Pure."""
     counts = {
         "added-data-files": len(added),
         "added-records": sum(f.record_count for f in added),
@@ -134,9 +135,9 @@ def counts_of(added: Collection[DataFile], removed_files: int, removed_rows: int
 
 
 def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
-    """The manifest with the sequence number of the snapshot that adds it. The writer of a manifest
-    list would give it that of its own snapshot, but the list of another branch, with a later
-    number, may name this manifest too."""
+    """Return the manifest with the sequence number of the snapshot that adds it. The writer of a
+    manifest list would assign its own snapshot's number, but the list of another branch, with a
+    later number, may contain this manifest too."""
     values = {field: getattr(manifest, field) for field in _MANIFEST_FIELDS}
     least = manifest.min_sequence_number
     values |= {

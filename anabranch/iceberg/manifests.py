@@ -1,8 +1,8 @@
-"""A branch's manifests by ingest hour: those that contain an hour, and those to merge. Every data
-file belongs to one ingest hour, and the manifest list has the first and the last hour of each
-manifest. So a manifest of one hour is removed with that hour without a read, and a reader of an
-hour opens only the manifests of that hour. Micro-batches leave many small manifests; they are
-merged by size, so an entry is rewritten a few times in all.
+"""A branch's manifests by ingest hour, and the plan of their merges. Every data file belongs to one
+ingest hour, and the manifest list has the first and last hour of each manifest. So a manifest of
+one hour is removed with that hour without reading it, and a reader of an hour opens only its
+manifests. Micro-batches leave many small manifests. They are merged by size, so each entry is
+rewritten only a few times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
 HOUR = "ingest_hour"
 
-# The number of manifests of one size that make one of the next size.
+# The number of manifests of one size that are merged into one of the next size.
 _FAN_IN = 8
-# Manifests of at least 8**3 = 512 files are merged no further within their hour,
+# Manifests of this size, at least 8**3 = 512 files, are not merged again within their hour.
 _FULL = 3
-# and older ones, across hours, as long as the result holds no more files than this: half a second
-# of work.
+# The maximum files of a manifest merged across hours: half a second of work.
 _MOST_FILES = 4096
-# The most manifests read for one merge: those of an older version are merged over several
+# The maximum manifests read for one merge. A table of an older version with more takes several
 # publishes.
 _MOST_INPUTS = 64
 # A manifest of one of the newest hours contains only that hour.
@@ -46,8 +45,8 @@ _FIRST, _LAST = "", "\U0010ffff"
 
 @dataclass(frozen=True)
 class HourManifest:
-    """A manifest with live data files, and the hours that it may contain: `first` to `last`, both
-    included."""
+    """A manifest with live data files, and the hours that it may contain, `first` to `last`
+    inclusive."""
 
     manifest: ManifestFile
     first: str
@@ -63,14 +62,14 @@ class HourManifest:
 
     @property
     def hour(self) -> str | None:
-        """Its only hour, or None when it may contain several."""
+        """Its only hour; None if it may contain several."""
         return self.first if self.first == self.last else None
 
     def may_hold(self, hour: str) -> bool:
         return self.first <= hour <= self.last
 
     def is_within(self, hours: Sequence[str]) -> bool:
-        """Whether every hour that it may contain is one of `hours`, which are sorted."""
+        """Return whether every hour that it may contain is in `hours` (sorted)."""
         if self.first == _FIRST:
             return False
         begin, end = bisect_left(hours, self.first), bisect_right(hours, self.last)
@@ -79,8 +78,8 @@ class HourManifest:
 
 @dataclass(frozen=True)
 class Slot:
-    """A manifest, or files of a new one, for `plan_merges`. `touched`: the current commit adds
-    files to its hour."""
+    """An existing manifest or the files of a new one, for `plan_merges`. `touched`: the current
+    commit adds files to its hour."""
 
     key: str
     spec_id: int
@@ -91,13 +90,13 @@ class Slot:
 
 
 def hour_index(spec: PartitionSpec) -> int | None:
-    """The index of the ingest hour in a file's partition."""
+    """Return the index of the ingest hour in a file's partition; None if it has none."""
     names = [f.name for f in spec.fields]
     return names.index(HOUR) if HOUR in names else None
 
 
 def hour_of_file(table: Table, data_file: DataFile) -> str:
-    """The ingest hour of a data file, from its partition."""
+    """Return the ingest hour of a data file's partition. Raises ValueError if it has none."""
     index = hour_index(table.specs()[data_file.spec_id])
     if index is None:
         raise ValueError(
@@ -107,7 +106,7 @@ def hour_of_file(table: Table, data_file: DataFile) -> str:
 
 
 def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
-    """A manifest with its hours in the manifest list."""
+    """Return a manifest with its first and last hour of the manifest list."""
     index = hour_index(table.specs()[manifest.partition_spec_id])
     summaries = manifest.partitions
     if index is None or not summaries or len(summaries) <= index:
@@ -121,11 +120,8 @@ def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
 def list_manifests(
     table: Table, snapshot: Snapshot
 ) -> tuple[list[HourManifest], list[ManifestFile]]:
-    """A snapshot's manifests with live data files, by hour; and those of delete files, which other
-    programs wrote. One read.
-
-    Raises OSError.
-    """
+    """Return a snapshot's manifests with live data files, and its manifests of delete files, which
+    only other programs write. Reads the manifest list once. Raises OSError."""
     data, others = [], []
     for manifest in snapshot.manifests(table.io):
         if manifest.content != ManifestContent.DATA:
@@ -136,22 +132,21 @@ def list_manifests(
 
 
 def read_entries(io: FileIO, manifests: Sequence[ManifestFile]) -> Iterator[list[ManifestEntry]]:
-    """The live entries of each manifest, read in parallel, in the order given. Raises OSError."""
+    """Return the live entries of each manifest, in order, read in parallel. Raises OSError."""
     if len(manifests) == 1:
         return iter([manifests[0].fetch_manifest_entry(io)])
     return ExecutorFactory.get_or_create().map(lambda m: m.fetch_manifest_entry(io), manifests)
 
 
 def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
-    """Which slots become one manifest each. Pure.
+    """Return groups of slots, each to become one manifest. Pure.
 
-    1. Within one of the newest hours: as soon as there are eight of one size.
-    2. Of one newer hour that nothing is added to any more: all that are not full.
-    3. Across hours, of those before the newest day of hours: as soon as there are eight of one
-      size.
+    1. Of the newest hour, and of recent hours with new files: eight or more of one size.
+    2. Of the recent hour with the most slots among those without new files: all that are not full.
+    3. Of older hours together: eight or more of one size, or four or more large ones.
 
-    So an hour has some tens of manifests while micro-batches come, few afterwards, and the past
-    grows by one manifest for some thousand files. An entry is written again once for each size.
+    So an hour has some tens of manifests while micro-batches come, and few afterwards. Older hours
+    have one manifest for some thousand files. An entry is rewritten once for each size.
     """
     slots = list(slots)
     hours = sorted({s.last for s in slots})
@@ -181,12 +176,13 @@ def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def _size(files: int) -> int:
-    """0 for 1 to 7 files, 1 for 8 to 63, and so on."""
+    """Return 0 for 1 to 7 files, 1 for 8 to 63, and so on."""
     return max(0, (files.bit_length() - 1) // 3)
 
 
 def _of_one_size(slots: list[Slot]) -> tuple[Slot, ...]:
-    """Eight or more of one size, and the larger ones that they make eight of."""
+    """Return eight or more slots of one size. Slots of the next size are added if the merged slots
+    are their eighth. Empty if there are no eight."""
     chosen: list[Slot] = []
     for size in range(_FULL):
         here = [s for s in slots if _size(s.files) == size]
@@ -207,7 +203,7 @@ def _across(slots: list[Slot]) -> tuple[Slot, ...]:
 
 
 def _up_to(slots: list[Slot]) -> tuple[Slot, ...]:
-    """As many as make a manifest that is not too large."""
+    """Return the first slots that together make a manifest of at most _MOST_FILES files."""
     chosen: list[Slot] = []
     total = 0
     for slot in slots[:_MOST_INPUTS]:

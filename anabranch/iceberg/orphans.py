@@ -1,4 +1,4 @@
-"""Orphans: unreferenced files of a stream's tables, left by attempts that were never published."""
+"""Orphans: unreferenced files of a stream's tables, left by unpublished attempts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
 def list_table(
     environment: Environment, table: Table, listed: Callable[[], None] = lambda: None
 ) -> list[Stored]:
-    """The files that this table's writers may have written, by their names and folders, so files of
-    another table in or beside this one's folder are excluded. Calls `listed` for each file. Raises
-    Transient."""
+    """List the files that this table's writers may have written, by their names and folders: files
+    of another table in or beside this one's folder are excluded. Calls `listed` for each file in
+    the folders. Raises Transient."""
     stored = (f for folder in folders_of(table) for f in list_files(environment, folder))
     is_own, found = own_files(table), []
     for file in stored:
@@ -34,12 +34,12 @@ def list_table(
 
 
 def folders_of(table: Table) -> tuple[str, ...]:
-    """The folders with the files of a table. Pure."""
+    """Return the folders of a table's files. Pure."""
     return tuple(f"{table.location().rstrip('/')}/{folder}" for folder in ("data", "metadata"))
 
 
 def own_files(table: Table) -> Callable[[str], bool]:
-    """Whether a path may be one that this table's writers wrote. Pure."""
+    """Return a check whether this table's writers may have written a path. Pure."""
     parts = [
         "".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields)
         for spec in table.specs().values()
@@ -50,16 +50,15 @@ def own_files(table: Table) -> Callable[[str], bool]:
 
 
 def references(table: Table) -> Iterator[str]:
-    """Every file that a table's metadata refers to: itself and its log, and through each of its
-    snapshots, staged and tagged ones too, the manifest lists, manifests and data files. Raises
-    Transient when one cannot be read."""
+    """Yield every file that a table's metadata refers to: its own file, the metadata log,
+    statistics, and the manifest lists, manifests and data files of all snapshots, staged and tagged
+    ones included. Raises Transient if one cannot be read."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
     yield from (s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
     try:
-        # An entry deleted in a manifest is live in an older snapshot, as long as that is in the
-        # metadata.
+        # An entry with status DELETED is live in an older snapshot until that snapshot expires.
         yield from reachable(table, table.snapshots())
     except OSError as error:
         raise Transient(
@@ -71,12 +70,12 @@ def references(table: Table) -> Iterator[str]:
 def plan_orphans(
     listed: Iterable[Stored], referenced: Collection[str], before: datetime
 ) -> tuple[list[Stored], list[Stored]]:
-    """The files of `listed` without a reference: those written before the moment given, and the
+    """Return the files of `listed` without a reference: those written before `before`, and the
     others. Pure.
 
-    List first and read the references afterwards, so that files published meanwhile are kept.
-    Raises Refused when no listed file is referenced: then the paths differ, and everything would
-    look like an orphan.
+    List the files before reading the references, so that files published meanwhile are kept. Raises
+    Refused if no listed file is referenced: the paths differ, and every file would look like an
+    orphan.
     """
     listed, named = list(listed), {same_file(path) for path in referenced}
     if listed and not any(same_file(f.path) in named for f in listed):

@@ -1,9 +1,9 @@
-"""The owner of a table: the stream in a table property, compared whenever the table is opened for a
-stream.
+"""The owner of a table: a stream, recorded in a table property and checked whenever the table is
+opened for a stream.
 
-Two streams' files that name one table would publish into it in turn, each with its own topic's
-offsets. So `apply` writes the stream's name into its table, and everything that opens the table for
-another stream is refused first.
+Two streams whose files name the same table would publish into it in turn, each with its own topic's
+offsets. So `apply` writes the stream's name into its table, and opening the table for another
+stream fails.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ OWNER = "anabranch.stream"
 
 
 class AnotherStreamsTable(ConfigurationError):
-    """The table in a stream's file belongs to another stream."""
+    """The table that a stream's file names belongs to another stream."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The stream that a table belongs to, and its topic and cluster at that time."""
+    """The stream that owns a table, with its topic and cluster when it was recorded."""
 
     stream: str
     topic: str
@@ -47,14 +47,14 @@ class Owner:
 
 
 def read_owner(table: Table) -> Owner | None:
-    """The owner; None for a table of an older version."""
+    """Return a table's owner; None for a table of an older version."""
     text = table.properties.get(OWNER)
     return Owner.from_json(text) if text else None
 
 
 def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[str, Table], None]:
-    """Raises AnotherStreamsTable for the stream's table when it belongs to another stream than this
-    one, or than the one that its file was `renamed_from`. A table without an owner passes."""
+    """Return a check that raises AnotherStreamsTable if the stream's table has an owner other than
+    this stream or `renamed_from`, its earlier name. Other tables pass."""
 
     def require(name: str, table: Table) -> None:
         if name != stream.table or (owner := read_owner(table)) is None:
@@ -78,6 +78,6 @@ def open_lake(
     renamed_from: str | None = None,
     shared: Lake | None = None,
 ) -> Lake:
-    """The catalog, for one stream: its table is refused when it belongs to another. `shared`: whose
-    client it uses."""
+    """Return the catalog for one stream, which refuses its table if another stream owns it
+    (AnotherStreamsTable). `shared`: a Lake whose catalog client is reused."""
     return Lake(environment, require_owner(stream, renamed_from), shared)

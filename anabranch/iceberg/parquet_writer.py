@@ -1,7 +1,7 @@
-"""Writes rows with PyArrow as Parquet files that no snapshot refers to yet
+"""A PyArrow writer of Parquet files that no snapshot refers to yet
 (`anabranch.iceberg.staging.Written`). It runs in tasks; a later publish adds the files. Each
-attempt of a task writes files with unique names, in the folders of Iceberg's writer, where orphan
-removal looks.
+attempt of a task writes files with unique names, in the folders of Iceberg's own writer, so that
+orphan removal finds them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 PARTITION = ("event_date", "ingest_hour")
 
-# The properties that PyArrow's file systems take.
+# Prefixes of the properties for PyArrow's file systems.
 _OF_FILES = ("s3.", "client.")
 
-# The properties that say which statistics a manifest has.
+# Prefix of the properties that select a manifest's statistics.
 _METRICS = "write.metadata.metrics"
 
-# The bytes of buffered rows before each file gets a row group.
+# The bytes of buffered rows above which each open file gets a row group.
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
 _ARROW: dict[type[IcebergType], pa.DataType] = {
@@ -69,7 +69,7 @@ _ARROW: dict[type[IcebergType], pa.DataType] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The settings of a task that writes rows of a table: file access, location, physical schema,
+    """A task's settings to write rows of a table: file access, folder, physical schema,
     compression. Picklable."""
 
     io: FileIO
@@ -79,8 +79,8 @@ class Target:
 
 
 def target_of(table: Table) -> Target | None:
-    """The settings to write rows of a table; None where only Iceberg's own writer supports the
-    table's properties."""
+    """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
+    properties, partitioning or columns."""
     properties = table.metadata.properties
     placed = (
         "write.object-storage.enabled",
@@ -108,8 +108,9 @@ def target_of(table: Table) -> Target | None:
 
 
 def _file_access(table: Table) -> FileIO:
-    """The table's file access without what only the catalog needs: its address, password and token.
-    Temporary keys that the catalog hands out are new: the table may have been loaded hours ago."""
+    """Return the table's file access without the catalog's own properties: address, password,
+    token. Temporary credentials from the catalog are requested again: the table may have been
+    loaded hours ago."""
     io = table.io
     if "s3.session-token" in io.properties:
         io = table.catalog.load_table(table.name()).io
@@ -121,7 +122,7 @@ def _file_access(table: Table) -> FileIO:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """Whether a table has just these columns, by name, type and nullability."""
+    """Return whether a table has exactly these columns, by name, type and nullability."""
     return _kinds(table.schema()) == _kinds(columns)
 
 
@@ -130,8 +131,8 @@ def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
 
 
 def has_own_layout(table: Table) -> bool:
-    """Whether a table's properties ask for a layout of Parquet files that only Iceberg's own writer
-    knows."""
+    """Return whether a table's properties request a Parquet layout that only Iceberg's own writer
+    supports."""
     known = "write.parquet.compression-codec"
     return any(
         name.startswith("write.parquet.") and name != known for name in table.metadata.properties
@@ -139,13 +140,13 @@ def has_own_layout(table: Table) -> bool:
 
 
 def codec_of(table: Table) -> str:
-    """The table's compression, by PyArrow's name."""
+    """Return PyArrow's name of the table's compression."""
     codec = table.metadata.properties.get("write.parquet.compression-codec", "zstd")
     return "none" if codec == "uncompressed" else codec
 
 
 def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
-    """A writer of files like those of Iceberg's own writer: without the Arrow schema."""
+    """Return a writer of files like those of Iceberg's own writer: without the Arrow schema."""
     return pq.ParquetWriter(
         sink, schema, store_schema=False, store_decimal_as_integer=True, **options
     )
@@ -153,8 +154,7 @@ def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWrite
 
 @dataclass(frozen=True)
 class Output:
-    """A file that was written: its partition (days since 1970, hour), its length, and its Parquet
-    footer."""
+    """A written file: its path, partition (days since 1970, hour), bytes, and Parquet footer."""
 
     path: str
     day: int
@@ -175,8 +175,8 @@ class _Open:
 
 
 class FileWriter:
-    """Writes rows into a file for each partition of the table. Its files are complete once `close`
-    has returned; later rows go to new files."""
+    """A writer with one file for each partition of the table. Files are complete once `close` has
+    returned; later rows go to new files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -184,8 +184,8 @@ class FileWriter:
         self._waiting = 0
 
     def write(self, rows: pa.Table) -> pa.Array | None:
-        """Write rows with at least the table's columns. Returns None, or a mask of the rows left,
-        when there would be too many open files. Raises OSError."""
+        """Write rows with at least the table's columns. Return None, or a mask of the rows that
+        were not written because they need more than MOST_OPEN_FILES files. Raises OSError."""
         left: pa.Array | None = None
         for (day, hour), mask in _partitions(rows):
             if (to := self._file(day, hour)) is None:
@@ -202,7 +202,7 @@ class FileWriter:
         return left
 
     def close(self) -> list[Output]:
-        """End all files; returns them. Raises OSError."""
+        """Complete all files and return them. Raises OSError."""
         outputs = []
         for to in self._open.values():
             _flush(to)
@@ -234,7 +234,7 @@ class FileWriter:
 
 
 def data_file_of(table: Table, output: Output) -> DataFile:
-    """An output as a manifest entry."""
+    """Return the manifest entry of an output."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
     return data_file_from(
@@ -245,8 +245,8 @@ def data_file_of(table: Table, output: Output) -> DataFile:
 def data_file_from(
     table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
 ) -> DataFile:
-    """A Parquet file as a manifest entry, with the statistics of its footer."""
-    # The metadata of fields has their ids; that of the schema differs between writers.
+    """Return the manifest entry of a Parquet file, with the statistics of its footer."""
+    # Field metadata has the ids; schema metadata differs between writers.
     schema = footer.schema.to_arrow_schema().remove_metadata().serialize().to_pybytes()
     modes = tuple(
         (k, v) for k, v in sorted(table.metadata.properties.items()) if k.startswith(_METRICS)
@@ -269,19 +269,19 @@ def data_file_from(
     return made
 
 
-# Of every stream of a process: a plan takes longer than the statistics of a small file.
+# Cached for all streams of a process: a plan takes longer than the statistics of a small file.
 @lru_cache(maxsize=1 << 10)
 def _statistics_plan(
     schema: bytes, modes: tuple[tuple[str, str], ...]
 ) -> tuple[dict[int, StatisticsCollector], dict[str, int]]:
-    """Which statistics a file of this Arrow schema gets by the table's properties, and the field
-    ids of its columns."""
+    """Return the statistics that the table's properties select for files of this Arrow schema, and
+    the field ids of its columns."""
     ours = pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
     return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)
 
 
 def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | None]]:
-    """The partitions of rows, each with a mask; without one where all rows are of one."""
+    """Yield each partition of `rows` with a mask of its rows; None if there is only one."""
     days, hours = rows.column("event_date").cast(pa.int32()), rows.column("ingest_hour")
     of_day, of_hour = _distinct(days), _distinct(hours)
     if len(of_day) <= 1 and len(of_hour) <= 1:

@@ -1,7 +1,7 @@
-"""Physical design: the table's settings for writers of files, from `files:` of the stream's file.
-Sort order, Bloom filters and statistics are Iceberg's own settings, which its writers follow
-(docs/decisions/0026). A table property records these settings, so they are removed once the
-stream's file no longer has them, and an operator's own settings stay.
+"""Physical design: the table's settings for file writers, from `files:` of the stream's file. Sort
+order, Bloom filters and statistics are Iceberg's own settings, which its writers follow
+(docs/decisions/0026). A table property records the settings that we made. So they are removed once
+the stream's file no longer has them, and an operator's own settings stay.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DESIGN = "anabranch.physical-design"
 
 _METRICS = "write.metadata.metrics"
 _BLOOM = "write.parquet.bloom-filter"
-# Complete for fixed-width types, and for texts as long as an id or a digest. Not `full`: an engine
-# that answers min() and max() by bounds (Spark) would then use an older file's truncated bounds of
+# Exact for fixed-width types, and for texts as long as an id or a digest. Not `full`: an engine
+# that takes min() and max() from bounds (Spark) would then use an older file's truncated bounds of
 # 16 characters.
 _BOUNDS = "truncate(64)"
-# A look-up reads a row group at least; Iceberg's 128 MB would be half a file.
+# A look-up reads at least one row group; Iceberg's default of 128 MB would be half a file.
 _ROW_GROUP_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class PhysicalDesign:
-    """The columns by which files are sorted, columns with Bloom filters, and columns with bounds in
-    manifests: only `bounded`, or None for Iceberg's default."""
+    """The sort columns of files, the columns with Bloom filters, and the only columns with bounds
+    in manifests besides sort columns (`bounded`; None: Iceberg's default)."""
 
     sort: tuple[str, ...] = ()
     bloom: tuple[str, ...] = ()
@@ -49,8 +49,7 @@ class PhysicalDesign:
         if self.sort or self.bloom:
             said["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         if self.bloom:
-            # As large as what a row group holds of different values asks for, and not a megabyte
-            # each.
+            # Size filters by the row group's distinct values, instead of one megabyte each.
             said[f"{_BLOOM}-adaptive-enabled"] = "true"
         said |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
         if self.bounded is not None:
@@ -75,8 +74,8 @@ class PhysicalDesign:
 
 @dataclass(frozen=True)
 class DesignChange:
-    """What a table lacks of a design: properties to set (`values`) and to remove, and the columns
-    to be its sort order (none: unsorted), or None where that stays."""
+    """The changes of a table to a design: properties to set (`values`) and to remove, and the new
+    sort columns (empty: unsorted; None: unchanged)."""
 
     values: Mapping[str, str]
     remove: tuple[str, ...]
@@ -89,8 +88,8 @@ class DesignChange:
 def plan_design(
     properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign
 ) -> DesignChange:
-    """The changes that give a table of these properties the wanted design. Pure. `sorted_by`: the
-    columns of its sort order; None for an order that no design has.
+    """Return the changes from a table with these properties to the wanted design. `sorted_by`: the
+    columns of its sort order; None for an order that no design has. Pure.
     """
     before = json.loads(properties.get(DESIGN, "{}"))
     said = wanted.properties
@@ -110,8 +109,8 @@ def plan_design(
 
 
 def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
-    """Set a table's design, in one commit; returns the changes, in words. Idempotent. Rewrites no
-    file. Raises Transient."""
+    """Set a table's design in one commit; return sentences that describe the changes. Idempotent.
+    Rewrites no file. Raises Transient."""
     changed: list[str] = []
 
     def write(table: Table, tx: Transaction) -> None:
@@ -133,8 +132,8 @@ def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
 
 
 def sort_order_id(table: Table, columns: Sequence[str]) -> int:
-    """The id by which files that are sorted by `columns` may say so: that of the table's sort
-    order, where it is just that one, or else that of none."""
+    """Return the sort order id for files sorted by `columns`: the table's if its sort order is
+    exactly this one, else the id of unsorted files."""
     return (
         table.sort_order().order_id
         if columns and _sorted_by(table) == tuple(columns)

@@ -1,7 +1,7 @@
-"""Tags for snapshots that a long read needs: each publish expires all but the newest hundred, also
-those that another process still reads. Spark reloads a snapshot each time that it plans a query, so
-the head that a rebuild started from has to stay until the rebuild ends. A tag keeps it, and has an
-age, so tags of killed processes expire too.
+"""Tags for snapshots that a long read needs. Each publish expires all but the newest hundred
+snapshots, even while another process reads them. Spark reloads a snapshot whenever it plans a
+query, so the head that a rebuild started from must stay until the rebuild ends. A tag keeps it. The
+tag has a maximum age, so tags of killed processes expire.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PATIENCE_SECONDS = 15.0
 
 @contextmanager
 def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Iterator[None]:
-    """Context in which no commit expires these snapshots, for half a day at most. Moves no head, so
-    it refuses no publish. Raises Transient when a snapshot is expired already, or other commits
-    come first for a quarter of a minute.
+    """Keep commits from expiring these snapshots inside the context, for at most half a day. Moves
+    no head, so it causes no publish to be refused. Raises Transient if a snapshot is already
+    expired, or if other commits come first for a quarter of a minute.
     """
     tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}
     _hold(lake, table_name, tags)
@@ -46,7 +46,7 @@ def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
                 f"read {table_name}: expected snapshot {gone[0]}, found it expired meanwhile; try "
                 "again"
             )
-        # The answer of the attempt before may have been lost.
+        # The answer of the previous attempt may have been lost.
         if tags.keys() <= table.metadata.refs.keys():
             return
         made = tuple(Tag(name, snapshot, age) for name, snapshot in tags.items())

@@ -1,5 +1,5 @@
-"""Tables in storage that the catalog has lost: detected before they would be recreated, and
-registered again. The choice of the newest metadata file, and why it is safe: docs/decisions/0006.
+"""Detection of tables in storage that the catalog has lost, before they would be recreated, and
+their registration. docs/decisions/0006 explains the choice of the newest metadata file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUMBER = re.compile(r"/metadata/(?:v|0*)(\d+)[^/]*\.metadata\.json$")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A metadata file. `past` are the files that it names as those before it; `broken` says why it
-    cannot be read.
+    """A metadata file. `past`: its metadata log, the previous files. `broken`: why it cannot be
+    read.
 
-    `empty`: it has no branch yet. Creating a table that is there already leaves such a file.
+    `empty`: it has no branch yet. An attempt to create a table that exists leaves such a file.
     """
 
     path: str
@@ -49,9 +49,8 @@ class Candidate:
 
 
 def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Newest first. Whatever the clocks said, a file comes before those that it names as its past;
-    of files that do not know of each other the one that was written last comes first, and an empty
-    one last. Pure."""
+    """Sort metadata files, newest first. A file precedes those of its metadata log, whatever their
+    timestamps. Unrelated files are sorted by timestamp, empty files last. Pure."""
     left, ordered = list(candidates), list[Candidate]()
     while left:
         tips = [c for c in left if not any(same_file(c.path) in other.past for other in left)]
@@ -64,9 +63,9 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 def require_unknown(
     environment: Environment, lake: Lake, name: str, schema: Schema, stream: str
 ) -> None:
-    """Require that the location of a table that the catalog does not have is empty. Raises
-    ConfigurationError. Otherwise a lost catalog would start a second table beside the files, with
-    the records that Kafka still has.
+    """Raise ConfigurationError if the location of a table that the catalog does not have contains
+    metadata files. Otherwise a lost catalog would start a second table beside these files, with
+    only the records that Kafka still has.
     """
     location = admin.new_location(lake, name, schema)
     metadata_files = _metadata_files(
@@ -85,9 +84,9 @@ def require_unknown(
 
 
 def register(environment: Environment, lake: Lake, name: str, schema: Schema) -> list[str]:
-    """Register a table by its newest complete metadata file; returns the changes, in words. Does
-    nothing for a table that both the catalog and storage have, or that storage lacks. Raises
-    ConfigurationError when no metadata file is usable.
+    """Register a table with its newest complete metadata file; return sentences that describe the
+    changes. Does nothing if the catalog and storage have the table, or if storage has no metadata
+    file. Raises ConfigurationError if no metadata file is usable.
     """
     try:
         if lake.exists(name):
@@ -110,8 +109,7 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             LOG.warning("table %s: registered by %s", name, candidate.path)
             return [*passed, f"registered table {name} by {candidate.path}"]
         passed.append(f"skipped {candidate.path}: {wrong}")
-        # The base of another metadata file was the table once: going back behind it would lose
-        # publishes.
+        # A file in another file's log was the table's state. An older one would lose publishes.
         if same_file(candidate.path) in landed:
             break
     if passed:
@@ -124,7 +122,7 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
 
 
 def _metadata_files(files: Iterable[str], location: str) -> list[str]:
-    """The table's own: another table's folder may lie below this one's."""
+    """Return the table's own metadata files: its folder may contain another table's folder."""
     own = f"{same_file(location).rstrip('/')}/metadata/"
     return [path for path in files if same_file(path).startswith(own) and _NUMBER.search(path)]
 
@@ -140,8 +138,8 @@ def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
 
 
 def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None:
-    """Why a metadata file is not usable: files of its branches and tags are missing, or its
-    location differs."""
+    """Return why a metadata file is not usable: a file of its branches and tags is missing or
+    unreadable, or its location differs. None if it is usable."""
     if same_file(table.location()).rstrip("/") != same_file(location).rstrip("/"):
         return (
             f"expected the location {location}, found {table.location()}; paths in metadata are "
@@ -156,7 +154,8 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
 
 
 def _needed(table: Table) -> Iterator[str]:
-    """The files of a table's branches and tags, each before the files that it refers to."""
+    """Yield the files of a table's branches and tags, each before the files that it refers to.
+    Raises ValueError for a branch or tag whose snapshot is missing."""
     ids = {ref.snapshot_id for ref in table.metadata.refs.values()}
     snapshots = [s for s in table.snapshots() if s.snapshot_id in ids]
     if lacking := ids - {s.snapshot_id for s in snapshots}:

@@ -1,8 +1,8 @@
-"""Rewrite many data files as one: the same rows in the same physical schema, read back before its
-commit.
+"""Rewriting of many data files as one: the same rows in the same physical schema, read back before
+the commit.
 
 PyArrow reads and writes the files in the job's driver, batch by batch on one core. Memory is
-bounded, and Spark keeps the other cores.
+bounded, and the other cores stay free for Spark.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _BATCH_ROWS = 65_536
-# Write a row group once its rows take so much memory.
+# The memory of the rows of one row group.
 _ROW_GROUP_BYTES = 32 * 2**20
-# Read a file up to this size in one request.
+# The maximum size of a file that is read in one request.
 _WHOLE = 8 * 2**20
-# Details of the Parquet library's schema text that do not describe the file.
+# Details in the Parquet library's schema text that do not describe the file.
 _ASIDE = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
 
 
@@ -51,16 +51,17 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class SortedFiles:
-    """Files that can become one, and by path the physical schemas of the others."""
+    """Files that can be merged into one, and the physical schemas of the others by path."""
 
     same_schema: tuple[DataFile, ...]
     other_schemas: dict[str, str]
 
 
 def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
-    """Which of `files` have the most frequent schema, if PyArrow writes that schema unchanged.
+    """Return the files with the most frequent schema, if PyArrow writes that schema unchanged, and
+    the others.
 
-    A file has the columns and types of its writer. Files of different schemas are not merged,
+    A file has the columns and types of its writer. Files with different schemas are not merged,
     because the schema distinguishes old rows from new ones (`serving_layer.layer_diff.spark`).
     Raises Transient.
     """
@@ -80,8 +81,8 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
 
 
 def schema_text(parquet: pq.ParquetFile) -> str:
-    """A file's physical schema, field ids included, as text."""
-    # The first line is the object's address, the second the schema's own name.
+    """Return a file's physical schema as text, with field ids."""
+    # The first line is the object's address, the second the schema's name.
     return _ASIDE.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
 
 
@@ -91,8 +92,8 @@ def rewrite(
     """Write the rows of `sources`, of one partition and one schema, to a new file, and read it
     back.
 
-    Raises Terminal when the rows read back differ from the rows of the sources; the file is then
-    deleted. Raises Transient when storage does not answer, Stopped when `is_stopped` returns true.
+    Raises Terminal if the rows read back differ from those of the sources, Transient if storage
+    does not answer, Stopped if `is_stopped` returns true. After an error the new file is deleted.
     """
     first = sources[0]
     path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
@@ -110,10 +111,10 @@ def rewrite(
 def rewrite_kept(
     table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
 ) -> DataFile | None:
-    """Write the rows of a file that `keep` is true of to a new file, in their order, and read it
-    back; None where it is true of none.
+    """Write a file's rows for which `keep` is true to a new file, in their order, and read it back.
+    Return None if there are none.
 
-    Raises Terminal when the rows read back are others; the file is then deleted. Raises Transient.
+    Raises Terminal if the rows read back differ, Transient. After an error the new file is deleted.
     """
 
     def kept() -> Iterator[pa.RecordBatch]:
@@ -153,7 +154,7 @@ def _write_batches(
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,
     ):
-        # Keep the schema that Iceberg's writer recorded; only Arrow uses Arrow's.
+        # Keep the metadata of Iceberg's writer, but not Arrow's schema.
         writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
         for group in _row_groups(batches):
             rows = pa.Table.from_batches(group)
@@ -161,7 +162,7 @@ def _write_batches(
 
 
 def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
-    """A file without rows that PyArrow writes with this schema."""
+    """Return a file without rows that PyArrow wrote with this schema."""
     sink = io.BytesIO()
     with open_writer(sink, schema):
         pass
@@ -182,7 +183,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
 
 
 def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
-    """The new file's manifest entry, with the statistics of its footer."""
+    """Return the new file's manifest entry, with the statistics of its footer."""
     with table.io.new_input(path).open() as source:
         footer = pq.read_metadata(source)
     return data_file_from(
@@ -208,8 +209,8 @@ def _require_same(
 
 
 def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:
-    """Whether two streams of batches contain the same rows in the same order, each value bit by
-    bit."""
+    """Return whether two streams of batches contain the same rows in the same order, with values
+    equal bit by bit."""
     ahead = [iter(ones), iter(others)]
     left: list[pa.RecordBatch | None] = [None, None]
     while True:
@@ -229,7 +230,7 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     if one.schema.names != other.schema.names:
         return False
     for mine, theirs in zip(one.columns, other.columns, strict=True):
-        # Arrow's schema may have larger types for the same text; Parquet has one.
+        # One side may have Arrow's large types for the same Parquet type.
         converted = theirs if theirs.type == mine.type else theirs.cast(mine.type)
         if not mine.view(_as_bits(mine.type)).equals(converted.view(_as_bits(converted.type))):
             return False
@@ -237,7 +238,8 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
 
 
 def _as_bits(kind: pa.DataType) -> pa.DataType:
-    """The type with integers instead of floats: NaN never equals NaN, and -0.0 equals 0.0."""
+    """Return the type with integers instead of floats: NaN never equals NaN, and -0.0 equals
+    0.0."""
     if pa.types.is_float64(kind):
         return pa.int64()
     if pa.types.is_float32(kind):
@@ -261,8 +263,7 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
 def read_batches(
     table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some files, in their order. Raises Transient; Stopped when `is_stopped` returns
-    true."""
+    """Yield the rows of files, in order. Raises Transient; Stopped if `is_stopped` returns true."""
     for data_file in files:
         with opened(table, data_file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -272,7 +273,7 @@ def read_batches(
 
 
 def opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
-    """A data file, to be read; a small one by one request. Raises Transient."""
+    """Open a data file to read it, a small one by one request. Raises Transient."""
     with lake_errors(f"read {data_file.file_path}"):
         if data_file.file_size_in_bytes > _WHOLE:
             return pq.ParquetFile(table.io.new_input(data_file.file_path).open())

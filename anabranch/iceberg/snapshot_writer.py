@@ -1,10 +1,10 @@
-"""Write the manifests and the manifest list of a branch's next snapshot, with PyIceberg's own
-writers.
+"""The writer of the manifests and the manifest list of a branch's next snapshot, with PyIceberg's
+own writers.
 
 PyIceberg's transaction writes one manifest for each append and reads every manifest of a branch to
-replace a file. Here manifests are kept by ingest hour (`anabranch.iceberg.manifests`): an hour is
-swapped by leaving its manifests out, small ones are merged, and branches that change alike share
-what is written (decision 14).
+replace a file. Here manifests are kept by ingest hour (`anabranch.iceberg.manifests`): swapping an
+hour omits its manifests, small manifests are merged, and branches with equal changes share new
+manifests (decision 14).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class _Content:
-    """The next content of a branch: existing manifests, new files, and removed entries."""
+    """The next content of a branch: manifests of data files (`manifests`) and of delete files
+    (`others`), and the number of removed files and rows."""
 
     manifests: list[HourManifest]
     others: list[ManifestFile]
@@ -48,16 +49,16 @@ class _Content:
 
 
 class SnapshotWriter(ManifestWriter):
-    """Writes the snapshots of one commit, with one timestamp."""
+    """A writer of one commit's snapshots, which have one timestamp."""
 
     def __init__(self, table: Table, timestamp_ms: int) -> None:
         super().__init__(table, timestamp_ms)
-        # Manifests written for one branch, by their contents: another branch may need the same.
+        # Manifests by their contents: another branch may need the same one.
         self._made: dict[tuple[object, ...], HourManifest | None] = {}
 
     def write(self, change: Change, properties: Mapping[str, str]) -> Snapshot:
-        """The next snapshot of a branch, over its head in the loaded table. Raises OSError, and
-        ValueError when a file to remove is missing."""
+        """Write the next snapshot of a branch, after its head in the loaded table. Raises OSError,
+        and ValueError if a file to remove is missing."""
         parent = self._head(change.branch)
         self.begin_snapshot()
         content = self._without(_Content(*list_manifests(self._table, parent)), change)
@@ -81,7 +82,8 @@ class SnapshotWriter(ManifestWriter):
         return snapshot
 
     def _without(self, content: _Content, change: Change) -> _Content:
-        """The content of a branch without the removed hours and files."""
+        """Remove the change's hours and files from a branch's content. Raises OSError, and
+        ValueError if a file is missing."""
         hours = {*change.clear, *change.copy}
         paths: dict[str, set[str]] = defaultdict(set)
         for data_file in change.remove:
@@ -127,8 +129,8 @@ class SnapshotWriter(ManifestWriter):
         return content
 
     def _of_hour(self, branch: str, hour: str) -> list[HourManifest]:
-        """The manifests of an hour on another branch; for a manifest with other hours too, a new
-        one of this hour."""
+        """Return an hour's manifests on another branch. A manifest that also has other hours is
+        replaced by a new one of this hour."""
         listed = [m for m in list_manifests(self._table, self._head(branch))[0] if m.may_hold(hour)]
         manifests = [m for m in listed if m.hour == hour]
         mixed = [m for m in listed if m.hour != hour]
@@ -140,7 +142,7 @@ class SnapshotWriter(ManifestWriter):
         return manifests
 
     def _with(self, manifests: list[HourManifest], files: Iterable[DataFile]) -> list[HourManifest]:
-        """The manifests plus those of new files, one for each hour, with small ones merged."""
+        """Add a manifest of new files for each hour, and merge small manifests."""
         new: dict[tuple[int, str], list[DataFile]] = defaultdict(list)
         for data_file in files:
             new[data_file.spec_id, hour_of_file(self._table, data_file)].append(data_file)
@@ -191,8 +193,8 @@ class SnapshotWriter(ManifestWriter):
         kept: Sequence[ManifestEntry],
         fresh: Sequence[DataFile] = (),
     ) -> HourManifest | None:
-        """A manifest of kept entries and new files; reuses one that was written for another branch
-        of this commit. None without entries."""
+        """Return a manifest of kept entries and new files: the one that this commit wrote for
+        another branch, or a new one. None without entries."""
         if key not in self._made:
             self._made[key] = (
                 with_hours(self._table, self.write_manifest(spec_id, kept, fresh))
@@ -203,7 +205,8 @@ class SnapshotWriter(ManifestWriter):
 
 
 def delete_quietly(table: Table, paths: Iterable[str]) -> None:
-    """Delete unreferenced files. Files left by a failure are orphans."""
+    """Delete unreferenced files. A failure is only logged, at debug level: the file is an
+    orphan."""
     for path in paths:
         try:
             table.io.delete(path)
@@ -212,8 +215,8 @@ def delete_quietly(table: Table, paths: Iterable[str]) -> None:
 
 
 def _counts(change: Change, content: _Content) -> dict[str, str]:
-    """The summary's counts and totals over the new manifests. The sizes of removed files are
-    unknown without reading them, so the summary has none."""
+    """Return the summary's counts, and its totals over the new manifests. It has no sizes of
+    removed files: they would need a read of the removed manifests."""
     totals = {
         "total-data-files": sum(m.files for m in content.manifests),
         "total-records": sum(m.rows for m in content.manifests),

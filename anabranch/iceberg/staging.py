@@ -1,4 +1,4 @@
-"""Stage: Spark writes rows as files and one snapshot that no branch points to (Iceberg's
+"""Stage: Spark writes rows as files and one snapshot that readers do not see (Iceberg's
 write-audit-publish)."""
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 MOST_OPEN_FILES = 64
-"""The most files that a staging task opens at once; each needs about a megabyte."""
+"""The maximum open files of a staging task; each needs about a megabyte."""
 
 # Until its snapshot exists, a written file is unreferenced: orphan removal, which keeps files
 # younger than a day, may delete it.
 WITHIN = timedelta(hours=12)
-# Files that no snapshot names are published only while they are younger than this, and their commit
-# is asked for within `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least
-# age by which other programs' orphan removal takes files.
+# Files without a snapshot are published only while younger than this, by a commit sent within
+# `lake.PREPARED_WITHIN` of its decision. Together this is less than an hour, the minimum age of
+# files that other programs' orphan removal deletes.
 NAMED_WITHIN = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
 class Written:
-    """Rows in unreferenced files of the attempt `id`: the files of one attempt of each task.
-    `began`: the clock's time before the first file was begun.
+    """Rows in unreferenced files, of one attempt of each task. `id`: the id of the staging.
+    `began`: the clock's time before the first file was opened.
     """
 
     id: str
@@ -49,12 +49,12 @@ class Written:
 
 
 def is_young(written: Written, now: datetime) -> bool:
-    """Whether orphan removal, ours or another program's, spares the files for long enough that a
-    publish may name them. Pure.
+    """Return whether the files are so young that no orphan removal, ours or another program's, can
+    delete them before they are published. Pure.
 
-    `now` is read after the heads that the publish requires were loaded. From then on orphan removal
-    moves one of them before it deletes; a clock that was read before may be of a time when the
-    files were young and the head another.
+    Read `now` after loading the heads that the publish requires: our orphan removal moves one of
+    them before it deletes, which refuses the publish. With an earlier `now`, it could move the head
+    and delete the files before the heads are loaded.
     """
     return abs(now - written.began) <= NAMED_WITHIN
 
@@ -69,15 +69,15 @@ def stage(
     *,
     protected: bool = False,
 ) -> Staged:
-    """Write `frame` (columns of the table, by name) under `wap_id`; no reader sees the rows.
+    """Write `frame` (the table's columns, by name) under `wap_id`; no reader sees the rows.
 
-    `wap_id` must be new: exactly one snapshot carries it. The decoder guarantees nullability; it is
-    not checked again. `protected`: the same commit makes a branch of the snapshot,
-    `snapshots.staged_ref`, so that other programs do not expire it. Raises Transient when the
-    snapshot is not there after a successful write (it was expired meanwhile), and when that took
-    longer than WITHIN, as of a process that slept.
+    `wap_id` must be new: exactly one snapshot has it. Nullability is not checked: the decoder
+    guarantees it. `protected`: the same commit makes a branch of the snapshot,
+    `snapshots.staged_ref`, so that other programs do not expire it. Raises Transient if the
+    snapshot is missing after a successful write (it was expired meanwhile), or if staging took
+    longer than WITHIN (the process was suspended).
     """
-    # The JVM stamps the snapshot by the same machine's clock.
+    # The JVM takes the snapshot's timestamp from the same machine's clock.
     first = lake.clock.now()
     session = frame.sparkSession
     began = time.monotonic()
@@ -114,8 +114,8 @@ def stage(
 def stage_files(
     lake: Lake, table_name: str, wap_id: str, write: Callable[[], Sequence[DataFile]]
 ) -> Staged:
-    """Stage the files that `write` writes, as `stage` does; for files that no snapshot refers to
-    yet."""
+    """Stage the files that `write` writes and no snapshot refers to yet. Raises Transient if that
+    took longer than WITHIN."""
     first = lake.clock.now()
     staged = lake.stage(table_name, wap_id, write())
     _require_young(lake, table_name, staged, first)
@@ -123,8 +123,8 @@ def stage_files(
 
 
 def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime) -> None:
-    """Raises Transient if the files, begun at `first` or later, may be deleted as orphans by
-    now."""
+    """Raise Transient, and discard the staged snapshot, if orphan removal may have deleted files
+    that were opened at `first` or later."""
     if (took := lake.clock.now() - first) > WITHIN:
         lake.discard(table_name, staged)
         raise Transient(
@@ -136,12 +136,13 @@ def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime)
 def read_snapshot(
     session: SparkSession, catalog: str, table_name: str, snapshot_id: int
 ) -> DataFrame:
-    """The table's rows as of a snapshot, such as a branch's head that a decision rests on."""
+    """Return the table's rows as of a snapshot."""
     return session.sql(f"SELECT * FROM {catalog}.{table_name} VERSION AS OF {snapshot_id}")
 
 
 def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
-    """Only the staged rows, as in the files."""
+    """Return only the staged rows, as in the files. Raises Terminal for a snapshot without a
+    parent."""
     if staged.parent_id is None:
         raise Terminal(
             f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; "

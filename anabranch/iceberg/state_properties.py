@@ -1,9 +1,9 @@
-"""The state in a branch's snapshot, with its long part stored in table properties. Every snapshot
-of the table is in each metadata file, and each publish writes one. So a snapshot contains only what
-changes with every publish. The rest is one text, stored once in table properties whose names are
-hashes of their contents (`anabranch.state.<hash>`); the snapshot refers to it by its hash. A
-publish sets the properties that its snapshots need and removes those that no remembered snapshot
-needs any more, in its own commit: docs/decisions/0035.
+"""The state in a branch's snapshot, with its long part stored in table properties. Each publish
+writes a metadata file, and each metadata file contains every snapshot. So a snapshot contains only
+the properties that change with every publish. The others are one text, stored once in table
+properties named by the hashes of their contents (`anabranch.state.<hash>`). The snapshot refers to
+the text by its hash. The commit of a publish sets the properties that its snapshots need, and
+removes those that no snapshot needs any more: docs/decisions/0035.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 STATE = "anabranch.state."
-# A program with side files and without these properties looks for a file of this name, and stops.
+# An earlier version, which supports side files only, finds no file of this name and stops.
 _IN_PROPERTIES = "state-in-table-properties-needs-a-newer-anabranch/"
 _PACKED = "zlib:"
 
-# Properties that change with every publish, and the most characters of each in a snapshot.
+# Properties that change with every publish, and the maximum characters of each in a snapshot.
 _ITSELF = {
     "anabranch.publish": 1_000,
     "anabranch.position": 8_000,
@@ -41,19 +41,20 @@ _ITSELF = {
     "anabranch.complete-through": 100,
     "anabranch.fresh-through": 100,
 }
-# Those of the batch layer wait for an hour, in which the speed layer's publishes repeat them.
+# In the snapshot only when new: the batch layer's dead letters wait for an hour, and each publish
+# of the speed layer repeats them.
 _ITSELF_WHILE_NEW = "anabranch.dead-letters"
-# Properties that change seldom stay in the snapshot when all of them together are this short.
+# Other properties stay in the snapshot if all of them together have at most these characters.
 _WORTH_A_PROPERTY = 400
 _WORTH_PACKING = 160
-# An absent list means that nothing waits.
+# Properties with this value are omitted: an absent list is empty.
 _NOTHING = "[]"
 
-# Some catalogs copy table properties to a database whose columns take 4,000 characters.
+# Some catalogs copy table properties to a database whose columns have 4,000 characters.
 LONGEST = 3_500
-# A link to another part; neither character is in JSON text outside an escape.
+# A link to another part. JSON text has a tab only as an escape.
 _LINK = re.compile(r"\t([0-9a-f]{16})\t")
-# An hour's entry in a JSON object by hours. It stays the same while other hours come and go.
+# An hour's entry in a JSON object by hours. It stays the same while other hours change.
 _HOUR = re.compile(r'"\d{4}-\d\d-\d\dT\d\d": ?\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}')
 _WORTH_A_PART = 100
 _PIECE = re.compile(r"\t[0-9a-f]{16}\t[^\t]?|[^\t]{1,1000}")
@@ -69,7 +70,7 @@ class StateGone(Terminal):
 
 
 def pack(text: str) -> str:
-    """A value as stored in a snapshot or a property: compressed if that is shorter."""
+    """Return a value as stored in a snapshot or property: compressed if that is shorter. Pure."""
     if len(text) < _WORTH_PACKING:
         return text
     packed = _PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
@@ -85,8 +86,8 @@ def unpack(value: str) -> str:
 def plan_split(
     properties: Mapping[str, str], before: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The packed properties for a snapshot, and the long ones for table properties; `before`: all
-    previous properties of the branch. Pure."""
+    """Return the packed properties for a snapshot, and the unpacked ones for table properties.
+    `before`: all previous properties of the branch. Pure."""
     properties = {k: v for k, v in properties.items() if v != _NOTHING}
     carried_on = (
         {_ITSELF_WHILE_NEW}
@@ -96,7 +97,7 @@ def plan_split(
     own = [k for k in _ITSELF if k in properties and k not in carried_on]
     itself = {k: packed for k in own if len(packed := pack(properties[k])) <= _ITSELF[k]}
     aside = {k: v for k, v in properties.items() if k not in itself}
-    # A long value is not packed only to learn its length.
+    # Very long values are not packed just to measure them.
     if sum(len(v) for v in aside.values()) <= 100 * _WORTH_A_PROPERTY:
         packed_aside = {k: pack(v) for k, v in aside.items()}
         if sum(len(k) + len(v) for k, v in packed_aside.items()) <= _WORTH_A_PROPERTY:
@@ -107,8 +108,8 @@ def plan_split(
 def plan_summary(
     properties: Mapping[str, str], before: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """A new snapshot's properties, and the table properties that it needs, for all properties of
-    its branch; `before`: all previous properties of the branch. Pure."""
+    """Return a new snapshot's summary properties, and the table properties that it needs.
+    `properties`: all properties of its branch; `before`: all previous ones. Pure."""
     itself, aside = plan_split(properties, before)
     if not aside:
         return itself, {}
@@ -120,15 +121,14 @@ def plan_summary(
 
 
 def _by_hours(text: str, parts: dict[str, str]) -> str:
-    """The text with a link for each hour's entry, so that the snapshots of a week share each hour's
-    entry."""
+    """Replace each hour's entry by a link to a part, so that the snapshots of a week share it."""
     return _HOUR.sub(
         lambda m: _link(_store(m[0], parts)) if len(m[0]) >= _WORTH_A_PART else m[0], text
     )
 
 
 def _store(text: str, parts: dict[str, str]) -> str:
-    """Add the text to the parts, in as many as it takes; returns the hash of the first, which leads
+    """Add a text to the parts, split if it is long; return the hash of its root part, which links
     to the others."""
     while text.count("\t") > 2 * _LINKS or len(text) > 4 * LONGEST or len(_part(text)[1]) > LONGEST:
         text = "".join(_link(_add(chunk, parts)) for chunk in _chunks(text))
@@ -151,8 +151,8 @@ def _link(digest: str) -> str:
 
 
 def _chunks(text: str) -> Iterable[str]:
-    """The text in chunks of at most LONGEST characters with content-defined boundaries: a change in
-    one place leaves most other chunks unchanged."""
+    """Yield the text in chunks of at most LONGEST characters, with content-defined boundaries: a
+    change in one place leaves most other chunks unchanged."""
     chunk = ""
     for piece in _PIECE.findall(text):
         chunk += piece
@@ -165,8 +165,8 @@ def _chunks(text: str) -> Iterable[str]:
 
 
 def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
-    """All properties of a snapshot: its own, and those that it refers to in table properties or, in
-    snapshots of earlier versions, in a side file. Raises Terminal, Transient."""
+    """Return all properties of a snapshot: its own, and those that it refers to in table properties
+    or, for snapshots of earlier versions, in a side file. Raises Terminal, Transient."""
     name = side_files.named(properties)
     aside: Mapping[str, str] = {}
     if name is not None and name.startswith(_IN_PROPERTIES):
@@ -177,7 +177,8 @@ def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
-    """One value of all properties of a snapshot. Raises Terminal, Transient."""
+    """Return the value of one property of a snapshot, wherever it is stored; None if there is none.
+    Raises Terminal, Transient."""
     value = properties.get(key)
     if value is not None and not value.startswith(REFERENCE):
         return unpack(value)
@@ -185,7 +186,7 @@ def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None
 
 
 def side_file_of(properties: Mapping[str, str]) -> str | None:
-    """The side file that a snapshot's properties refer to; None if its state is in table
+    """Return the side file that a snapshot's properties refer to; None if its state is in table
     properties. Pure."""
     name = side_files.named(properties)
     return None if name is None or name.startswith(_IN_PROPERTIES) else name
@@ -194,9 +195,9 @@ def side_file_of(properties: Mapping[str, str]) -> str | None:
 def plan_unused(
     held: Mapping[str, str], needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """The state properties among the table properties `held` that none of the summaries refers to.
-    `summaries`: all snapshots that the table will have; `needed`: properties of this commit.
-    Pure."""
+    """Return the state properties in the table properties `held` that no summary refers to.
+    `summaries`: of all snapshots that the table will have; `needed`: this commit's state
+    properties. Pure."""
     names = [side_files.named(s) for s in summaries]
     roots = {
         STATE + n.removeprefix(_IN_PROPERTIES)
@@ -217,7 +218,7 @@ def _links(value: str) -> tuple[str, ...]:
     return tuple(_LINK.findall(unpack(value)))
 
 
-# Every micro-batch loads a state. The text of a hash is the same in every table.
+# Cached, since every micro-batch loads a state. The text of a hash is the same in every table.
 _READ: dict[str, Mapping[str, str]] = {}
 _REMEMBERED = 12
 
@@ -233,7 +234,7 @@ def _read(table: Table, root: str) -> Mapping[str, str]:
 
 
 def _text_of(table: Table, digest: str) -> str:
-    """The text of a hash. Raises Terminal when a part of it is missing or changed."""
+    """Return the text of a hash. Raises StateGone if a part of it is missing or changed."""
     value = table.metadata.properties.get(STATE + digest)
     text = _unpacked(value) if value is not None else None
     if text is None or _digest(text) != digest:

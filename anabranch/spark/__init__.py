@@ -1,1 +1,1 @@
-"""Spark: its settings, sessions and jars, and the commands that become jobs."""
+"""Spark's settings, sessions and jars, and the spark-submit commands of the jobs."""

@@ -1,10 +1,10 @@
-"""Java's archive of classes: the jobs' Java maps what it would else read, check and link from 150
-jars at each start.
+"""Java's class data sharing (CDS) archive: the jobs' JVMs map its classes instead of reading,
+verifying and linking them from 150 jars at each start.
 
-`anabranch jars --archive` makes it of `conf/jvm/classes.gz`, the classes that both jobs load (a
-class that is not there any more is left out, one that is not in the list is loaded as ever). It is
-of one Java and one class path; a Java whose own differ does not use it. `make class-list` writes
-the list.
+`anabranch jars --archive` makes it from `conf/jvm/classes.gz`, the classes that both jobs load. A
+listed class that no longer exists is skipped; a class that is not listed is loaded from its jar.
+The archive belongs to one Java and one class path; a JVM with others ignores it. `make class-list`
+writes the list.
 
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
@@ -28,26 +28,27 @@ from anabranch.spark.jars import Jars, Progress, cache_folder, jvm_folder
 from anabranch.spark.java import java_executable
 
 _LOCK_SECONDS = 600.0
-# The collector decides how classes are laid out; what Java says of the archive would be in the
-# jobs' output.
+# The layout of archived classes depends on the garbage collector.
 COLLECTOR = "-XX:+UseParallelGC"
+# Java would print messages about the archive into the jobs' output.
 _QUIET = "-Xlog:cds*=off"
 
 
 def spark_home() -> Path:
-    """SPARK_HOME, else the folder of the installed pyspark. Raises Terminal without one."""
+    """Return SPARK_HOME, else the folder of the installed pyspark. Raises Terminal without one."""
     return Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else installed_spark_home()
 
 
 def class_path(jars: Jars) -> list[str]:
-    """spark-submit's options for the jars of a local master: on the class path, as they lie."""
+    """Return spark-submit's options that put the jars on a local master's class path, at their
+    place."""
     return ["--driver-class-path", ":".join(map(str, jars.spark))]
 
 
 def archive_options(jars: Jars) -> tuple[list[str], Mapping[str, str]]:
-    """Java's options, and the environment of spark-submit, by which a job on a local master uses
-    the archive; nothing where there is none, or Spark is configured by files, which Java does not
-    take in an archive's class path."""
+    """Return the Java options and the spark-submit environment with which a job on a local master
+    uses the archive. Both are empty without an archive, or if Spark has configuration files: Java
+    does not support their folder in an archive's class path."""
     file = _archive_of(jars)
     if file is None or not file.exists():
         return [], {}
@@ -55,7 +56,7 @@ def archive_options(jars: Jars) -> tuple[list[str], Mapping[str, str]]:
 
 
 def make_archive(jars: Jars, progress: Progress) -> Path:
-    """Make the archive, unless it is there; a minute, and 250 MB. Raises Terminal."""
+    """Make the archive unless it exists (a minute, 250 MB); return its path. Raises Terminal."""
     file = _archive_of(jars)
     if file is None:
         raise Terminal(
@@ -90,7 +91,7 @@ def _make(jars: Jars, file: Path, classes: Path) -> None:
         COLLECTOR,
         _QUIET,
     ]
-    # Started as a job is, so that the class path is a job's; Java ends before it would run one.
+    # spark-submit gives the dump a job's class path; Java ends before it would run nothing.py.
     command = [
         str(spark_home() / "bin" / "spark-submit"),
         "--master",
@@ -115,7 +116,8 @@ def _make(jars: Jars, file: Path, classes: Path) -> None:
 
 
 def _archive_of(jars: Jars) -> Path | None:
-    """Where the archive of this Java and these jars is; None where Spark is configured by files."""
+    """Return the path of this Java's archive of these jars; None if Spark has configuration
+    files."""
     home = spark_home()
     if any(name in os.environ for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")):
         return None

@@ -1,8 +1,5 @@
-"""The Python packages that executors need in common with the driver, and the archive that brings
-them.
-
-`anabranch pack` writes the archive (`speed_layer.pack`).
-"""
+"""The Python packages that executors need in the driver's versions, and the archive that contains
+them. `anabranch pack` writes it (`speed_layer.pack`)."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from pathlib import Path
 ARCHIVE = "anabranch"
 """The archive's folder on executors."""
 VERSIONS = "versions.json"
-"""The first file of the archive: the versions in it."""
+"""The archive's first file: the versions of its contents."""
 CODE = ("anabranch", "speed_layer")
-"""Our packages that workers import."""
+"""Our packages that Python workers import."""
 
 _PACKAGES = ("numpy", "pyarrow", "pyiceberg")
 
 
 @cache
 def installed() -> dict[str, str]:
-    """The versions of Python and of the packages, and a digest of our code, which has one version
-    in many builds."""
+    """Return the versions of Python and of the packages, and a digest of our code: many builds of
+    it have the same version."""
     versions = {name: version(name) for name in _PACKAGES}
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -47,7 +44,8 @@ def _code_digest() -> str:
 
 
 def difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
-    """The first part of `expected` that `found` lacks or has in another version, in words. Pure."""
+    """Return a sentence for the first part of `expected` that `found` lacks or has in another
+    version; None if there is none. Pure."""
     for part, wanted in expected.items():
         if found.get(part) != wanted:
             return f"expected {part} {wanted}, found {found.get(part, 'none')}"
@@ -55,7 +53,7 @@ def difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str | N
 
 
 def packed_archive(conf: Mapping[str, str]) -> Path | None:
-    """Our archive among `spark.archives`, if it is a file of this machine."""
+    """Return our archive of `spark.archives`; None unless it is a file of this machine."""
     for entry in conf.get("spark.archives", "").split(","):
         place, _, folder = entry.strip().partition("#")
         file = Path(place.removeprefix("file://"))
@@ -65,7 +63,7 @@ def packed_archive(conf: Mapping[str, str]) -> Path | None:
 
 
 def packed_versions(file: Path) -> dict[str, str]:
-    """The versions in an archive; nothing for an archive of another program. Raises OSError and
+    """Return the versions in an archive; empty for another program's archive. Raises OSError and
     tarfile.TarError."""
     with tarfile.open(file) as archive:
         first = archive.next()

@@ -1,5 +1,5 @@
-"""The Spark of this environment: the pyspark wheel, and what lets its plain `spark-submit` run our
-jobs."""
+"""The Spark of this environment: the pyspark wheel, and the configuration with which its plain
+`spark-submit` runs our jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARK = "# Added by anabranch:"
 
 
 def spark_home() -> Path:
-    """The pyspark package's folder, which is a whole SPARK_HOME. Raises Terminal if it is not
+    """Return the pyspark package's folder, a complete SPARK_HOME. Raises Terminal if pyspark is not
     installed."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
@@ -26,19 +26,18 @@ def spark_home() -> Path:
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a file of Spark's configuration is the one that `configure` writes."""
+    """Return whether `configure` wrote this file of Spark's configuration."""
     return file.name == "spark-defaults.conf" and file.read_text(
         encoding="utf-8", errors="replace"
     ).startswith(_MARK)
 
 
 def configure(jars: Sequence[Path]) -> tuple[Path, ...]:
-    """Makes `.venv/bin/spark-submit` find `jars` and this environment's Python; returns the files
-    written.
+    """Configure `.venv/bin/spark-submit` to find `jars` and this environment's Python; return the
+    files written.
 
-    Without it the wheel's script asks whatever `python3` is on the PATH, which knows pyspark only
-    in an activated environment. Both files are of this environment alone, and another call writes
-    the same again.
+    Without it, the wheel's script uses the first `python3` on the PATH, which has pyspark only in
+    an activated environment. Both files belong to this environment alone. Idempotent.
     """
     defaults = spark_home() / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir(exist_ok=True)
@@ -54,8 +53,7 @@ def configure(jars: Sequence[Path]) -> tuple[Path, ...]:
             'export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$(cd "$(dirname "$0")"; '
             f'pwd)/{Path(sys.executable).name}}}"'
         )
-        # Replaced, not written in place: an installer may have hard-linked it to a cache that
-        # others share.
+        # Replaced, not written in place: an installer may have hard-linked it to a shared cache.
         part = finder.with_name(finder.name + ".part")
         part.write_text(
             f"{shebang}\n{_MARK} the Python beside this script.\n{ours}\n{rest}", encoding="utf-8"

@@ -1,10 +1,11 @@
-"""The jars: pinned by conf/jvm/ivy.xml, proven by conf/jvm/jars.sha256, kept in one cache.
+"""The jars: conf/jvm/ivy.xml pins them, conf/jvm/jars.sha256 has their checksums, one cache keeps
+them.
 
-The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so Java and the wheel are all
-that it takes. The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content
-of the two files, so another checkout with other versions has another folder. In it is one folder
-for each configuration of ivy.xml. A folder that exists is complete: it is renamed into place once
-every jar in it has its expected checksum.
+The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so resolving needs only Java
+and the wheel. The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content
+of the two files, so checkouts with different versions do not share a folder. Its subfolders are the
+configurations of ivy.xml. A folder that exists is complete: it is renamed into place once every jar
+has its expected checksum.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from anabranch.spark.home import configure, spark_home
 from anabranch.spark.java import require_java
 
 CONFS = ("spark", "broker", "s3")
-# The confs that both jobs need; the others are the development services'.
+# The confs that both jobs need. The development services use the others.
 JOBS = ("spark",)
 ATTEMPTS = 4
 _FIRST_PAUSE = 2.0
 _WRITE_SUMS = "run `anabranch jars --write-sums` to rewrite the file, and review the change"
-# Resolving takes minutes on a slow network; another process may wait for all of its attempts.
+# Resolving takes minutes on a slow network; a waiting process waits for all attempts.
 _LOCK_SECONDS = 3600.0
 _IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
 
@@ -50,20 +51,20 @@ class Jars:
 
 
 def jvm_folder() -> Path:
-    """conf/jvm of the checkout that this code is run from, else the copy that the wheel carries."""
+    """Return conf/jvm of the checkout that runs this code, else the wheel's copy."""
     return shipped("conf/jvm/ivy.xml", "_conf/jvm/ivy.xml").parent
 
 
 def cache_folder() -> Path:
-    """Where jars are kept: ANABRANCH_CACHE, else ~/.cache/anabranch."""
+    """Return the cache's folder: ANABRANCH_CACHE, else ~/.cache/anabranch."""
     return Path(
         os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch"
     ).absolute()
 
 
 def read_sums(file: Path) -> dict[str, str]:
-    """`{"spark/kafka-clients-3.9.1.jar": sha256}` of lines as sha256sum writes them; Terminal for
-    anything else."""
+    """Return `{"spark/kafka-clients-3.9.1.jar": sha256}` from lines in sha256sum's format. Raises
+    Terminal for any other line."""
     sums: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -85,7 +86,7 @@ def read_sums(file: Path) -> dict[str, str]:
 
 
 def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
-    """The same mapping, computed from the files of a resolved folder that are of `confs`."""
+    """Return the checksums of a resolved folder's jars of `confs`, in the form of `read_sums`."""
     sums = {}
     for name in sorted(_of(_names(folder), confs)):
         with (folder / name).open("rb") as jar:
@@ -94,8 +95,7 @@ def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """One sentence for each jar that is missing, extra or different; empty if all is as
-    expected."""
+    """Return a sentence for each jar that is missing, extra or different. Pure."""
     sentences = []
     for name in sorted(expected.keys() | actual.keys()):
         want, have = expected.get(name), actual.get(name)
@@ -109,8 +109,8 @@ def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[
 
 
 def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
-    """Raises Terminal, naming each jar, unless `folder` has exactly those jars of `sums` that are
-    of `confs`, byte for byte."""
+    """Raise Terminal, naming each jar, unless `folder`'s jars of `confs` are exactly those that
+    `sums` lists, byte for byte."""
     wrong = differences(_of(read_sums(sums), confs), sums_of(folder, confs))
     if wrong:
         raise Terminal(
@@ -122,12 +122,12 @@ def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
 
 
 def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONFS) -> Jars:
-    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; reported
-    to `progress`); of other confs those that the cache has.
+    """Return the cache's jars; download missing jars of `confs` first (200 MB, minutes; reported to
+    `progress`).
 
-    Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if
-    Java is missing or a jar is not what jars.sha256 says, and Transient if the download failed four
-    times.
+    Processes may call it at once: one resolves, the others wait. Raises ConfigurationError if Java
+    is missing, Terminal if a jar differs from jars.sha256, and Transient if the download failed
+    four times.
     """
     conf = jvm_folder()
     root = cache_folder() / "jars"
@@ -148,9 +148,8 @@ def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONF
 
 
 def cached() -> tuple[Path, list[str]]:
-    """The folder that the jobs take their jars from, and a sentence for each of these that is
-    missing, extra or different. Downloads nothing and needs no Java; every jar is read, which takes
-    a quarter of a second."""
+    """Return the folder of the jobs' jars, and a sentence for each jar that is missing, extra or
+    different. Downloads nothing and needs no Java. Reads every jar, in a quarter of a second."""
     conf = jvm_folder()
     folder = cache_folder() / "jars" / _key(conf)
     return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS))
@@ -159,8 +158,8 @@ def cached() -> tuple[Path, list[str]]:
 def _resolve(
     java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress
 ) -> None:
-    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename its folders into
-    place."""
+    """Retrieve into a temporary folder (step 1), verify it (2), and rename its folders into place
+    (3)."""
     attempt = folder.with_name(folder.name + ".part")
     for leftover in (attempt, *(folder / name for name in confs)):
         if leftover.exists():
@@ -189,15 +188,15 @@ def _retrieve(
     progress: Progress,
     confs: Sequence[str] = CONFS,
 ) -> None:
-    """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on
-    from there."""
+    """Run Ivy until it succeeds, at most ATTEMPTS times. Ivy's own cache keeps downloaded files for
+    the next attempt. Raises Terminal without Ivy, Transient after the last attempt."""
     ivy_jars = sorted((spark_home() / "jars").glob("ivy-*.jar"))
     if not ivy_jars:
         raise Terminal(
             f"jars: expected an ivy-*.jar in {spark_home() / 'jars'}, found none; install pyspark "
             "again"
         )
-    # Java waits for ever by default on a connection that has gone silent.
+    # By default, Java waits without limit for a silent server.
     timeouts = [
         "-Dsun.net.client.defaultConnectTimeout=20000",
         "-Dsun.net.client.defaultReadTimeout=60000",
@@ -231,7 +230,7 @@ def _retrieve(
 
 
 def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | None:
-    """None if Ivy succeeded, else the lines that say why not."""
+    """Run Ivy; return None if it succeeded, else at most eight output lines with the reason."""
     lines: list[str] = []
     resolved = downloaded = 0
     reported_at = time.monotonic()
@@ -267,7 +266,8 @@ def _key(conf: Path) -> str:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """The jars of a resolved folder that are not empty, without their checksums."""
+    """Return the names of a resolved folder's non-empty jars, in the form of `read_sums` without
+    the checksums."""
     found = (jar for jar in folder.glob("*/*.jar") if jar.stat().st_size > 0)
     return {f"{jar.parent.name}/{jar.name}": "" for jar in found}
 
@@ -277,13 +277,13 @@ def _of(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
 
 
 def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) -> list[str]:
-    """Those of `confs` of which the folder does not have exactly the listed jars, by name."""
+    """Return the confs whose jars in the folder are not exactly the listed ones, by name."""
     found = _names(folder)
     return [conf for conf in confs if _of(found, [conf]).keys() != _of(expected, [conf]).keys()]
 
 
 def _write_sums(progress: Progress) -> Path:
-    """Resolves ivy.xml as it stands and writes what came of it; for a developer who changes a
+    """Resolve the current ivy.xml and write its jars' checksums; for a developer who changes a
     version."""
     conf = jvm_folder()
     root = cache_folder() / "jars"
@@ -311,7 +311,7 @@ def resolve(
     progress: Progress,
     confs: Sequence[str] = CONFS,
 ) -> Jars:
-    """What `anabranch jars` does. Raises Terminal, Transient."""
+    """Run `anabranch jars`. Raises ConfigurationError, Terminal, Transient."""
     if write_sums:
         progress(f"wrote {_write_sums(progress)}")
     jars = ensure_jars(progress=progress, confs=confs)

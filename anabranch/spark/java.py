@@ -1,4 +1,4 @@
-"""The Java that runs Spark, the broker and the S3 server: found, and new enough."""
+"""The Java that runs Spark, the broker and the S3 server: its location and version."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _REMEDY = (
     "openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one."
 )
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""Options of a Java that lives for minutes: its second compiler takes more CPU time than it saves.
-Without the size, the first one has 48 MB for its code, which Spark fills, and the JVM compiles
+"""Options of a JVM that runs for minutes: its second compiler (C2) takes more CPU time than it
+saves. The first compiler's default code cache is 48 MB. Spark fills it, and the JVM compiles
 evicted code again."""
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def parse_major(output: str) -> int | None:
-    """The major version in what `java -version` prints: 17 for 17.0.15, 8 for 1.8.0_402; None if it
-    says none."""
+    """Return the major version in the output of `java -version`: 17 for 17.0.15, 8 for 1.8.0_402;
+    None if it has none."""
     match = _VERSION.search(output)
     return int(match.group(1)) if match else None
 
 
 def java_executable() -> Path:
-    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it. Raises
+    """Return `$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it. Raises
     ConfigurationError, with the remedy, if there is none."""
     if home := os.environ.get("JAVA_HOME"):
         executable = Path(home) / "bin" / "java"
@@ -47,7 +47,7 @@ def java_executable() -> Path:
 
 
 def require_java() -> Path:
-    """The executable of the Java that spark-submit chooses. Raises ConfigurationError, with the
+    """Return the Java executable that spark-submit chooses. Raises ConfigurationError, with the
     remedy, if there is none or it is older than 17."""
     executable = java_executable()
     answer = subprocess.run(

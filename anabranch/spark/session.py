@@ -1,5 +1,4 @@
-"""The JVM behind a job's Spark session: opening it, stopping it on a signal, and what its errors
-mean.
+"""The Spark session of a job and its JVM: opening, stopping on a signal, translating errors.
 
 Only the `job.py` files open a session.
 """
@@ -31,27 +30,27 @@ from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 LOG = logging.getLogger(__name__)
 
-# py4j logs the whole traceback of what a micro-batch raises; the job itself says it, in one line.
+# py4j logs the whole traceback of a micro-batch's error; the job logs it in one line.
 logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 
 def open_session(
     environment: Environment, name: str, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session that reaches the lake, with a job's own `settings`. Raises ConfigurationError when
-    our jars are not on its class path.
+    """Return a session that reaches the lake, with a job's own `settings`. The master is
+    spark-submit's, which our commands set, else the configured one.
 
-    The master is the one of spark-submit, which our commands set; without spark-submit, the
-    configured one.
+    Raises ConfigurationError if our jars are not on the class path or Java does not trust the S3
+    server. A failed start raises the error of `explain`, Transient in place of Unexplained.
     """
     builder = SparkSession.builder.appName(name)
-    # Before its JVM has started, a SparkConf has none of spark-submit's settings.
+    # A SparkConf has spark-submit's settings only once the JVM has started.
     SparkContext._ensure_initialized()
     master = SparkConf().get("spark.master", environment.spark.master)
     assert master is not None
     builder = builder.master(master)
     if runs_here(master):
-        # What tasks of ours import is installed with the Python that runs this.
+        # Our tasks import packages of the Python that runs this.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for key, value in (session_settings(environment) | dict(settings or {})).items():
         builder = builder.config(key, value)
@@ -59,7 +58,7 @@ def open_session(
         spark = builder.getOrCreate()
     except Exception as error:
         explained = explain("start Spark", error)
-        # An unreachable master causes many errors, and nothing has begun that could be in doubt.
+        # An unreachable master causes various errors. No work has started, so a retry is safe.
         raise (
             Transient(str(explained)) if isinstance(explained, Unexplained) else explained
         ) from error
@@ -74,7 +73,7 @@ def open_session(
             ",".join(exposed),
         )
     jvm: Any = spark.sparkContext._jvm
-    # Servers that are not AWS do not all know the SDK's newer checksums.
+    # Some S3 servers other than AWS do not support the SDK's newer checksums.
     jvm.java.lang.System.setProperty("aws.requestChecksumCalculation", "WHEN_REQUIRED")
     jvm.java.lang.System.setProperty("aws.responseChecksumValidation", "WHEN_REQUIRED")
     try:
@@ -96,8 +95,8 @@ def open_session(
 
 
 def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
-    """A session of its own in the same Spark application, with the environment's catalog. Iceberg
-    takes the id of what is staged from the session, so streams that stage at once each need one."""
+    """Return a new session in the same Spark application, with the environment's catalog. Iceberg
+    takes a write's staging id from the session, so streams that stage in parallel each need one."""
     session = spark.newSession()
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():
@@ -108,8 +107,8 @@ def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
 
 
 def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
-    """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context
-    ended, which no other try brings back, else as `explain`."""
+    """Translate Spark's error while `doing` to an AnabranchError: JvmGone if Spark's JVM or context
+    ended, which a retry cannot restore, else the result of `explain`."""
     if isinstance(error, AnabranchError):
         return error
     jvm: Any = spark.sparkContext._jvm
@@ -130,7 +129,8 @@ def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> Anab
 
 
 def close_session(spark: SparkSession) -> None:
-    """Stop it. A JVM that is gone needs no stopping, and hides no error that says so."""
+    """Stop a session. A failure is only logged, at debug level, so that it hides no earlier
+    error."""
     try:
         spark.stop()
     except Exception:
@@ -138,8 +138,9 @@ def close_session(spark: SparkSession) -> None:
 
 
 def require_trust(spark: SparkSession, s3: S3) -> None:
-    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`: the
-    first file that Java writes may come hours later. A server that does not answer passes."""
+    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`.
+    Without this check, the error may come hours later, with Java's first file. An unreachable
+    server passes."""
     if s3.ca is None or not (s3.endpoint or "").startswith("https://"):
         return
     jvm: Any = spark.sparkContext._jvm
@@ -162,8 +163,8 @@ def require_trust(spark: SparkSession, s3: S3) -> None:
 
 @contextmanager
 def explained(spark: SparkSession, doing: str) -> Iterator[None]:
-    """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by
-    a traceback."""
+    """Translate any exception while `doing` to an AnabranchError, so that no job ends with a
+    traceback."""
     try:
         yield
     except AnabranchError:
@@ -174,7 +175,7 @@ def explained(spark: SparkSession, doing: str) -> Iterator[None]:
 
 
 class _Handler:
-    """A Java signal handler that calls Python: the JVM of spark-submit is who gets the signal."""
+    """A Java signal handler that calls Python: under spark-submit, the JVM receives the signal."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -189,7 +190,7 @@ class _Handler:
 def stop_on_signal(
     spark: SparkSession, stop: Callable[[], None], signals: Iterable[signal.Signals]
 ) -> None:
-    """Call `stop` once a signal reaches this process or its JVM, in place of ending either."""
+    """Call `stop` when a signal reaches this process or its JVM, instead of ending them."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     gateway: Any = spark.sparkContext._gateway

@@ -1,5 +1,4 @@
-"""The settings with which a Spark session reaches the lake. Values only: sessions are built by the
-jobs."""
+"""The settings with which a Spark session reaches the lake."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ AVRO_LIMITS = {
     "org.apache.avro.limits.bytes.maxLength": AVRO_LONGEST_TEXT,
     "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
 }
-"""Properties of a JVM that reads Avro: the longest text and the most items that a value may have.
-Without them Avro allocates whatever a value announces, and one record of ten bytes ends the JVM.
-Avro reads them when first used."""
+"""System properties of a JVM that reads Avro: the maximum bytes of a text and items of a
+collection. Without them Avro allocates the size that a value declares, so one record of ten bytes
+can end the JVM. Avro reads them once, at its first use."""
 AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
 
 REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
-"""The keys whose values Spark redacts, as `spark.redaction.regex`: its own words and those of REST
-catalogs."""
+"""The keys whose values Spark redacts (`spark.redaction.regex`): Spark's default words and those of
+REST catalogs."""
 
 
 def runs_here(master: str | None) -> bool:
-    """Whether tasks run on the driver's machine, with its Python: no code of ours is on other
-    machines."""
+    """Return whether tasks run on the driver's machine, with its Python. Other machines do not have
+    our code."""
     return (
         master is not None and master.startswith("local") and not master.startswith("local-cluster")
     )
@@ -41,11 +40,11 @@ _ENCRYPTED = (
 
 
 def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
-    """The secrets of catalogs, S3's keys among them, that executors get over a connection that
-    Spark's settings do not encrypt. Pure.
+    """Return the keys of catalog secrets, S3's included, that Spark sends to executors over
+    connections that its settings do not encrypt. Pure.
 
-    Spark sends all of its settings to each executor, and those of `spark.sql` with each task,
-    whatever code runs there.
+    Spark sends all settings to each executor, and `spark.sql` settings with each task, whatever
+    code runs there.
     """
     if runs_here(master) or any(conf.get(key, "").lower() == "true" for key in _ENCRYPTED):
         return ()
@@ -55,9 +54,9 @@ def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def session_settings(environment: Environment) -> dict[str, str]:
-    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of
-    the file wins. Reading through the catalog's cache would hide what another process has
-    published, so it is off."""
+    """Return Spark's configuration: Iceberg's catalog under the configured name, S3, UTC. The
+    configuration's `spark.conf` takes precedence. The catalog's cache is off: it would hide the
+    commits of other processes."""
     catalog, s3 = environment.catalog, environment.s3
     prefix = f"spark.sql.catalog.{catalog.name}"
     settings = {
@@ -71,11 +70,11 @@ def session_settings(environment: Environment) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
         "spark.sql.iceberg.handle-timestamp-without-timezone": "true",
-        # A micro-batch must be whole or absent: a failed query is started again from the table,
-        # never patched up.
+        # A micro-batch must be complete or absent: a failed query is restarted from the table's
+        # position.
         "spark.streaming.stopGracefullyOnShutdown": "false",
         "spark.redaction.regex": REDACTED.pattern,
-        # Servers that are not AWS do not all know the newer checksums.
+        # Some S3 servers other than AWS do not support the newer checksums.
         "spark.driverEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "spark.executorEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
     }
@@ -86,8 +85,7 @@ def session_settings(environment: Environment) -> dict[str, str]:
         settings |= {
             f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             f"{prefix}.client.region": s3.region,
-            # A request that gets no answer is tried again by the client within seconds, the whole
-            # try by the job.
+            # The client retries an unanswered request for seconds; the job retries the operation.
             f"{prefix}.http-client.apache.connection-timeout-ms": "3000",
             f"{prefix}.http-client.apache.socket-timeout-ms": "10000",
             f"{prefix}.s3.retry.num-retries": "3",
@@ -106,6 +104,6 @@ def session_settings(environment: Environment) -> dict[str, str]:
             }
     settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
     settings |= environment.spark.conf
-    # Configured options are appended.
+    # Configured options come last, so they take precedence.
     executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
     return settings | {"spark.executor.extraJavaOptions": executor}

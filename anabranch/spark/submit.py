@@ -1,4 +1,4 @@
-"""spark-submit, as our commands run it: the right jars, the configured master, no secret on the
+"""The spark-submit of our commands: with our jars and the configured master, without secrets on the
 command line."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
 
 
 def job_file(layer: str) -> Path:
-    """`speed_layer/job.py` or `batch_layer/job.py`, wherever they are installed."""
+    """Return the installed `speed_layer/job.py` or `batch_layer/job.py`."""
     spec = importlib.util.find_spec(layer)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "job.py"
@@ -30,13 +30,12 @@ def job_file(layer: str) -> Path:
 def submit_command(
     environment: Environment, layer: str, arguments: Sequence[str], java: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and process environment that run a layer's job, its driver on this machine,
-    with these options of its Java; configured ones win.
+    """Return the command line and process environment that run a layer's job with its driver on
+    this machine. `java` are options of the driver's Java; configured options take precedence.
 
-    On a local master the jars go on the class path as they lie, with the archive of their classes
-    where one was made; a cluster is sent copies. Executors are sent nothing else, since no code of
-    ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
-    and its signals would be lost.
+    On a local master the jars are on the class path at their place, with the archive of their
+    classes if there is one. A cluster gets copies of the jars, and nothing else from here. Raises
+    ConfigurationError for cluster deploy mode, in which the exit code and signals would be lost.
     """
     master = environment.spark.master
     if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":
@@ -49,13 +48,12 @@ def submit_command(
     local = runs_here(master)
     archive, archived = archive_options(jars) if local else ([], {})
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
-    # The empty list overrides what spark-defaults.conf may name for plain spark-submit.
+    # The empty list overrides spark.jars of spark-defaults.conf, which is for plain spark-submit.
     sent = ["--jars", ",".join(map(str, jars.spark))]
     command += [*class_path(jars), "--conf", "spark.jars="] if local else sent
     log4j = jvm_folder() / "log4j2-spark.properties"
-    # The option wins over the setting of the same meaning, so what is configured joins it.
-    # A Python that is configured for executors is on their machines: the driver's is the one that
-    # runs this.
+    # --driver-java-options overrides spark.driver.extraJavaOptions, so configured options join it.
+    # A configured executor Python is a path on their machines; the driver uses the current Python.
     conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
     conf |= environment.spark.conf
     ours = " ".join(
@@ -72,8 +70,7 @@ def submit_command(
         f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip(),
     ]
     for key, value in conf.items():
-        # Every process of the machine can read a command line; the job itself sets the secrets in
-        # its session.
+        # Every process of the machine can read a command line; the job sets secrets in its session.
         if not REDACTED.search(key):
             command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
@@ -81,8 +78,7 @@ def submit_command(
         "SPARK_HOME": str(spark_home()),
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
         **archived,
-        # spark-submit takes this process's place, so its standard error is the one that we have
-        # now.
+        # spark-submit replaces this process and keeps its id and standard error.
         "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
@@ -91,9 +87,9 @@ def submit_command(
 
 
 def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
-    """Become spark-submit: signals and the exit code are the job's own. Never returns. Raises
-    ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal
-    does."""
+    """Replace this process by spark-submit, so that signals and the exit code are the job's own.
+    Never returns. Raises ConfigurationError without a Java: spark-submit would end with exit code
+    1, which means a refusal."""
     require_java()
     command, process = submit_command(environment, layer, arguments, java)
     append_standard_error()
@@ -103,10 +99,10 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str], java:
 
 
 def append_standard_error() -> None:
-    """Have what is written to standard error go to its file's end, where it is a file.
+    """Set append mode for standard error if it is a file.
 
-    The job opens the file itself for its log (ANABRANCH_STDERR). Without this, what a script writes
-    to the same file later (`script > log 2>&1`) lies over the job's lines.
+    The job opens the file again for its log (ANABRANCH_STDERR). Without append mode, later output
+    of a script to the same file (`script > log 2>&1`) would overwrite the job's lines.
     """
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(2).st_mode):
@@ -123,11 +119,11 @@ def submit_streams(
     master: str | None = None,
     java: str = "",
 ) -> None:
-    """Become the job of `streams`, else of `group`, else of all; `master` replaces the configured
-    one. Never returns.
+    """Replace this process by the job of `streams`, else of `group`, else of all; `master` replaces
+    the configured one. Never returns.
 
-    Raises ConfigurationError for a selection without streams, and for one stream whose file is
-    wrong: of many, the job reports it. The job itself finds a stream of a family.
+    Raises ConfigurationError for a selection without streams, and for a single stream with an
+    invalid file: with several, the job reports it. The job itself resolves streams of a family.
     """
     selected = select_streams(conf, streams, group, every=not streams and group is None)
     for error in broken(selected).values() if len(streams) == 1 else ():

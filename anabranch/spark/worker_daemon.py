@@ -1,9 +1,9 @@
-"""The process that Spark's Python workers are forked from, `spark.python.daemon.module`.
+"""The process from which Spark forks its Python workers (`spark.python.daemon.module`).
 
-It imports their modules once, so that a worker starts in milliseconds and shares memory with the
-others. It also removes Spark's archives from Python's path, its own jar among them. A worker would
-read their directories before every task, which takes longer (130 ms and 25 ms) than the records of
-a micro-batch.
+It imports the workers' modules once, so that a worker starts in milliseconds and shares memory with
+the others. It also removes Spark's archives and jars from Python's path. A worker would read their
+directories before every task, which takes longer (130 ms and 25 ms) than the records of a
+micro-batch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import importlib.util
 import sys
 
 MODULES = ("speed_layer.group_staging", "anabranch.records.packed_files")
-"""The modules that workers run, of packages above this one."""
+"""The modules that workers run. Their packages are above this one."""
 
 
 def forget_archives() -> None:
-    """Import nothing from archives of packages that are installed."""
+    """Remove Spark's archives from Python's path, unless only they contain PySpark."""
     archives, before = [path for path in sys.path if _is_sparks(path)], list(sys.path)
     sys.path[:] = [path for path in sys.path if path not in archives]
     if importlib.util.find_spec("pyspark") is None:
-        # Some executors have PySpark in Spark's archives only.
         sys.path[:] = before
         return
     for path in list(sys.path_importer_cache):
@@ -42,7 +41,7 @@ if __name__ == "__main__":
 
     for module in MODULES:
         importlib.import_module(module)
-    # A worker collects garbage after every task. Scanning these objects takes longer than the task,
-    # and none is garbage.
+    # A worker collects garbage after every task. Scanning these objects, none of them garbage,
+    # takes longer than the task.
     gc.freeze()
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Whether Python workers read certain records, or Spark reads all of them.
+"""The decision whether Python workers read certain records, or Spark reads all records.
 
-On a local master, tasks run with the driver's own Python. On any other master, a job probes it
-once: tasks report the versions of Python, of the packages and of our code on their executors.
-Workers are used only if all reports equal the driver's.
+On a local master, tasks run with the driver's own Python. On any other master, a job probes the
+executors once: tasks report the versions of Python, of the packages and of our code. Workers are
+used only if all reports equal the driver's versions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOG = logging.getLogger(__name__)
 
 SETTINGS = {
     "spark.python.daemon.module": "anabranch.spark.worker_daemon",
-    # Records in a worker's batch.
+    # Limits of a worker's batch.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
 }
-"""Settings of a session whose records Python workers read."""
+"""Settings of a session in which Python workers read records."""
 
 _EXCLUDES = "spark.excludeOnFailure.enabled"
 _REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
@@ -40,16 +40,17 @@ _OF_WORKERS = (
 )
 
 Versions = Mapping[str, str]
-"""Versions by part: Python, each package, and the digest of our code. A report of an executor also
-has its `host`, or `missing`, the import error."""
+"""Versions by part: Python, each package, and the digest of our code. An executor's report also has
+its `host`; a report of a failed import has `host` and `missing`, the error."""
 
-# By Spark's application. A process has one at a time.
+# By Spark application id. A process runs one application at a time.
 _decided: dict[str, bool] = {}
 _deciding = threading.Lock()
 
 
 def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | None:
-    """Why Spark must read all records, from the reports of executors; None if workers can. Pure."""
+    """Return why Spark must read all records, from executors' reports; None if Python workers can
+    read certain records. Pure."""
     for report in reports:
         host = report["host"]
         if "missing" in report:
@@ -60,16 +61,16 @@ def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | N
 
 
 def is_of_workers(error: BaseException) -> bool:
-    """Whether a Spark job failed because a Python worker did not start, ended, or raised an error.
-    Pure."""
+    """Return whether a Spark job failed because a Python worker did not start, ended, or raised an
+    error. Pure."""
     return isinstance(error, PythonException) or any(
         part in full_text(error) for part in _OF_WORKERS
     )
 
 
 def can_use_workers(spark: SparkSession) -> bool:
-    """Whether tasks of this session can read certain records in Python workers. The first call on a
-    cluster runs a Spark job and logs its result. Later calls return the same."""
+    """Return whether Python workers can read certain records in this session. The first call on a
+    cluster runs a Spark job and logs its result; later calls return the same result."""
     context = spark.sparkContext
     if runs_here(context.master):
         return True
@@ -100,10 +101,10 @@ def _decide(spark: SparkSession) -> bool:
 
 
 def _probe(spark: SparkSession) -> list[dict[str, str]]:
-    """Reports of several tasks for each core that Spark has now. Raises Spark's errors."""
+    """Return the reports of two tasks for each core that Spark has now. Raises Spark's errors."""
     context = spark.sparkContext
     tasks = 2 * context.defaultParallelism
-    # Spark would log the failed attempts as errors. The reason is logged once instead.
+    # Spark would log each failed attempt as an error. The caller logs the reason once.
     context.setLogLevel("OFF")
     try:
         return [
@@ -115,8 +116,8 @@ def _probe(spark: SparkSession) -> list[dict[str, str]]:
 
 
 def _task() -> Callable[[Iterable[int]], Iterator[str]]:
-    """The task of a probe. Spark sends a nested function by value, so it also runs where our code
-    is missing."""
+    """Return a probe's task. Spark sends a nested function by value, so it also runs on executors
+    without our code."""
     modules = MODULES
 
     def run(_: Iterable[int]) -> Iterator[str]:
