@@ -1,1 +1,1 @@
-"""What changes published data: maintenance, retention, erasure, import."""
+"""Operations that change published data: maintenance, retention, erasure, import."""

@@ -1,19 +1,19 @@
 """Maintenance: delete data that is no longer needed, in independent steps that may be interrupted
-anywhere.
+at any point.
 
 1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served
-   for long, some hours in a commit; `main` does not change. The publish expires snapshots and tags,
-   as every publish does.
-2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's
+   for `maintain.speed_hours`, some hours in a commit; `main` does not change. The publish expires
+   snapshots and tags, as every publish does.
+2. Remove from every branch the hours whose rows, or dead letters, were kept as long as the stream's
   file says (`keep`).
 3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger
    and of the partials, and rows of the ledger (`keep.ledger`).
-4. Delete files without a reference, after their minimum age.
+4. Delete unreferenced files, after their minimum age.
 5. End erasures whose deadline has passed (`anabranch.lifecycle.erasure.end`): before step 4 tags
    and former snapshots, after it versions of deleted objects.
-6. Delete what killed processes left in this machine's temporary folder.
+6. Delete files that killed processes left in this machine's temporary folder.
 
-A failed step does not stop the next. At its end a run records its result in the table
+A failed step does not stop the next. A run records its result in the table at its end
 (`anabranch.protocol.maintained`).
 """
 
@@ -73,19 +73,18 @@ T = TypeVar("T")
 
 _ATTEMPTS = 20
 TEMPORARY = "temporary folders"
-# Hours dropped from a branch by one commit; they have few manifests, so it takes well under a
-# second.
+# The hours that one commit drops from a branch: well under a second, since they have few manifests.
 _HOURS_A_COMMIT = 48
-# Objects that S3 deletes in one request.
+# The most objects that S3 deletes in one request.
 _FILES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Maintained:
-    """Deleted data (in a dry run, data to delete): hours, and by table snapshots and files.
+    """Deleted data (in a dry run, data to delete): hours, and snapshots and files by table.
     `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
-    files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, were
-    kept long enough. `ledger`: files of the ledger that were."""
+    files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, have expired.
+    `ledger`: expired files of the ledger."""
 
     speed_hours: tuple[str, ...]
     rows: RowsExpired
@@ -100,7 +99,7 @@ class Maintained:
 
 @dataclass(frozen=True)
 class _Unreferenced:
-    """Unreferenced files by table: those above the minimum age, and younger ones."""
+    """Unreferenced files by table: old enough to delete (`of_age`), and younger ones."""
 
     of_age: dict[str, list[Stored]] = field(default_factory=dict)
     young: dict[str, Size] = field(default_factory=dict)
@@ -113,10 +112,9 @@ def plan_drop(
     before: datetime,
     at_most: int | None = None,
 ) -> tuple[tuple[str, ...], Timeline]:
-    """Choose at most `at_most` of the oldest hours to drop from the speed branch, and the timeline
-    that counts them as not covered by the speed layer. Pure. Chooses only hours that the batch
-    layer has accepted and has served since before `before`, and no hour that an operator assigned
-    to the speed layer.
+    """Return the oldest hours to drop from the speed branch, at most `at_most`, and the timeline in
+    which the speed layer does not cover them. Pure. Only hours that the batch layer has accepted,
+    and has served since `before` or earlier; no hour that an operator assigned to the speed layer.
     """
     timeline, have = state.timeline, set(speed_hours)
     late = datetime.max.replace(tzinfo=UTC)
@@ -133,8 +131,8 @@ def plan_drop(
 
 
 def plan_maintenance(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
-    """The publish that drops hours from the speed branch, and expires snapshots. It moves every
-    branch where only `main` lists accepted hours, so that `batch` lists them too. Pure."""
+    """Return the publish that drops hours from the speed branch and expires snapshots. If only
+    `main` lists some accepted hours, it moves `batch` too and lists them there. Pure."""
     return Publish(
         id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline
     )
@@ -146,8 +144,8 @@ def maintain(
     """Delete data that is no longer needed, and record the run in the table; with `dry_run` only
     report. Idempotent.
 
-    Runs every step, even after one failed. Raises the first step's error, if any: Transient when a
-    service is unreachable or other commits always land first, Refused when paths are unsafe to
+    Runs every step, even after one failed. Raises the error of the first failed step: Transient if
+    a service is unreachable or other commits always land first, Refused if paths are unsafe to
     delete. Completed steps stay done and recorded.
     """
     lake, stream = job.lake, job.stream
@@ -226,7 +224,7 @@ def plan_run(
     seconds: Mapping[str, float],
     failed: Mapping[str, str],
 ) -> MaintenanceRun:
-    """The record of a run, stored in the table. Pure."""
+    """Return the record of a run for the table. Pure."""
     tables = {
         name: MaintainedTable(
             expired,
@@ -249,7 +247,7 @@ def plan_run(
 
 
 class _Steps:
-    """Runs independent steps, and records their durations and failures."""
+    """A runner of independent steps; records their durations in seconds and their failures."""
 
     def __init__(self) -> None:
         self.failed: list[AnabranchError] = []
@@ -279,7 +277,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
         names.add(job.stream.table)
     if names and not dry_run:
         _move_heads(job, names)
-        # Files that were published meanwhile are spared.
+        # List again: files that were published meanwhile are spared.
         found = _unreferenced(job, before)
         orphans = found.of_age
     reach(Step.MAINTAIN_LISTED)
@@ -300,8 +298,8 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
 
 
 def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
-    """Drop hours, one commit after another, until none is left. Returns the hours, and the number
-    of expired snapshots and tags."""
+    """Drop hours, one commit after another, until none is left. Return the hours, and the number of
+    expired snapshots and tags."""
     dropped: tuple[str, ...] = ()
     expired = 0
     with Progress(LOG, f"drop hours of {publisher.stream.name}", "hours") as progress:
@@ -344,8 +342,8 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
 def plan_dead_letters(
     table: Table, state: State, hours: Iterable[str], id: str, now: datetime
 ) -> Commit:
-    """The commit that removes dead letters from the speed branch, for those of `hours` whose rows
-    were dropped, and expires snapshots except those that a publish of rows refers to. Pure."""
+    """Return the commit that removes from the speed branch the dead letters of those `hours` whose
+    rows were dropped. It expires snapshots except those that a publish of rows references. Pure."""
     timeline = state.timeline
     gone = tuple(
         hour
@@ -362,8 +360,8 @@ def plan_dead_letters(
 
 
 def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
-    """Drop the speed layer's dead letters of hours whose rows were dropped, and expire snapshots;
-    returns their number."""
+    """Drop the speed layer's dead letters of hours whose rows were dropped, and expire snapshots.
+    Return the number of these."""
     lake, stream = job.lake, job.stream
     name = stream.dead_letters_table
 
@@ -381,8 +379,8 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
-    """Remove the partials of expired hours, some hours in a commit, and expire snapshots; returns
-    their number. That table has no staged snapshots."""
+    """Remove the partials of expired hours, some hours in a commit, and expire snapshots. Return
+    the number of these. The table has no staged snapshots."""
     known = load_state(job.lake, job.stream.table).expired
 
     def plan(table: Table) -> Commit | None:
@@ -402,8 +400,8 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
-    """Remove hours from the archive that were kept long enough, or that have expired, some in a
-    commit, and expire snapshots; returns their number."""
+    """Remove from the archive the hours kept for `archive.raw` and expired hours, some in a commit,
+    and expire snapshots. Return the number of these."""
     lake, stream = job.lake, job.stream
     name, kept = stream.archive_table, stream.archive
     assert kept is not None
@@ -429,9 +427,9 @@ def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
-    """Merge the ledger's files and expire its snapshots, in steps. Returns the numbers of expired
-    snapshots and of files saved. That table has no staged snapshots, so no publisher waits.
-    """
+    """Merge the files of the ledger, or of another plain table, and expire its snapshots, in steps.
+    Return the numbers of expired snapshots and of files saved. The table has no staged snapshots,
+    so no publisher waits."""
     lake = job.lake
     before = lake.load(name)
     if dry_run:
@@ -453,16 +451,16 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
 
 
 def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
-    """Whether the head of the rows' table must move before orphans are deleted: a paused publish
-    may be about to commit files of the rows or of the dead letters. Pure."""
+    """Return whether the head of the rows' table must move before orphans are deleted: a paused
+    publish may be about to commit files of rows or dead letters. Pure."""
     return bool(rows or letters)
 
 
 def _move_heads(job: Job, names: Collection[str]) -> None:
-    """Commit an empty publish to each table of `names`. It refuses the commit of a writer that
-    wrote one of the orphans and was paused since before they were listed. Such a writer then writes
-    newer files, or finds its files too old (`speed_layer.compaction`) or its staged rows expired.
-    Raises Transient."""
+    """Commit an empty publish to each table of `names`. Then a writer that wrote one of the orphans
+    and was paused since before the listing fails to commit. Such a writer writes newer files, or
+    finds its files too old (`speed_layer.compaction`) or its staged rows expired. Raises
+    Transient."""
     lake, stream = job.lake, job.stream
 
     def decide() -> Decision[None]:
@@ -483,7 +481,7 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
 
 def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
     lake, stream, names = job.lake, job.stream, end.tables_of(job)
-    # List files first: files published from here on are either referenced or not in the list.
+    # List files first: files published after this are either referenced or not in the list.
     with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
         listed = {
             name: list_table(job.environment, lake.load(name), progress.step) for name in names

@@ -1,8 +1,8 @@
-"""Expiry of rows: hours that were kept as long as the stream's file says leave every branch, some
-in a commit.
+"""Expiry: remove hours from every branch once they were kept as long as the stream's file says,
+some in a commit.
 
-Files are deleted later, as orphans, once no snapshot and no tag has them
-(`anabranch.lifecycle.maintenance`).
+`anabranch.lifecycle.maintenance` deletes the files later, as orphans, once no snapshot and no tag
+references them.
 """
 
 from __future__ import annotations
@@ -53,15 +53,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well
-# under a second.
+# The hours that one commit removes: well under a second with one file and one ledger row for each.
 _HOURS_A_COMMIT = 240
 _PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Holder:
-    """What still refers to files of expired hours, and until when; None: it has no end."""
+    """A reference to files of expired hours, such as a tag, and its end; None if it has no end."""
 
     name: str
     until: datetime | None
@@ -70,11 +69,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class Promise:
-    """`leaving`: the files of the hours that leave the branches with the next run. `stored`: these,
-    and the files of hours that have left, which snapshots still refer to. The first run after
-    `gone_at`, when the last of the `holders` ends, deletes them; None where one of these has no
-    end. `versions`: whether the bucket keeps deleted objects as versions, for as long as its
-    lifecycle rules say; None: not known."""
+    """Files that expiry frees, and when. `leaving`: files of the hours that the next run removes
+    from the branches. `stored`: these, and files of removed hours that snapshots still reference.
+    `gone_at`: the end of the last of the `holders`, after which the next run deletes the files;
+    None if a holder has no end. `versions`: whether the bucket keeps deleted objects as versions
+    until its lifecycle rules delete them; None if unknown."""
 
     leaving: Size
     stored: Size
@@ -85,8 +84,8 @@ class Promise:
 
 @dataclass(frozen=True)
 class RowsExpired:
-    """The hours whose rows have left (in a dry run, would leave), oldest first; hours that are kept
-    beyond their time, with the reason; and in a dry run what that frees, and when."""
+    """Hours whose rows were removed (in a dry run, would be), oldest first. `kept`: hours kept
+    beyond their time, with the reason. `promise`: in a dry run, the files that this frees."""
 
     hours: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -95,16 +94,16 @@ class RowsExpired:
 
 @dataclass(frozen=True)
 class LedgerExpired:
-    """The ledger's files that have left (in a dry run, would leave), with all its rows of hours
-    before `before`; None for no file."""
+    """Files removed from the ledger (in a dry run, to be removed), with all its rows of hours
+    before `before`; None if there was no file."""
 
     before: str | None = None
     size: Size = field(default_factory=Size)
 
 
 def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the hours that are due from every branch, one commit after another. Idempotent: a run
-    that was killed is continued by the next. Raises Transient."""
+    """Remove due hours from every branch, one commit after another. Idempotent: the next run
+    continues a killed one. Raises Transient."""
     if dry_run:
         state = load_state(job.lake, job.stream.table)
         due = plan_due_now(job, state, now, finished_ids(job, state))
@@ -131,8 +130,8 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
 
 
 def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the dead letters of hours that are due from every branch, some hours in a commit.
-    Idempotent. Raises Transient."""
+    """Remove the dead letters of due hours from every branch, some hours in a commit. Idempotent.
+    Raises Transient."""
     lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
     due = Due()
 
@@ -177,9 +176,9 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
 def expire_ledger(
     job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()
 ) -> LedgerExpired:
-    """Remove whole quarters of a year from the ledger that were kept long enough, in a commit. Its
-    files are merged by quarter before. `letters`: the hours whose dead letters leave with the same
-    run. Idempotent. Raises Transient."""
+    """Remove whole quarters of a year from the ledger after `keep.ledger`, in one commit. Its files
+    were merged by quarter before. `letters`: hours whose dead letters the same run removes.
+    Idempotent. Raises Transient."""
     lake, stream = job.lake, job.stream
     if stream.keep.ledger is None:
         return LedgerExpired()
@@ -212,8 +211,8 @@ def expire_ledger(
 
 
 def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:
-    """The hours that are due by the stream's file, the state, and what egress has delivered. Raises
-    Transient."""
+    """Return the hours that are due by the stream's file, the state, and the deliveries of egress.
+    Raises Transient."""
     stream = job.stream
     plan = partial(
         plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished
@@ -221,14 +220,15 @@ def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> 
     due = plan({})
     if not due.leaving or not stream.egress:
         return due
-    # It imports DuckDB, which only streams with targets need.
+    # This imports DuckDB, which only streams with targets need.
     from serving_layer.egress import undelivered_hours
 
     return plan({target.name: undelivered_hours(job, target) for target in stream.egress})
 
 
 def finished_ids(job: Job, state: State) -> Confirmed:
-    """The decisions and dead letters that wait on a branch and are complete. Raises Transient."""
+    """Return the decisions and dead letters that wait on a branch and are complete. Raises
+    Transient."""
     rows = job.ledger.history({row.hour for row in state.decisions}, ledger.BULKY)
     letters = job.lake.load(job.stream.dead_letters_table)
     done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(letters, item)}
@@ -272,8 +272,7 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
 
 
 def come_back(state: State) -> Sequence[str]:
-    """The expired hours that a branch has rows of again, because it was set back. Raises
-    Transient."""
+    """Return the expired hours with rows on a branch that was set back. Raises Transient."""
     expired, found = state.expired, set[str]()
     if not expired.before:
         return ()
@@ -292,8 +291,8 @@ def come_back(state: State) -> Sequence[str]:
 def read_promise(
     job: Job, table: Table, expired: Expired, due: Due, state: State, now: datetime
 ) -> Promise:
-    """The files of a table that the expiry of the hours that are due, and of those `expired`
-    before, frees. Raises Transient."""
+    """Return the files of a table that are freed by expiring the due hours, and by earlier expiry
+    (`expired`). Raises Transient."""
     hours, first = set(due.leaving), state.timeline.first
     bound = max([expired.before, *(shift(hour, 1) for hour in due.leaving)])
     files = FilesByManifest(
@@ -317,7 +316,7 @@ def read_promise(
 
 
 class FilesByManifest:
-    """The data files of some hours in snapshots, by path with their bytes; reads each manifest
+    """The data files of some hours in snapshots: sizes in bytes by path. Reads each manifest
     once."""
 
     def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
@@ -348,8 +347,8 @@ def holders_of(
     removed_at: datetime | None,
     now: datetime,
 ) -> Iterator[Holder]:
-    """What refers to files that leave the branches or have left them at `removed_at`, of the files
-    of each snapshot."""
+    """Yield the references to files that leave the branches or left them at `removed_at`.
+    `of_snapshot` has the sizes of these files by path, for each snapshot."""
     named = set[int]()
     for name, ref in sorted(table.metadata.refs.items()):
         snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
@@ -361,7 +360,7 @@ def holders_of(
         until = made_at(snapshot) + timedelta(milliseconds=age) if age is not None else None
         kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
         yield Holder(f"{kind} {name}", until, Size.of(of_snapshot[ref.snapshot_id].values()))
-    # Once the hours have left, the snapshots that are the heads now are former ones too.
+    # After the hours have left, the current heads are former snapshots too.
     former = {
         p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()
     }
@@ -374,7 +373,7 @@ def holders_of(
 
 
 def is_versioned(job: Job) -> bool | None:
-    """Whether the bucket keeps deleted objects as versions; None: not known."""
+    """Return whether the bucket keeps deleted objects as versions; None if unknown."""
     bucket = bucket_of(job.environment.catalog.warehouse)
     if bucket is None:
         return False

@@ -41,11 +41,11 @@ LOG = logging.getLogger(__name__)
 
 
 def erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values) -> int:
-    """Remove archived records that have the values as words, and those of rows that have them;
-    returns how many left.
+    """Remove archived records that contain a value as a word, and those of rows with a value.
+    Return the number of removed records.
 
-    Moves the head of the archive once every file was searched: records that were read before the
-    erasure was recorded are archived no more. Idempotent. Raises Transient.
+    Moves the head of the archive after every file was searched: then a writer that read records
+    before the erasure was recorded cannot archive them. Idempotent. Raises Transient.
     """
     lake, name = job.lake, job.stream.archive_table
     if not lake.exists(name):
@@ -95,8 +95,8 @@ def archive_files(table: Table) -> dict[str, DataFile]:
 def _rewrite_archived(
     job: Job, table: Table, files: Mapping[str, DataFile], found: Mapping[str, Collection[Place]]
 ) -> set[str] | None:
-    """Replace files of the archive by those without the places of `found`; returns the new paths,
-    None if a file left meanwhile."""
+    """Replace files of the archive with files without the places of `found`. Return the new paths;
+    None if a file left the archive meanwhile."""
     name, began = job.stream.archive_table, job.lake.clock.now()
     written = {
         path: rewrite_kept(table, files[path], partial(without_places, found[path]))
@@ -123,7 +123,7 @@ def _rewrite_archived(
 def archived_places(
     job: Job, table: Table, files: Sequence[DataFile], one: Erasure, values: Values
 ) -> dict[str, set[Place]]:
-    """By the path of a file of the archive, the places of records to erase."""
+    """Return the places of archived records to erase, by the path of their file."""
     state = load_state(job.lake, job.stream.table)
     found = find_letters(table, one, values, files)
     rows = erasure.by_path(files_by_branch(state.table, {hour_of_file(table, f) for f in files}))

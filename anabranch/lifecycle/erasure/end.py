@@ -1,16 +1,15 @@
-"""End erasures whose deadline has passed, as part of `anabranch maintain`: what still has erased
-records leaves.
+"""End erasures whose deadline has passed, as part of `anabranch maintain`: delete the remaining
+copies of erased records.
 
-1. Partials of views leave that were computed from former rows, whatever the deadline.
-2. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave
-  each table.
-3. Files that nothing refers to are deleted once they are a day old
-  (`anabranch.lifecycle.maintenance`).
-4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
-5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records, and
-   the archive no hour with them.
+1. Remove partials of views that were computed from former rows, even before the deadline.
+2. Drop tags and expire former snapshots of each table that have files of the erased hours from
+   before the rewrite.
+3. Delete unreferenced files once they are a day old (`anabranch.lifecycle.maintenance`).
+4. Delete versions of deleted objects from before the rewrite, if the bucket keeps them.
+5. Remove an erasure without remaining copies from the branches, once Kafka has none of its records
+   and the archive no hour with them.
 
-A foreign branch is never dropped: the status names it. Each step may be repeated.
+A foreign branch is never dropped: the status names it. Each step is idempotent.
 """
 
 from __future__ import annotations
@@ -52,33 +51,33 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 UNREFERENCED_FOR = timedelta(days=1)
-"""How long files stay that nothing refers to, once a deadline has passed: the least of
+"""The minimum age of unreferenced files to delete once a deadline has passed: the smallest value of
 `maintain.orphans_after`."""
 
 Former = Mapping[int, Mapping[str, int]]
-"""By snapshot, its files of erased hours that no branch has any more, with their sizes."""
+"""Files of erased hours that no branch has any more, by snapshot id: sizes in bytes by path."""
 
 
 def written_before(one: Erasure) -> datetime | None:
-    """The moment after which nothing is written that has its records, by a process that decided
-    before the newest rewrite; None where nothing was rewritten."""
+    """Return the time (UTC) after which no process writes files with the erasure's records: one
+    that decided before the newest rewrite may write until then. None if nothing was rewritten."""
     return one.changed + WITHIN if one.changed is not None else None
 
 
 def ending(state: State, now: datetime) -> list[Erasure]:
-    """The erasures that are done and whose deadline has passed. Pure."""
+    """Return the erasures that are done and whose deadline has passed. Pure."""
     return [one for one in state.erasures.all if one.done is not None and one.until <= now]
 
 
 def hours_of(history: Iterable[LedgerRow], one: Erasure) -> list[str]:
-    """The hours that an erasure removed records of, oldest first. Pure."""
+    """Return the hours from which an erasure removed records, oldest first. Pure."""
     return sorted(
         {row.hour for row in history if row.erasure is not None and row.erasure.get("id") == one.id}
     )
 
 
 def replaced_files(history: Iterable[LedgerRow], one: Erasure) -> set[str]:
-    """The paths of the files that had records of an erasure. Pure."""
+    """Return the paths of the files that had records of an erasure. Pure."""
     parts = (
         row.erasure
         for row in history
@@ -90,9 +89,9 @@ def replaced_files(history: Iterable[LedgerRow], one: Erasure) -> set[str]:
 def former_files(
     table: Table, hours: Collection[str], before: datetime | None, replaced: Collection[str]
 ) -> Former:
-    """What the snapshots from before a moment have of the hours, beside the branches; nothing for
-    None. Of later ones, as those of a branch of another program, the files that are `replaced`.
-    Raises Transient."""
+    """Return the files of the hours that no branch has, by snapshot. Snapshots made up to `before`
+    count with all such files; later ones, such as those of another program's branch, with files in
+    `replaced`. No files if `before` is None. Raises Transient."""
     nothing: dict[int, dict[str, int]] = {s.snapshot_id: {} for s in table.snapshots()}
     if not hours or before is None:
         return nothing
@@ -113,8 +112,9 @@ def former_files(
 
 
 def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
-    """The moment before which the snapshots of a table may have its records. Partials are computed
-    again later, and the archive is rewritten by commits of its own."""
+    """Return the time (UTC) up to which snapshots of a table may contain the erasure's records;
+    None if nothing was rewritten. It is `now` for partials, which are recomputed later, and for the
+    archive, which its own commits rewrite."""
     if one.changed is None:
         return None
     is_of_records = name in (job.stream.table, job.stream.dead_letters_table)
@@ -124,7 +124,7 @@ def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> dateti
 def plan_end(
     table: Table, former: Former, waiting: Collection[str], id: str, now: datetime
 ) -> Commit | None:
-    """The commit that drops the tags and expires the snapshots that have `former` files; None where
+    """Return the commit that drops the tags and expires the snapshots with `former` files; None if
     there are none. Pure."""
     has_some = {snapshot for snapshot, files in former.items() if files}
     tags = tuple(
@@ -141,9 +141,9 @@ def plan_end(
 
 
 def clear_partials(job: Job) -> int:
-    """Remove the partials of erased hours that were computed from other rows than `main` has now;
-    returns the number of hours. Readers compute such an hour from its rows until it is filled
-    again. Idempotent. Raises Transient."""
+    """Remove the partials of erased hours that were not computed from the current rows of `main`.
+    Return the number of hours. Readers compute such an hour from its rows until it is filled again.
+    Idempotent. Raises Transient."""
     lake, stream, cleared = job.lake, job.stream, 0
     if not stream.views or not (erasures := load_state(lake, stream.table).erasures.all):
         return 0
@@ -173,8 +173,8 @@ def clear_partials(job: Job) -> int:
 
 
 def end_snapshots(job: Job, now: datetime) -> int:
-    """Drop the tags and expire the snapshots that have records of erasures whose deadline has
-    passed; returns how many of both. Idempotent. Raises Transient."""
+    """Drop tags and expire snapshots with records of erasures whose deadline has passed. Return the
+    number of tags and snapshots. Idempotent. Raises Transient."""
     lake, stream, ended = job.lake, job.stream, 0
     state = load_state(lake, stream.table)
     if not (erasures := ending(state, now)):
@@ -217,17 +217,17 @@ def _plan_table(
 
 
 def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
-    """The moment before which files that nothing refers to were written, for maintenance to delete
-    them. `before`: that of maintenance without erasures. Pure."""
+    """Return the time (UTC) before which maintenance deletes unreferenced files. `before`: that
+    time without erasures. Pure."""
     written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
     return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
 
 
 def list_unreferenced(job: Job) -> list[datetime]:
-    """When each data file was written that nothing refers to, of the tables that may have erased
+    """Return the modification times of unreferenced data files, in the tables that may have erased
     records. Raises Transient."""
     tables = [job.lake.load(name) for name in erased_tables(job)]
-    # Files first: those that are published from here on are either referenced or not in the list.
+    # List files first: files published after this are either referenced or not in the list.
     listed = [
         file
         for table in tables
@@ -244,8 +244,8 @@ def list_unreferenced(job: Job) -> list[datetime]:
 
 
 def versions_of(job: Job, before: datetime) -> Iterator[Version]:
-    """The versions of deleted and replaced files of the stream's tables that were written before a
-    moment; none where the bucket has kept none. Raises Terminal without the right to list them,
+    """Yield the versions of deleted and replaced files of the stream's tables that were written
+    before `before`; none if the bucket kept none. Raises Terminal without the right to list them,
     Transient."""
     for name in tables_of(job):
         table = job.lake.load(name)
@@ -261,21 +261,21 @@ def versions_of(job: Job, before: datetime) -> Iterator[Version]:
 
 
 def tables_of(job: Job) -> tuple[str, ...]:
-    """All tables with files of the stream."""
+    """Return the names of all tables with files of the stream. Raises Transient."""
     return (*erased_tables(job), *job.stream.plain_tables)
 
 
 def erased_tables(job: Job) -> tuple[str, ...]:
-    """All tables that may have erased records; an archive also if the stream's file has none any
-    more. Raises Transient."""
+    """Return the names of all tables that may have erased records, with an existing archive that
+    the stream's file does not declare any more. Raises Transient."""
     stream = job.stream
     is_left = stream.archive is None and job.lake.exists(stream.archive_table)
     return (stream.table, *stream.branched_tables, *((stream.archive_table,) if is_left else ()))
 
 
 def end_versions(job: Job, now: datetime) -> int:
-    """Delete the versions of deleted files from before the rewrites of erasures whose deadline has
-    passed; returns how many. Raises Terminal without the right, Transient."""
+    """Delete versions of deleted files from before the rewrites of erasures whose deadline has
+    passed. Return their number. Raises Terminal without the right, Transient."""
     state = load_state(job.lake, job.stream.table)
     written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
     if not written:
@@ -296,8 +296,9 @@ def end_versions(job: Job, now: datetime) -> int:
 
 
 def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
-    """Remove from the branches the erasures of `finished`, of which nothing is left, once Kafka has
-    none of their records, and the archive no hour with them; returns how many. Raises Transient."""
+    """Remove the `finished` erasures, which have no copies left, from the branches once Kafka has
+    none of their records and the archive no hour with them. Return their number. Raises
+    Transient."""
     state = load_state(job.lake, job.stream.table)
     if not any(one.id in finished for one in ending(state, now)):
         return 0

@@ -1,6 +1,5 @@
-"""Files with erased records that no branch has any more, in hours of which no branch has one:
-former snapshots and tags have them, since the hour has expired or was built again without the
-records."""
+"""Files with erased records that only former snapshots and tags reference, since their hour has
+expired or was rebuilt without the records."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 def find_former(
     job: Job, state: State, one: Erasure, values: Values, known: Collection[str]
 ) -> dict[str, set[str]]:
-    """By hour, the paths of such files of rows, dead letters and archived records, but for the
-    `known` hours. Raises Transient."""
+    """Return the paths of such files of rows, dead letters and archived records by hour, except for
+    hours in `known`. Raises Transient."""
     lake, stream = job.lake, job.stream
     rows = list_former(state.table, known)
     with_some: Collection[str] = find_places(state, one, values, rows)
@@ -47,7 +46,7 @@ def find_former(
 
 
 def list_former(table: Table, known: Collection[str]) -> list[DataFile]:
-    """The files that snapshots have and no branch, but for those of the `known` hours. Raises
+    """Return the files that snapshots have and no branch has, except for hours in `known`. Raises
     Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         current = {

@@ -1,4 +1,4 @@
-"""Erase dead letters, whose places stay in the ledger."""
+"""Erase dead letters; their places stay in the ledger."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ErasedLetters:
-    """Dead letters with erased values: by the path of their file, by hour, and by hour those of the
-    batch layer. Their files: `files` by path, `paths` by hour."""
+    """Places of dead letters with erased values: `by_path` of their files, `by_hour`, and
+    `accepted`: those of the batch layer by hour. `files` has all files by path, `paths` by hour the
+    paths of files with such dead letters."""
 
     by_path: Mapping[str, set[Place]]
     by_hour: Mapping[str, set[Place]]
@@ -64,8 +65,8 @@ def find_letters_of(table: Table, one: Erasure, values: Values) -> ErasedLetters
 def erase_letters(
     job: Job, publisher: Publisher, one: Erasure, values: Values
 ) -> set[tuple[str, Place]] | None:
-    """Remove the dead letters that have the values from every branch, some files in a commit;
-    returns those that left, by hour and place, None where there were none."""
+    """Remove the dead letters with the values from every branch, some files in a commit. Return the
+    hours and places of the removed ones; None if no dead letter has the values."""
     table = job.lake.load(job.stream.dead_letters_table)
     found = find_letters_of(table, one, values)
     if not found.by_path:
@@ -88,8 +89,8 @@ def erase_letters(
 def _rewrite_letters(
     job: Job, table: Table, found: ErasedLetters, paths: Sequence[str]
 ) -> set[tuple[str, Place]]:
-    """Replace some files of dead letters on every branch in one commit; returns what left, nothing
-    where a file left meanwhile."""
+    """Replace some files of dead letters on every branch in one commit. Return the hours and places
+    of the removed dead letters; empty if a file left all branches meanwhile."""
     lake, stream, began = job.lake, job.stream, job.lake.clock.now()
     hour_of_path = {path: hour_of_file(table, found.files[path]) for path in paths}
     written = {
@@ -116,8 +117,8 @@ def _rewrite_letters(
 
 
 def _record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:
-    """Record the places of dead letters on each branch and in the ledger, before they leave their
-    table."""
+    """Record the places of dead letters on each branch and in the ledger, before they are removed
+    from their table."""
 
     def decide(state: State) -> Decision[None]:
         history = job.ledger.history(set(found.by_hour))

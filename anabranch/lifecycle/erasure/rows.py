@@ -1,4 +1,4 @@
-"""Erase rows: their files are replaced on every branch, a part of the hours at a time."""
+"""Erase rows: replace their files on every branch, some hours at a time."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _HOURS_AT_ONCE = 240
 
 @dataclass(frozen=True)
 class Found:
-    """What has the values, on any branch: files and rows in each hour, and dead letters. `held`:
-    those of its hours that an operator holds."""
+    """Numbers of files, rows and dead letters with the values on any branch, and their hours.
+    `held`: the hours among them that an operator holds."""
 
     hours: tuple[str, ...] = ()
     files: int = 0
@@ -57,7 +57,7 @@ class Found:
     held: tuple[str, ...] = ()
 
     def plus(self, other: Found) -> Found:
-        """Both together; they share no file and no dead letter."""
+        """Return the sum with `other`, which has no file and no dead letter in common."""
         hours = tuple(sorted({*self.hours, *other.hours}))
         return Found(
             hours, self.files + other.files, self.rows + other.rows, self.dead + other.dead
@@ -65,7 +65,7 @@ class Found:
 
 
 def hours_in_parts(table: Table) -> Iterator[list[str]]:
-    """The hours that any branch has files of, some at once, oldest first."""
+    """Yield lists of the hours with files on any branch, oldest first."""
     hours = sorted(hours_on_branches(table))
     for begin in range(0, len(hours), _HOURS_AT_ONCE):
         yield hours[begin : begin + _HOURS_AT_ONCE]
@@ -103,15 +103,15 @@ def _rewrite_rows(
     state: State,
     files: Mapping[str, DataFile],
 ) -> Found:
-    """Replace the files of `found` on every branch in one commit; nothing where one of them left
-    all of them meanwhile. `files`: by path, files of the table in a `state`."""
+    """Replace the files of `found` on every branch in one commit; replace none if a file left all
+    branches meanwhile. `files`: files of the table in `state` by path."""
     stream, began, schema = job.stream, job.lake.clock.now(), state.table.schema()
     paths = paths_by_hour(state.table, [files[path] for path in found])
     written: dict[str, DataFile | None] = {}
 
     def decide(state: State) -> Decision[Found]:
         there, current = files_by_branch(state.table, paths), state.erasures[one.id]
-        # A branch that was set back has files again whose rows the accounts have lost before.
+        # A branch that was set back has files again whose rows the accounts do not count any more.
         rows = _rows_erased(state, there, found)
         known = _replaced_before(job, state, current, paths)
         of_account = _rows_erased(
@@ -161,7 +161,7 @@ def _kept(
 
 
 def _replaced_before(job: Job, state: State, one: Erasure, hours: Collection[str]) -> set[str]:
-    """The files of some hours that the erasure has replaced already, and counted."""
+    """Return the files of some hours that the erasure has already replaced and counted."""
     history = job.ledger.history(set(hours))
     rows = [row for hour in hours for row in ledger.with_waiting(state, hour, history)]
     return replaced_files(
@@ -172,8 +172,8 @@ def _replaced_before(job: Job, state: State, one: Erasure, hours: Collection[str
 def _rows_erased(
     state: State, there: Mapping[str, erasure.Files], found: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
-    """By hour, how many rows its account loses, by partition: those of the layer whose account it
-    is."""
+    """Return the numbers of rows that each hour's account loses, by hour and partition. Only rows
+    of the layer with the hour's account count."""
     rows: dict[str, dict[int, int]] = {}
     for hour in {h for files in there.values() for h in files}:
         own = there["batch" if state.is_accepted(hour) else "speed"].get(hour, {})

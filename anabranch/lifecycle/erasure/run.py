@@ -1,5 +1,5 @@
-"""Erase records by the values of a column: `anabranch erase`, in steps that are repeated after a
-kill until all is done (`anabranch.protocol.erasure`)."""
+"""`anabranch erase`: erase records by the values of a column, in idempotent steps that a killed run
+repeats (`anabranch.protocol.erasure`)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 MOST_VALUES = 100_000
-"""The most values of one erasure: the ledger has their hashes in one row."""
+"""The maximum number of values of one erasure: the ledger has their hashes in one row."""
 
 
 @dataclass(frozen=True)
 class ErasureRequest:
-    """What an operator wants erased: values of a column, and by when nothing is to be left.
-    `again`: also records that arrived since the request of the same values that is done.
-    `in_spite`: why records of held hours too; None: not."""
+    """An operator's request: values of a column, and the time after which no copy may be left.
+    `again`: erase also records that arrived since a completed request of the same values.
+    `in_spite`: the reason to erase records of held hours too; None to refuse them."""
 
     column: str
     values: frozenset[str]
@@ -67,8 +67,8 @@ class ErasureRequest:
 
 @dataclass(frozen=True)
 class Erased:
-    """An erasure, what this run removed, and why it is not done, if so. `was_done`: before this
-    run."""
+    """The result of a run: the erasure, the removed records, and in `left` why it is not done; None
+    if it is. `was_done`: whether it was done before this run."""
 
     erasure: Erasure
     removed: Found
@@ -77,17 +77,17 @@ class Erased:
 
 
 def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
-    """Remove every record that a request is of from every branch, and keep both layers from
-    bringing one back.
+    """Remove every record with the requested values from every branch, and prevent both layers from
+    publishing one again.
 
-    Idempotent: the same request is the same erasure, which goes on where it was left. Raises
-    ConfigurationError for a column or a key that does not fit; Refused for a new request while held
-    hours have such records; Transient.
+    Idempotent: the same request is the same erasure, and a run continues it. Raises
+    ConfigurationError for an unsuitable column or key, Refused for a new request while held hours
+    have such records, Transient.
     """
     require(job, request)
     publisher.recover()
     one, values = _request(job, publisher, request), request.wanted
-    # While the rows still show which archived records are theirs.
+    # First: the rows still show which archived records belong to them.
     erase_archived(job, publisher, one, values)
     removed, letters = erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
     for _ in range(steps.ATTEMPTS):
@@ -125,7 +125,7 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
 
 
 def require(job: Job, request: ErasureRequest) -> None:
-    """Raise ConfigurationError for a request that cannot be carried out."""
+    """Raise ConfigurationError if the request cannot be carried out."""
     require_column(job.lake.load(job.stream.table).schema(), request.column, job.stream.name)
     if "erasure" not in job.lake.load(job.stream.hours_table).schema().column_names:
         raise ConfigurationError(
@@ -146,7 +146,8 @@ def require(job: Job, request: ErasureRequest) -> None:
 
 
 def find(job: Job, request: ErasureRequest) -> Found:
-    """What `erase` would remove now; nothing is changed. Raises as `erase`, but for holds."""
+    """Return the records that `erase` would remove now, without changing anything. Raises the
+    errors of `erase`, except for holds."""
     require(job, request)
     state = load_state(job.lake, job.stream.table)
     one = Erasure(
@@ -164,7 +165,7 @@ def find(job: Job, request: ErasureRequest) -> Found:
 def _search(
     job: Job, state: State, one: Erasure, values: Values, is_wanted: Callable[[str], bool]
 ) -> Found:
-    """What an erasure would remove of some hours."""
+    """Return the records that an erasure would remove from the hours that `is_wanted` selects."""
     hours, paths, rows = set[str](), set[str](), 0
     for part in hours_in_parts(state.table):
         there = files_by_branch(state.table, list(filter(is_wanted, part)))
@@ -187,11 +188,11 @@ def _search(
 def _require_unheld(
     job: Job, publisher: Publisher, state: State, one: Erasure, request: ErasureRequest
 ) -> None:
-    """Refuse a request while hours that an operator holds have such records, or records that are
-    yet to be read may be of them. Raises Refused, Transient."""
+    """Raise Refused if held hours have records with the values, or if unread records may belong to
+    such hours. Raises Transient."""
     if not state.holds.holds or request.in_spite is not None:
         return
-    # Dead letters that a publish names are in their table once that is finished.
+    # Finish the publish first: its dead letters are in their table only then.
     publisher.finish(state)
 
     def is_held(hour: str) -> bool:
@@ -214,20 +215,21 @@ def _require_unheld(
 
 
 def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
-    """The id of the position's log and its ends; of a log that is gone, the position. Raises
-    PositionError for a topic that was made again and not adopted: its records were accepted before
-    the request too."""
+    """Return the topic id of the position and the log end offsets; the position's offsets if the
+    topic is gone. Raises PositionError for a recreated topic that was not adopted: its records were
+    accepted before the request too."""
     topic = job.kafka.describe(job.stream.topic, state.position)
     if topic is None:
         return state.position.topic_id, dict(state.position.offsets)
     check_topic(state.position, topic, job.stream.topic)
-    # Records of open transactions were accepted too.
+    # Not the last stable offsets: Kafka has accepted records of open transactions too.
     ends = job.kafka.accepted_ends(topic, state.position.offsets)
     return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
 
 
 def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure:
-    """The erasure of a request, recorded in the ledger and on each branch."""
+    """Record the erasure of a request in the ledger and on each branch, and return it. Returns the
+    existing erasure if the request continues one."""
     stream = job.stream
     keys = list(keys_of(job.environment).values())
     known, id = _last_request(load_state(job.lake, stream.table).erasures, keys, request)
@@ -288,8 +290,8 @@ def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure
 def _last_request(
     erasures: Erasures, keys: Sequence[Key], request: ErasureRequest
 ) -> tuple[Erasure | None, str]:
-    """The newest request of the same values that the branches record, and the id of the next one,
-    by the first key. One that is not done comes first, also by another key. Pure."""
+    """Return the newest recorded erasure of the same values, and the id of the next one by the
+    first key. An erasure that is not done is preferred, also one by another key. Pure."""
     found, ids = list[Erasure](), list[str]()
     for key in keys:
         hashes, known, number = key.hashes(request.column, request.values), None, 0
@@ -301,8 +303,8 @@ def _last_request(
 
 
 def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values) -> None:
-    """Record in the ledger the hours of which only former snapshots have such records, so that the
-    status names their files and the deadline ends them. Idempotent."""
+    """Record in the ledger the hours whose records with the values are only in former snapshots.
+    Then the status names their files, and they are deleted after the deadline. Idempotent."""
     state = load_state(job.lake, job.stream.table)
     history = [*job.ledger.history(None, ledger.BULKY_BUT_ERASURES), *state.decisions]
     found = find_former(job, state, one, values, hours_of(history, one))

@@ -1,9 +1,9 @@
-"""A scan of every byte of a stream's tables for erased values: each object, and each version that
-the bucket keeps.
+"""A scan of a stream's tables for erased values: each object, and each version that the bucket
+keeps.
 
-Parquet files are decoded; of the stream's rows and a view's partials the column is looked at, of
-other tables every text as well. The bounds of each manifest's entries, and all other files as text,
-are searched too.
+Parquet files are decoded: in the stream's rows the scan searches the column, in other tables every
+text. It also searches the bounds in manifests of the stream's rows, and all other files as text. It
+searches for whole numbers only in the stream's rows and bounds.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 8
-# Iceberg's writers cut the bounds of texts to so many characters.
+# Iceberg's writers truncate the bounds of texts to this many characters.
 _BOUND = 16
 
 
 @dataclass(frozen=True)
 class Hit:
-    """An object, or a version of one, that has an erased value, and where in it."""
+    """An object, or a version of one, that has an erased value, and the part that has it."""
 
     path: str
     where: str
@@ -93,9 +93,9 @@ class _Object:
 
 
 def scan(job: Job, values: Values) -> ScanResult:
-    """Read every object of the stream's tables, versions included, and look for the values. Raises
-    ConfigurationError for a column that does not fit, Terminal without the right to list versions
-    and for a file that cannot be read, Transient."""
+    """Search every object of the stream's tables, versions included, for the values. Raises
+    ConfigurationError for an unsuitable column, Terminal without the right to list versions or for
+    a file that cannot be read, Transient."""
     objects, versions, size, hits = 0, 0, 0, list[Hit]()
     schema = job.lake.load(job.stream.table).schema()
     require_column(schema, values.column, job.stream.name)
@@ -139,7 +139,7 @@ def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, lis
 
 
 def _read(job: Job, table: Table, one: _Object) -> bytes | None:
-    """The content; None for a file that was deleted since it was listed."""
+    """Return the content; None if the file was deleted since it was listed."""
     if one.version is not None:
         return open_store(job.environment.s3).get_version(one.version)
     with lake_errors(f"read {one.path}"):
@@ -151,7 +151,7 @@ def _read(job: Job, table: Table, one: _Object) -> bytes | None:
 
 
 class _InMemoryFile(InputFile):
-    """A file of which the content is known."""
+    """A file whose content is in memory."""
 
     def __init__(self, path: str, content: bytes) -> None:
         super().__init__(path)
@@ -168,18 +168,19 @@ class _InMemoryFile(InputFile):
 
 
 class Look:
-    """Looks for values in contents of files. `schema`: of the stream's rows; `is_rows`: whether the
-    files are of that table."""
+    """A search for values in file contents. `schema`: that of the stream's rows; `is_rows`: whether
+    the files belong to their table."""
 
     def __init__(self, schema: Schema, values: Values, is_rows: bool) -> None:
         self._schema, self._values, self._is_rows = schema, values, is_rows
         self._field = schema.find_field(values.column)
         is_text = isinstance(self._field.field_type, StringType)
-        # Whole numbers are everywhere.
+        # Whole numbers are not searched as words: they occur everywhere.
         self._words = [value.encode() for value in values.ordered] if is_text else []
 
     def into(self, path: str, content: bytes) -> list[str]:
-        """Where a file has one of the values. Raises Terminal for a file that cannot be read."""
+        """Return the parts of a file that have one of the values. Raises Terminal if the file
+        cannot be read."""
         name = path.rpartition("/")[2]
         try:
             if name.endswith(".parquet"):
@@ -212,7 +213,7 @@ class Look:
         return [f"column {name}"] if found else []
 
     def _texts(self, batch: pa.RecordBatch) -> Iterator[str]:
-        """The columns of a batch that have one of the values."""
+        """Yield the columns of a batch that have one of the values."""
         for name in batch.schema.names:
             if self._has_words([b"\0".join(_leaves(value)) for value in batch[name].to_pylist()]):
                 yield f"column {name}"
@@ -240,8 +241,8 @@ class Look:
         return any(self._is_of_value(str(from_bytes(kind, bound))) for bound in bounds)
 
     def _is_of_value(self, bound: str) -> bool:
-        """Whether a bound is a value, or a long one cut short; the last character of an upper one
-        is the next."""
+        """Return whether a bound is a value or a truncated value. The last character of a truncated
+        upper bound is incremented."""
         if bound in self._values.texts:
             return True
         cut = bound[: _BOUND - 1]
@@ -262,7 +263,7 @@ def _leaves(value: Any) -> Iterator[bytes]:
 
 
 def _text_of(name: str, content: bytes) -> bytes:
-    """A file's text, with what it has packed."""
+    """Return a file's text, with its compressed parts decompressed."""
     if name.endswith(side_files.SUFFIX):
         return zlib.decompress(content)
     if not name.endswith(".metadata.json"):

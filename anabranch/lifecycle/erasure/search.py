@@ -1,7 +1,7 @@
 """Find erased values: rows by the values of a column, dead letters by a search of their bytes.
 
-Files whose bounds exclude every value are not opened. Of the others one column is read, with the
-rows' places, of the row groups whose Bloom filters do not exclude every value.
+Files whose bounds exclude every value are not opened. From the others, the search reads the column
+and the rows' places, in row groups whose Bloom filters do not exclude every value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIELD_ID = b"PARQUET:field_id"
 _WORD = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 _APART = b"\0\0\n\0\0"
 _NUMBER = re.compile("0|-?[1-9][0-9]*", re.ASCII)
-# JSON within JSON is escaped again.
+# JSON nested in JSON strings is escaped again.
 _MOST_ESCAPES = 3
 _ESCAPES = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(.)", re.DOTALL)
 _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
@@ -50,13 +50,13 @@ Place = tuple[int, int]
 """Partition and offset."""
 
 Covered = Callable[[int], tuple[int, int]]
-"""By partition, the offsets that an erasure is of: from the first to, not including, the second."""
+"""Returns the offsets [start, end) of a partition that an erasure covers."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a column to look for, as texts, or a test of one where only hashes are
-    known."""
+    """The values of a column to search for, as texts; if only their hashes are known, `texts` is
+    empty and `matches` tests a value."""
 
     column: str
     texts: frozenset[str]
@@ -77,13 +77,13 @@ class Values:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The texts of a column of whole numbers, in the order of the numbers."""
+        """The texts of a column of whole numbers, as sorted numbers."""
         return sorted(map(int, self.texts))
 
 
 def require_column(schema: Schema, name: str, stream: str) -> None:
-    """Raise ConfigurationError for a column that the table lacks, or whose values are no texts or
-    whole numbers."""
+    """Raise ConfigurationError if the table lacks the column, or its type is not text or a whole
+    number."""
     found = next((field for field in schema.fields if field.name == name), None)
     if found is None or not isinstance(found.field_type, StringType | IntegerType | LongType):
         fitting = [
@@ -99,8 +99,8 @@ def require_column(schema: Schema, name: str, stream: str) -> None:
 
 
 def require_values(schema: Schema, values: Values) -> None:
-    """Raise ConfigurationError for values that a column of whole numbers never has as text: no row
-    would match."""
+    """Raise ConfigurationError for values that are not the text of a whole number, if the column
+    has whole numbers: no row would match."""
     if isinstance(schema.find_field(values.column).field_type, StringType):
         return
     if other := [text for text in values.ordered if _NUMBER.fullmatch(text) is None]:
@@ -112,7 +112,7 @@ def require_values(schema: Schema, values: Values) -> None:
 
 
 def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
-    """Whether the bounds of a file leave room for one of the values; True where it has no bounds.
+    """Return whether a file may contain one of the values, by its bounds; True if it has no bounds.
     Pure."""
     found = schema.find_field(values.column)
     assert isinstance(found.field_type, PrimitiveType)
@@ -129,8 +129,8 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
 
 
 def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
-    """The offsets of a file of the stream's rows that an erasure is of, by the log that its hour is
-    of. Pure."""
+    """Return the offsets that an erasure covers in a file of the stream's rows, by the log of its
+    hour. Pure."""
     hour = hour_of_file(state.table, data_file)
     return partial(one.offsets, hour, log_of(state, hour))
 
@@ -138,7 +138,7 @@ def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
 def find_rows(
     state: State, one: Erasure, values: Values, files: Iterable[DataFile]
 ) -> dict[str, dict[int, int]]:
-    """By the path of each of some files that has rows of the erasure, how many, by partition.
+    """Return the numbers of the erasure's rows by path and partition; only files with such rows.
     Raises Transient."""
     found = find_places(state, one, values, files)
     return {
@@ -149,7 +149,7 @@ def find_rows(
 def find_places(
     state: State, one: Erasure, values: Values, files: Iterable[DataFile]
 ) -> dict[str, list[Place]]:
-    """By the path of each of some files that has rows of the erasure, their places. Raises
+    """Return the places of the erasure's rows by path; only files with such rows. Raises
     Transient."""
     table, schema = state.table, state.table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
@@ -175,7 +175,7 @@ def find_places(
 
 
 def places_in(table: Table, data_file: DataFile) -> set[Place]:
-    """The places of a file's records. Raises Transient."""
+    """Return the places of a file's records. Raises Transient."""
     with opened(table, data_file) as parquet:
         return {
             place
@@ -191,8 +191,8 @@ def _places(batch: pa.RecordBatch) -> list[Place]:
 def _groups(
     table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values
 ) -> list[int]:
-    """The row groups of a file that may hold a value: all of them where only hashes are known.
-    Raises Transient."""
+    """Return the row groups of a file that may have a value; all if only hashes are known. Raises
+    Transient."""
     if not values.texts:
         return list(range(metadata.num_row_groups))
     is_text = isinstance(table.schema().find_field(values.column).field_type, StringType)
@@ -206,14 +206,14 @@ def _groups(
 
 
 def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
-    """What a file calls a column, by its id; None for a file that was written before the column
-    existed."""
+    """Return the name of a column in a file, by the field id; None if the file was written before
+    the column existed."""
     id = str(schema.find_field(name).field_id).encode()
     return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
 
 
 def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Covered) -> pa.BooleanArray:
-    """Which rows of a batch are erased."""
+    """Return the mask of a batch's rows that are erased."""
     texts = batch[name].cast(pa.string())
     wanted = values.array
     if not values.texts:
@@ -235,8 +235,8 @@ def _inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
 def find_letters(
     table: Table, one: Erasure, values: Values, files: Collection[DataFile]
 ) -> dict[str, set[Place]]:
-    """By the path of each of some files, the places of its records of the erasure that have one of
-    the values in key, value or headers. Raises Transient."""
+    """Return the places of the erasure's records with one of the values in key, value or headers,
+    by path; only files with such records. Raises Transient."""
     words = [value.encode() for value in values.ordered]
 
     def find(data_file: DataFile) -> set[Place]:
@@ -258,7 +258,7 @@ def find_letters(
 def places_by_hour(
     table: Table, files: Mapping[str, DataFile], places: Mapping[str, Collection[Place]]
 ) -> dict[str, set[Place]]:
-    """Places by the hours of their files; given by the paths of these. Pure."""
+    """Group places, given by the paths of their files, by the hours of these files. Pure."""
     by_hour: dict[str, set[Place]] = {}
     for path, of_file in places.items():
         by_hour.setdefault(hour_of_file(table, files[path]), set()).update(of_file)
@@ -271,7 +271,7 @@ def _bytes_of(row: Mapping[str, Any]) -> bytes:
 
 
 def spellings(payload: bytes) -> Iterator[bytes]:
-    """A payload, and the same without JSON's escapes, whichever of them its writer uses (RFC 8259,
+    """Yield a payload, and the payload with JSON escapes decoded once or more often (RFC 8259,
     section 7)."""
     yield payload
     for _ in range(_MOST_ESCAPES):
@@ -291,8 +291,8 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 
 
 def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
-    """The numbers of the payloads that have one of the words, with neither a letter, a digit nor an
-    underscore next to it; escapes of JSON count as their characters. Pure."""
+    """Return the indexes of payloads with one of the words as a whole word: no letter, digit or
+    underscore is next to it. JSON escapes count as their characters. Pure."""
     spelled = [_APART.join(spellings(payload)) for payload in payloads]
     blob = _APART.join(spelled)
     starts, at = [], 0

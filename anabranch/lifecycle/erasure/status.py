@@ -1,7 +1,7 @@
-"""What became of erasures: what each removed, what still has erased records and until when, and a
-scan that checks it.
+"""The status of erasures: removed records, remaining copies with their end, and a scan that checks
+it.
 
-A status of an erasure that is done, and of which nothing is left, is its certificate.
+The status of an erasure that is done and has no copies left is its certificate.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _ORPHANS = (
 
 @dataclass(frozen=True)
 class ErasureStatus:
-    """An erasure: who asked for it, what it removed, and what is left of it.
+    """An erasure: its request, its removed records, and the remaining copies.
 
-    `files`: how many of the replaced files, and of others that former snapshots have of these
-    hours, storage still has; `holders`: what refers to them. `versions`: how many versions of
-    deleted files from before the rewrite the bucket has; None where they cannot be listed.
-    `gone_at`: when the last of the holders ends; None where one has no end, or nothing is left.
-    `left`: in words, what is left and why; empty once nothing is. `scanned`: how many rows a scan
-    of every branch found; None without a scan.
+    `files`: the number of replaced files, and of other files of these hours in former snapshots,
+    that storage still has; `holders`: the references to them. `versions`: the number of versions of
+    deleted files from before the rewrite; None if they cannot be listed. `gone_at`: when the last
+    holder ends; None if one has no end, or there is none. `left`: sentences about what is left and
+    why; empty if nothing is. `scanned`: the number of rows that a scan of every branch found; None
+    without a scan.
     """
 
     id: str
@@ -86,12 +86,12 @@ class ErasureStatus:
 
     @property
     def is_certificate(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the erasure is done and nothing is left."""
         return self.done is not None and not self.left
 
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
-    """The ids of the erasures whose deadline has passed and of which nothing is left. Raises
+    """Return the ids of the erasures whose deadline has passed and that have nothing left. Raises
     Transient."""
     state = load_state(job.lake, job.stream.table)
     return frozenset(
@@ -100,9 +100,9 @@ def finished(job: Job, now: datetime) -> frozenset[str]:
 
 
 def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
-    """The status of each erasure that the branches record, oldest first. `scan`: look for its
-    values in the rows of every branch again, by their hashes. Raises ConfigurationError without a
-    key that a scan needs, Transient."""
+    """Return the status of each erasure that the branches record, oldest first. `scan`: search the
+    rows of every branch for its values again, by their hashes. Raises ConfigurationError if a key
+    for the scan is missing, Transient."""
     state = load_state(job.lake, job.stream.table)
     statuses = _statuses(job, state, state.erasures.all, now, scan)
     return sorted(statuses, key=lambda status: status.requested)
@@ -111,7 +111,7 @@ def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureSt
 def _statuses(
     job: Job, state: State, erasures: Sequence[Erasure], now: datetime, scan: bool = False
 ) -> list[ErasureStatus]:
-    """The status of each of some erasures, with many requests for each."""
+    """Return the status of each erasure. Sends many requests for each."""
     if not erasures:
         return []
     history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
@@ -129,8 +129,8 @@ def _statuses(
 def _with_unreferenced(
     status: ErasureStatus, one: Erasure, unreferenced: Callable[[], list[datetime]]
 ) -> ErasureStatus:
-    """The status with files that nothing refers to: those of compactions and of attempts that were
-    never published may have such records. Asked once nothing else is left."""
+    """Add unreferenced files to a status: files of compactions and of unpublished attempts may have
+    such records. Lists files only if nothing else is left."""
     before = written_before(one)
     if not status.is_certificate or before is None:
         return status
@@ -163,7 +163,7 @@ def _status(
     }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
     again = list(_brought_back(job, tables, hours, replaced))
-    # Before versions are counted: a file that is deleted meanwhile is one of them.
+    # Before versions are counted: a file deleted meanwhile becomes a version.
     there = _stored(state.table, replaced | wanted)
     holders = [
         h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)
@@ -202,7 +202,7 @@ def _status(
 def _brought_back(
     job: Job, tables: Mapping[str, Table], hours: Collection[str], replaced: Collection[str]
 ) -> Iterator[str]:
-    """In words, which branches have replaced files again."""
+    """Yield a sentence for each branch that has replaced files again."""
     for name in (job.stream.table, job.stream.dead_letters_table):
         for branch in BRANCHES:
             there = erasure.by_path(
@@ -214,7 +214,7 @@ def _brought_back(
 
 
 def _stored(table: Table, paths: Collection[str]) -> set[str]:
-    """The files that storage has."""
+    """Return the paths that exist in storage."""
 
     def exists(path: str) -> bool:
         return table.io.new_input(path).exists()
@@ -234,8 +234,8 @@ def _stored(table: Table, paths: Collection[str]) -> set[str]:
 def _holders(
     table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime
 ) -> list[Holder]:
-    """What refers to the former files that storage has. `anabranch maintain` ends it by the
-    deadline, but for foreign branches."""
+    """Return the references to former files in storage. `anabranch maintain` ends them at the
+    deadline, except foreign branches."""
     of_snapshot = {
         id: {path: size for path, size in of_one.items() if path in paths}
         for id, of_one in former.items()
@@ -251,8 +251,8 @@ def _ends(holder: Holder) -> bool:
 
 
 def _count_versions(job: Job, one: Erasure) -> int | str:
-    """The number of versions of deleted files from before the rewrite, or why they cannot be
-    listed."""
+    """Return the number of versions of deleted files from before the rewrite, or the reason why
+    they cannot be listed."""
     before = written_before(one)
     try:
         return sum(1 for _ in versions_of(job, before)) if before is not None else 0
@@ -315,13 +315,13 @@ def _left(
 
 
 def _last_failure(table: Table) -> str | None:
-    """Why the last run of maintenance could not delete versions."""
+    """Return why the last maintenance run could not delete versions; None if it did not fail."""
     runs = read_runs(table.properties)
     return max(runs, key=lambda run: run.ended).failed.get("versions") if runs else None
 
 
 def _scan(job: Job, state: State, one: Erasure) -> int:
-    """How many rows of any branch have one of the values."""
+    """Return the number of rows with one of the values, on any branch."""
     request = load_requests(job.ledger, [one])[one.id]
     key = keys_of(job.environment).get(request.key)
     if key is None:

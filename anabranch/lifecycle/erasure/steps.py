@@ -1,4 +1,4 @@
-"""What every step of an erasure uses: the size of a commit, and the ledger's rows of hours."""
+"""Helpers of all steps of an erasure: the size of a commit, and the ledger rows of hours."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     pass
 
 FILES_A_COMMIT = 32
-"""Files that one commit replaces, so that they are written well within the age by which it has to
-land."""
+"""The number of files that one commit replaces: few enough to be written well before the commit's
+deadline."""
 
 ATTEMPTS = 20
-"""How often a step reads again what others changed meanwhile."""
+"""The attempts of a step when other processes change its input meanwhile."""
 
 
 def decisions_of(
@@ -37,15 +37,16 @@ def decisions_of(
     paths: Mapping[str, Collection[str]],
     accepted: Mapping[str, Collection[Place]] | None = None,
 ) -> list[LedgerRow]:
-    """The ledger's rows of the part of an erasure in some hours; `paths`: by hour, the files that
-    are replaced."""
+    """Return the ledger rows of an erasure for some hours. By hour: `rows` has the erased rows by
+    partition, `dead` the erased dead letters, `paths` the replaced files, and `accepted` the dead
+    letters of the batch layer."""
     now, decided = job.lake.clock.now(), list[LedgerRow]()
     history = job.ledger.history({*rows, *dead})
     for hour in sorted({*rows, *dead}):
         row = ledger.newest(ledger.with_waiting(state, hour, history)).get(hour)
         before = row if row is not None and state.is_accepted(hour) else None
         places = dead.get(hour, ())
-        # The account of an accepted hour is that of the batch layer.
+        # An accepted hour has the batch layer's account.
         of_dead = dict(Counter(p for p, o in places if (p, o) in (accepted or {}).get(hour, ())))
         counts = rows.get(hour, {})
         decided.append(
@@ -65,7 +66,8 @@ def decisions_of(
 def record_unserved(
     job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]
 ) -> None:
-    """Record in the ledger, by hour, files with erased records that no branch of the rows has."""
+    """Record files with erased records that are on no branch of the rows' table in the ledger, by
+    hour."""
 
     def decide(state: State) -> Decision[None]:
         current = state.erasures[one.id]
