@@ -1,8 +1,8 @@
-"""Configuration: parsed once, validated once, frozen.
+"""Configuration: parsed and validated once, immutable.
 
-`load_environment` reads `conf/anabranch.yaml`, `load_stream` one file of `conf/streams/`. Any
-mistake is a `ConfigurationError` that names file, key, what was expected and what was found.
-`${NAME}` and `${NAME:-default}` in a value read the process environment here, and nowhere later.
+`load_environment` reads `conf/anabranch.yaml`, `load_stream` a file of `conf/streams/`. A mistake
+raises ConfigurationError, which names the file, the key, and what was expected and found. `${NAME}`
+and `${NAME:-default}` in values are replaced from the process environment at load time only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the models of the configuration share: the base class, and types of values."""
+"""The base class of the configuration's models, and types of their values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Frozen(BaseModel):
-    """A model that cannot change, and that refuses keys it does not have."""
+    """An immutable model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def parse_retry_for(value: object) -> timedelta | None:
-    """`"15 minutes"` … or `"for ever"`, which is None. Raises ValueError for anything else."""
+    """Parse a duration, or `"for ever"` as None. Raises ValueError for anything else."""
     if value is None or value == "for ever":
         return None
     try:
@@ -32,19 +32,19 @@ def parse_retry_for(value: object) -> timedelta | None:
 
 
 def parse_name(value: object) -> object:
-    """A name of letters, digits and underscores. Raises ValueError for anything else."""
+    """Return a name of letters, digits and underscores. Raises ValueError for anything else."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError("expected a name of letters, digits and underscores")
     return value
 
 
 def one_or_many(value: object) -> object:
-    """A text as a tuple of one."""
+    """Convert a text to a tuple of one."""
     return (value,) if isinstance(value, str) else value
 
 
 def repeated_name(names: Iterable[str]) -> str | None:
-    """The first name that is there twice, in lower case: case does not count."""
+    """Return the first repeated name, ignoring case, in lower case; None if there is none."""
     lower = [name.lower() for name in names]
     return next((name for name in lower if lower.count(name) > 1), None)
 
@@ -56,7 +56,7 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def between(least: timedelta, most: timedelta, expected: str) -> AfterValidator:
-    """Refuse durations outside these bounds, both included, with this message."""
+    """Return a validator that refuses durations outside these inclusive bounds with `expected`."""
 
     def check(value: timedelta) -> timedelta:
         if not least <= value <= most:
@@ -67,13 +67,13 @@ def between(least: timedelta, most: timedelta, expected: str) -> AfterValidator:
 
 
 def more_than_nothing(expected: str) -> AfterValidator:
-    """Refuse a duration of nothing, with this message."""
+    """Return a validator that refuses a zero duration with `expected`."""
     return between(timedelta.resolution, timedelta.max, expected)
 
 
 def web_address(example: str, secrets: str, optional: bool = False) -> AfterValidator:
-    """Refuse what is no URL such as `example`, and secrets in one; `secrets` names the keys that
-    they belong to."""
+    """Return a validator that refuses anything but a URL such as `example`, and secrets in the URL;
+    `secrets` names the keys for them."""
 
     def check(value: str) -> str:
         if optional and not value:

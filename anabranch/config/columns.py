@@ -1,4 +1,4 @@
-"""A stream's columns: the DDL of its configuration as values, without a JVM."""
+"""A stream's columns: the DDL of its configuration, parsed without a JVM."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ _WORDS = frozenset(
 )
 NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
 MOST_DIGITS = 38
-"""How many digits a DECIMAL of Iceberg and Spark has at most."""
+"""Maximum precision of a DECIMAL in Iceberg and Spark."""
 
 
 @dataclass(frozen=True)
 class Column:
     """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`),
-    lower case. One that `rescues` is no field of a record's: it holds those that no other column is
-    for, as JSON."""
+    lower case. A column that `rescues` has, as JSON, a record's fields that have no column."""
 
     name: str
     type: str
@@ -46,14 +45,14 @@ class Column:
 
 
 RESCUED = Column("rescued", "string", True, rescues=True)
-"""What `unknown: rescue` adds to a stream's columns."""
+"""The column that `unknown: rescue` adds to a stream."""
 
 
 def parse_columns(ddl: object) -> tuple[Column, ...]:
-    """Spark DDL (`a STRING NOT NULL, b INT`) -> columns. Raises ValueError with what was expected
-    and found.
+    """Parse Spark DDL (`a STRING NOT NULL, b INT`). Raises ValueError with what was expected and
+    found.
 
-    Integers narrower than 32 bits widen to INT, which is the narrowest that Iceberg has.
+    Integers narrower than 32 bits become INT, the narrowest integer type of Iceberg.
     """
     import sqlglot
     from sqlglot import exp
@@ -91,18 +90,18 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
-    """The columns as Spark DDL. Pure."""
-    # Names of a STRUCT's fields keep their case.
+    """Return the columns as Spark DDL. Pure."""
+    # Field names in a STRUCT keep their case.
     kinds = ((c, c.type if "<" in c.type else c.type.upper()) for c in columns)
     return ", ".join(f"{c.name} {kind}{'' if c.nullable else ' NOT NULL'}" for c, kind in kinds)
 
 
 def _explain(ddl: str) -> str | None:
-    """Which column has a type that does not exist, and which type was meant; None where that is not
-    the mistake."""
+    """Return a message that names the column with a misspelt type and the closest type; None if no
+    type is misspelt."""
     for column in _split(ddl):
         name, _, kind = column.strip().partition(" ")
-        # The names of a STRUCT's fields come before a colon.
+        # Field names in a STRUCT precede a colon.
         for word in re.findall(r"[A-Za-z_]\w*(?!\w|\s*:)", kind.partition("COMMENT")[0]):
             if word.upper() not in _WORDS and (near := get_close_matches(word.upper(), _TYPES, 1)):
                 return f"column {name}: unknown type {word!r}, did you mean {near[0]}?"
@@ -110,7 +109,7 @@ def _explain(ddl: str) -> str | None:
 
 
 def _split(ddl: str) -> list[str]:
-    """The text of each column."""
+    """Split DDL at the commas between columns."""
     columns, depth = [""], 0
     for character in ddl:
         depth += (character in "<(") - (character in ">)")

@@ -1,19 +1,19 @@
-"""Durations as configuration and options write them."""
+"""Durations in configuration and options."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
-# Longer ones lead to times that no calendar has.
+# Longer durations lead to times outside the calendar.
 _MOST_YEARS = 1000
 _YEAR = timedelta(days=365)
 _DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week|year)s?\s*$")
 
 
 def parse_duration(value: object) -> timedelta:
-    """`"2 seconds"`, `"30 days"` … -> timedelta; a year has 365 days. Raises ValueError for
-    anything else, and for more than 1,000 years."""
+    """Parse a duration such as `"2 seconds"` or `"30 days"`; a year has 365 days. Raises ValueError
+    for anything else, and for more than 1,000 years."""
     if isinstance(value, timedelta):
         return value
     match = _DURATION.match(value) if isinstance(value, str) else None

@@ -12,7 +12,7 @@ from anabranch.config.base import Frozen
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")
 HDFS = "hdfs://"
 _HDFS = re.compile(HDFS + r"/[^\s?#*/:]+(/[^\s?#*:]*)?")
-"""Without an authority: the one that the environment's `hdfs:` names."""
+"""A path without authority: the environment's `hdfs:` names the cluster."""
 _LOCAL = re.compile(r"file:///[^\s?#*]+")
 
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
@@ -29,13 +29,12 @@ class _Target(Frozen):
 
     @property
     def place(self) -> str:
-        """The identity of the destination, to find two targets of one."""
+        """The destination's identity, by which duplicate targets are found."""
         raise NotImplementedError
 
 
 class FolderTarget(_Target):
-    """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at
-    most."""
+    """Folders of Parquet files, `ROOT/date=…/hour=…/`, with at most `file_rows` rows a file."""
 
     type: Literal["folder"]
     root: Annotated[str, AfterValidator(_root)]
@@ -47,8 +46,7 @@ class FolderTarget(_Target):
 
 
 class TopicTarget(_Target):
-    """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at
-    most."""
+    """Another topic of the same Kafka, with at most `transaction_rows` records a transaction."""
 
     type: Literal["topic"]
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
@@ -60,8 +58,8 @@ class TopicTarget(_Target):
 
 
 class SearchTarget(_Target):
-    """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request
-    has at most."""
+    """An index of the environment's `search:`, with at most `bulk_documents` documents a bulk
+    request."""
 
     type: Literal["search"]
     index: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")
@@ -77,7 +75,8 @@ Target = Annotated[FolderTarget | TopicTarget | SearchTarget, Field(discriminato
 
 
 def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Check that no two targets have one name, or one place. Raises ValueError."""
+    """Check that no two targets share a name or a place, and that no place is within another.
+    Raises ValueError."""
     for what, values in (
         ("name", [t.name for t in targets]),
         ("place", [t.place for t in targets]),

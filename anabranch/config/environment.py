@@ -1,4 +1,4 @@
-"""`conf/anabranch.yaml`: everything that differs between a laptop and production."""
+"""`conf/anabranch.yaml`: the settings that differ between a laptop and production."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _brokers(value: str) -> str:
 
 
 class Kafka(Frozen):
-    """Where the brokers are. `security` takes Kafka's own client properties (`security.protocol`,
-    `sasl.*`), and `client_rack` the one of that name (KIP-392)."""
+    """The brokers and their client settings: `security` takes Kafka's client properties
+    (`security.protocol`, `sasl.*`), `client_rack` is `client.rack` (KIP-392)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(min_length=1)
     client_rack: str = ""
@@ -56,8 +56,8 @@ class Kafka(Frozen):
 
 
 class Catalog(Frozen):
-    """The Iceberg catalog. `properties` go to both its clients unchanged, so REST or Glue are
-    configuration alone; they may hold a token, and `uri` a password."""
+    """The Iceberg catalog. `properties` are passed unchanged to both clients, so REST or Glue need
+    configuration only; they may contain a token, and `uri` a password."""
 
     name: Name
     type: Literal["sql", "rest", "glue"] = "sql"
@@ -70,8 +70,8 @@ class Catalog(Frozen):
     @field_validator("warehouse")
     @classmethod
     def _one_place_for_all_clients(cls, value: str) -> str:
-        # PyIceberg and Iceberg's S3 client end a location there, and Hadoop does not: files would
-        # lie in two folders.
+        # PyIceberg and Iceberg's S3 client end a location there, Hadoop does not: files would be in
+        # two folders.
         if found := next((character for character in "?#" if character in value), None):
             raise ValueError(
                 f"expected a location without {found!r}: Iceberg's clients end a location there"
@@ -107,8 +107,8 @@ def _s3_endpoint(value: str) -> str:
 
 
 class S3(Frozen):
-    """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS
-    itself. `ca` as of `search`, for Python; Java has a trust store."""
+    """The object store: AWS unless `endpoint` is set, with the standard AWS credential chain unless
+    keys are set. `ca` is as in `search`, for Python clients; Java uses its trust store."""
 
     endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = None
     region: str = "us-east-1"
@@ -118,7 +118,7 @@ class S3(Frozen):
 
 
 class Spark(Frozen):
-    """Where Spark runs, and its properties."""
+    """Spark's master and properties."""
 
     master: str = "local[*]"
     conf: dict[str, str] = Field(default={})
@@ -132,8 +132,8 @@ class Spark(Frozen):
 
 
 class Registry(Frozen):
-    """The schema registry of formats in Confluent's wire format: its REST API, and who asks, if it
-    wants to know."""
+    """The schema registry of formats in Confluent's wire format: the URL of its REST API, and
+    credentials if it requires them."""
 
     url: Annotated[
         str, web_address("https://registry.example.com:8081", "registry.user, registry.password")
@@ -150,8 +150,8 @@ class Registry(Frozen):
 
 
 class SearchCluster(Frozen):
-    """Elasticsearch or OpenSearch, for egress: its address, and who asks, by password or by API
-    key. `ca` is a file of certificates to trust, in place of the usual ones."""
+    """Elasticsearch or OpenSearch, for egress: its URL, with a password or an API key. `ca` is a
+    file of trusted certificates that replaces the default ones."""
 
     url: Annotated[
         str,
@@ -174,9 +174,9 @@ class SearchCluster(Frozen):
 
 
 class Hdfs(Frozen):
-    """HDFS, for egress, by WebHDFS: the address of the name node, of HttpFS or of a gateway, above
-    `/webhdfs/v1`; as whom files are written, with a password where a gateway asks for one. `ca` as
-    of `search`."""
+    """HDFS, for egress through WebHDFS: the URL of the name node, of HttpFS or of a gateway,
+    without `/webhdfs/v1`; the user who writes files, with a password if a gateway requires one.
+    `ca` is as in `search`."""
 
     url: Annotated[
         str, web_address("http://namenode.example.com:9870", "hdfs.user and hdfs.password")
@@ -187,9 +187,8 @@ class Hdfs(Frozen):
 
 
 class Webhook(Frozen):
-    """Where each change of an hour's state is posted, with which headers; the status page that a
-    message links to, and within what time a receiver has to answer. The URL itself may be a
-    secret."""
+    """The receiver of each change of an hour's state: its URL, which may be a secret, and request
+    headers; the URL of the status page for links, and the time limit of an answer."""
 
     url: SecretStr
     headers: dict[str, SecretStr] = Field(default={})
@@ -204,7 +203,7 @@ class Webhook(Frozen):
     ] = timedelta(seconds=5)
 
     def __hash__(self) -> int:
-        # Streams are hashed, and no dict is.
+        # Streams are hashed; a dict is not hashable.
         return hash((self.url, *self.headers.items(), self.page, self.within))
 
     @field_validator("url")
@@ -217,8 +216,8 @@ class Webhook(Frozen):
 
 
 class Lineage(Frozen):
-    """Where OpenLineage events go; without `url`, nowhere. `endpoint` is the path below it,
-    `namespace` that of our jobs, `timeout` the longest that a job waits for the receiver."""
+    """The receiver of OpenLineage events; none without `url`. `endpoint` is the path below it,
+    `namespace` the namespace of our jobs, `timeout` the longest that a job waits for an answer."""
 
     url: Annotated[
         str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)
@@ -238,21 +237,21 @@ class Lineage(Frozen):
 
 
 class ErasureKeys(Frozen):
-    """The secret key by which erased values are hashed, and former ones, for erasures that they
-    were used for."""
+    """The secret key that hashes erased values, and former keys, for the erasures made with
+    them."""
 
     key: Annotated[SecretStr, Field(min_length=16)]
     former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = ()
 
 
 class Masking(Frozen):
-    """The secret of columns that are hashed (`select` of a stream's file)."""
+    """The secret that hashes columns (`hash` in `select` of a stream's file)."""
 
     secret: SecretStr | None = Field(default=None, min_length=16)
 
 
 class Environment(Frozen):
-    """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
+    """`conf/anabranch.yaml`: the settings that differ between a laptop and production."""
 
     kafka: Kafka
     catalog: Catalog
@@ -268,7 +267,7 @@ class Environment(Frozen):
 
     @property
     def masking_secret(self) -> bytes | None:
-        """The secret of columns that are hashed, if there is one."""
+        """The secret that hashes columns, None if not configured."""
         return (
             self.masking.secret.get_secret_value().encode()
             if self.masking.secret is not None

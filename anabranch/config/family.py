@@ -1,4 +1,4 @@
-"""A family: one file that gives a stream for each topic of the cluster that matches a pattern."""
+"""A family: one file that defines a stream for each topic of the cluster that matches a pattern."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from anabranch.config.stream import Stream
 
 _GROUP = re.compile(r"\{([^{}]*)\}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
-# Topics that Kafka and its tools keep for themselves.
+# Prefix of topics that Kafka and its tools create.
 _INTERNAL = "__"
-# The keys of an egress target that name where it delivers.
+# The keys of an egress target that name its destination.
 _PLACES = ("root", "topic", "index")
-# The name that a family's own keys are checked with.
+# The stream, topic and table name with which a family's shared keys are checked.
 _SAMPLE = "sample"
 
 
@@ -52,8 +52,8 @@ def _pattern(value: str) -> str:
 
 @lru_cache(maxsize=20_000)
 def _matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern matches a whole topic: by RE2, whose time is bounded. Python's `re` takes
-    hours for some patterns and topics that do not match, and stops all threads meanwhile."""
+    """Return whether a pattern matches a whole topic. RE2 bounds the time; Python's `re` takes
+    hours for some patterns and topics, and blocks all threads meanwhile."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -65,8 +65,8 @@ def _whole(pattern: str) -> str:
 
 
 class Topics(Frozen):
-    """Which topics: `pattern` matches their whole name, `exclude` does not. `create`: a speed
-    process creates the tables of a topic that is new; otherwise `anabranch apply` does."""
+    """The family's topics: `pattern` matches the whole name, `exclude` does not. With `create`, a
+    speed process creates the tables of new topics; otherwise `anabranch apply` does."""
 
     pattern: Annotated[str, AfterValidator(_pattern)] = Field(min_length=1)
     exclude: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -74,8 +74,8 @@ class Topics(Frozen):
 
 
 class FamilyKeys(Frozen):
-    """The keys that a family's file has in place of `topic`. `table`, `name` and the places of
-    `egress` name groups of the pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
+    """The keys that replace `topic` in a family's file. `table`, `name` and the places of `egress`
+    name groups of the pattern: `{1}`, `{NAME}`, or `{0}` for the whole topic."""
 
     topics: Topics
     table: str
@@ -84,7 +84,7 @@ class FamilyKeys(Frozen):
 
 @dataclass(frozen=True)
 class Family:
-    """A family's file, read and checked: what its streams have in common."""
+    """A family's file, read and checked: the settings that its streams share."""
 
     name: str
     topics: Topics
@@ -94,7 +94,7 @@ class Family:
     file: StreamFile = field(repr=False)
 
     def matches(self, topic: str) -> bool:
-        """Whether the family has a stream for a topic."""
+        """Return whether the family has a stream for a topic."""
         if topic.startswith(_INTERNAL) or (
             self.topics.exclude and _matches(self.topics.exclude, topic)
         ):
@@ -102,26 +102,26 @@ class Family:
         return _matches(self.topics.pattern, topic)
 
     def stream_name(self, topic: str) -> str:
-        """The name of a topic's stream, which may not be a legal one."""
+        """Return the stream name of a topic, which may be invalid."""
         return self._fill(self.stream, topic)
 
     def table_name(self, topic: str) -> str:
-        """The table of a topic's stream, which may not be a legal one."""
+        """Return the table name of a topic's stream, which may be invalid."""
         return self._fill(self.table, topic)
 
     @property
     def namespace(self) -> str:
-        """The namespace of every table of the family."""
+        """The namespace of all tables of the family."""
         return self.table.partition(".")[0]
 
     def may_have(self, table: str) -> bool:
-        """Whether a table's name is one that the family could give."""
+        """Return whether the family's template can produce this table name."""
         parts = _GROUP.split(self.table)
         form = "".join(re.escape(text) if i % 2 == 0 else r"\w*" for i, text in enumerate(parts))
         return re.fullmatch(form, table) is not None
 
     def build(self, topic: str) -> Stream:
-        """The stream of a topic that matches. Raises ConfigurationError."""
+        """Build the stream of a matching topic. Raises ConfigurationError."""
         name, table = self.stream_name(topic), self.table_name(topic)
         where = f"{self.file.path}: topic {topic}"
         if not _TABLE.fullmatch(table):
@@ -158,11 +158,12 @@ class FamilyMember:
 
 
 Members = Mapping[str, FamilyMember]
-"""By the name of the stream."""
+"""Family members by stream name."""
 
 
 def load_families(folder: str | Path | None = None) -> dict[str, Family | ConfigurationError]:
-    """By file: each family of the configuration folder, or the error of its file."""
+    """Load the families of the configuration folder by file name, each as a Family or the error of
+    its file."""
     found: dict[str, Family | ConfigurationError] = {}
     for name in family_names(folder):
         try:
@@ -173,8 +174,8 @@ def load_families(folder: str | Path | None = None) -> dict[str, Family | Config
 
 
 def load_family(name: str, folder: str | Path | None = None) -> Family:
-    """Read and check a family's file; its streams share all other keys, which are checked too.
-    Raises ConfigurationError."""
+    """Read and check a family's file, including the keys that its streams share. Raises
+    ConfigurationError."""
     folder = resolve_folder(folder)
     path = folder / "streams" / f"{name}.yaml"
     file = read_stream_file(path, folder / DEFAULTS)
@@ -203,8 +204,8 @@ def _check_templates(file: StreamFile, keys: FamilyKeys) -> None:
 
 
 def _check_places(file: StreamFile, pattern: str) -> None:
-    """That each stream has folders of its own: an hour has the same name in those of all streams.
-    Several may deliver to one topic or index."""
+    """Check that each stream has its own folders, since folders of an hour have the same name in
+    all streams; streams may share a topic or an index. Raises ConfigurationError."""
     for i, target in enumerate(file.values.get("egress") or ()):
         for key in _PLACES:
             if key in target:
@@ -218,7 +219,8 @@ def _check_places(file: StreamFile, pattern: str) -> None:
 
 
 def _check_groups(path: Path, key: str, template: str, pattern: str, is_own: bool = True) -> None:
-    """That a template names groups of the pattern alone, and one at least if `is_own`."""
+    """Check that a template names only groups of the pattern, and at least one if `is_own`. Raises
+    ConfigurationError."""
     compiled, used = re.compile(pattern), _GROUP.findall(template)
     known = [*map(str, range(compiled.groups + 1)), *compiled.groupindex]
     if unknown := next((group for group in used if group not in known), None):
@@ -239,14 +241,14 @@ def expand(
     streams: Sequence[Stream] = (),
     known: Mapping[str, str] | None = None,
 ) -> dict[str, FamilyMember]:
-    """The streams of families, by name: one for each topic that matches, and for each that matched
-    before. Pure.
+    """Return the streams of families by name: one for each topic that matches, and one for each
+    member in `known`. Pure.
 
-    `streams`: the streams with files of their own, whose topics are no family's. `known`: by name,
-    the topic of each member that there was before. It comes first where two topics would have one
-    table, and stays when its topic is gone. What cannot be a stream is a member with an error: a
-    topic of two families, a table or a name of two streams. One without a name of its own has that
-    of its family with the topic, `app: app-x.y`.
+    `streams` have files of their own; families leave out their topics. `known` has the topics of
+    earlier members by stream name: an earlier member precedes a new topic with the same table, and
+    stays when its topic is gone. A member has an error instead of a stream if two families match
+    its topic, or if its table or name belongs to another stream. If its name is taken, the member's
+    key is the family and the topic, `app: app-x.y`.
     """
     families, present, known = list(families), set(topics), known or {}
     taken = {table.casefold(): s.name for s in streams for table in s.tables}
@@ -277,7 +279,7 @@ def expand(
 def _find_stream(
     family: Family, topic: str, rivals: Sequence[Family], taken: Mapping[str, str], members: Members
 ) -> Stream | ConfigurationError:
-    """The stream of a topic, or the reason that there is none."""
+    """Return the stream of a topic, or the reason that there is none."""
 
     def refused(message: str) -> ConfigurationError:
         return ConfigurationError(f"{family.file.path}: {message}")
@@ -317,7 +319,7 @@ def _build(
 
 
 def _with_place(target: object, fill: Callable[[str], str]) -> object:
-    """A target of `egress` with the groups of its place filled."""
+    """Return an egress target with the groups of its place filled in."""
     if not isinstance(target, Mapping):
         return target
     return {
@@ -331,5 +333,5 @@ def _key(group: str) -> int | str:
 
 
 def _legal(text: str) -> str:
-    """What a group adds to a name: Kafka's `.` and `-` become `_`."""
+    """Convert the text of a group to a legal name: `.` and `-` become `_`."""
     return re.sub(r"[.-]", "_", text)

@@ -1,4 +1,4 @@
-"""`format` of a stream's file, and the columns that each format can fill. Needs no Spark."""
+"""`format` of a stream's file, and the columns that each format can fill. Independent of Spark."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ WITH_REGISTRY = ("avro", "json_schema")
 _RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
 
 UNKNOWN_NAME_LENGTH = 100
-"""The most characters to keep of an unknown field's name."""
+"""Maximum characters kept of an unknown field's name."""
 
 
 class FormatSettings(Frozen):
     """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject:
     events-value}`.
 
-    `subject`: the one that every schema id must belong to. `delimiter`: what separates a CSV line's
-    fields.
+    `subject`: the subject that every schema id must belong to. `delimiter`: the field separator of
+    CSV.
     """
 
     type: FormatType = "json"
@@ -41,7 +41,7 @@ class FormatSettings(Frozen):
 
     @property
     def names_fields(self) -> bool:
-        """Whether a value names its fields itself, so that unknown ones are counted."""
+        """Whether values name their fields, so that unknown fields are counted."""
         return self.type in ("json", "json_schema")
 
     @property
@@ -50,7 +50,7 @@ class FormatSettings(Frozen):
 
 
 def parse_format(value: object) -> object:
-    """`avro` -> `{type: avro}`. Raises ValueError for a word that is no format."""
+    """Convert `avro` to `{type: avro}`. Raises ValueError for an unknown format."""
     if not isinstance(value, str):
         return value
     if value not in get_args(FormatType):
@@ -59,8 +59,8 @@ def parse_format(value: object) -> object:
 
 
 def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
-    """Raises ValueError for a column that the format can never fill, with what was expected and
-    found."""
+    """Raise ValueError, with what was expected and found, for a column that the format cannot
+    fill."""
     names = {column.name for column in columns}
     for column in columns:
         actual = f"found {column.name} {column.type.upper()}"

@@ -1,7 +1,6 @@
-"""The type that a column would need to hold values of a JSON field, as a stream's file writes it.
-Needs no Spark.
+"""Guess the column type for values of a JSON field, as in a stream's file. Independent of Spark.
 
-A guess is wide rather than narrow: a value that does not fit makes its record a dead letter.
+Guesses are wide rather than narrow: a value that does not fit makes its record a dead letter.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ _DEEPEST = 5
 
 
 def guess(value: object, depth: int = 0) -> str | None:
-    """The type of one value, None for null. What JSON nests in odd ways is text. Pure."""
+    """Return the type of one value, None for null. Objects and deep lists are STRING. Pure."""
     match value:
         case None:
             return None
@@ -34,7 +33,7 @@ def guess(value: object, depth: int = 0) -> str | None:
 
 
 def combine(one: str | None, other: str | None) -> str | None:
-    """The type that takes the values of both; None is the type of null alone. Pure."""
+    """Return a type for values of both types; None is the type of null. Pure."""
     if one is None or other is None or one == other:
         return one or other
     return "DOUBLE" if {one, other} == {"BIGINT", "DOUBLE"} else "STRING"

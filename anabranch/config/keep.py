@@ -1,4 +1,4 @@
-"""How long a stream's data is kept."""
+"""Retention of a stream's data."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KeptFor = Annotated[
 
 
 class Keep(Frozen):
-    """How long data is kept; None: for ever. `rows` and `dead_letters` are counted from the end of
-    their ingest hour, `docs`, the pages of the quality gate, from when they were written. `ledger`:
-    the rows of the ledger, in whole quarters of a year of which nothing else is left."""
+    """Retention; None is for ever. `rows` and `dead_letters` count from the end of their ingest
+    hour; `docs`, the pages of the quality gate, from when they were written. `ledger`: its rows
+    leave by whole quarters of a year of which no other data is left."""
 
     rows: KeptFor = None
     dead_letters: KeptFor = None
@@ -35,12 +35,12 @@ class Keep(Frozen):
 
 
 class Archive(Frozen):
-    """The archive of a stream's records as Kafka gave them: how long, from the end of their ingest
-    hour; None: for ever."""
+    """The archive of a stream's records as Kafka delivered them: its retention from the end of
+    their ingest hour; None is for ever."""
 
     raw: KeptFor
 
 
 def parse_keep(value: object) -> object:
-    """A duration alone is that of rows and dead letters."""
+    """Convert a single duration to the retention of rows and dead letters."""
     return {"rows": value, "dead_letters": value} if isinstance(value, str) else value

@@ -1,5 +1,5 @@
-"""Read the configuration's files into frozen models. Every mistake is a ConfigurationError that
-names file and key."""
+"""Read configuration files into immutable models. A mistake raises ConfigurationError, which names
+file and key."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from anabranch.config.views import PARTIALS
 M = TypeVar("M", bound=BaseModel)
 
 DEFAULTS = "defaults.yaml"
-"""The file of the configuration folder with values for every stream's file."""
+"""The file of the configuration folder with default values for all streams' files."""
 
 OF_ONE_STREAM = ("topic", "topics", "table", "name")
-"""Keys that no two streams share."""
+"""Keys that streams cannot share."""
 
 _TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
 
 FROM_REGISTRY = "registry"
-"""`schema` of a stream whose columns come from the schema registry's subject."""
+"""The value of `schema` for a stream whose columns come from a subject of the schema registry."""
 
 UNREADABLE = "(unreadable)"
-"""The group of a stream whose file cannot be read: no group has this name."""
+"""The group of a stream whose file cannot be read; no valid group has this name."""
 
 
 def resolve_folder(folder: str | Path | None = None) -> Path:
-    """The configuration folder: the argument, else `ANABRANCH_CONF`, else `conf`."""
+    """Return the configuration folder: the argument, else `ANABRANCH_CONF`, else `conf`."""
     return Path(folder or os.environ.get("ANABRANCH_CONF") or "conf")
 
 
@@ -58,13 +58,14 @@ def load_environment(folder: str | Path | None = None) -> Environment:
 
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """The streams that have a file of their own in the configuration folder, sorted."""
+    """Return the sorted names of streams that have a file of their own in the configuration
+    folder."""
     return tuple(name for name, is_family in _files(folder) if not is_family)
 
 
 def family_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """The families that the configuration folder has, sorted: files with `topics` in place of
-    `topic`."""
+    """Return the sorted names of the configuration folder's families: files with `topics` in place
+    of `topic`."""
     return tuple(name for name, is_family in _files(folder) if is_family)
 
 
@@ -76,16 +77,16 @@ def _files(folder: str | Path | None) -> list[tuple[str, bool]]:
 
 
 def _is_family(path: Path) -> bool:
-    """By a look at its text: parsing hundreds of files takes seconds."""
+    """Search the text only: parsing hundreds of files takes seconds."""
     try:
         return _TOPICS.search(path.read_text(encoding="utf-8")) is not None
     except (OSError, UnicodeDecodeError):
-        return False  # loading it reports this
+        return False  # Loading the file reports the error.
 
 
 def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, ...] | None:
-    """A value that changes with the stream's file or the defaults: when each was written, and its
-    size; None where there is no file of the stream."""
+    """Return a value that changes with the stream's file or the defaults: modification times (ns)
+    and sizes (bytes). None if the stream has no file."""
     folder = resolve_folder(folder)
     own = _stamp(folder / "streams" / f"{name}.yaml")
     return None if own is None else (*own, *(_stamp(folder / DEFAULTS) or ()))
@@ -100,15 +101,15 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def require_different_tables(folder: str | Path | None = None) -> None:
-    """That no two files of the configuration folder have a table in common. What else is wrong with
-    a file is not looked at: loading it raises. Raises ConfigurationError."""
+    """Raise ConfigurationError if two files of the configuration folder name the same table.
+    Ignores other mistakes in a file, which loading it raises."""
     for error in shared_tables(folder).values():
         raise error
 
 
 def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationError]:
-    """By stream: an error for each file of which the file of a stream before it has a table too,
-    its ledger and those of views among them. Files that cannot be read are left out."""
+    """Return an error by stream for each file that names a table of an earlier stream's file;
+    tables include the ledger and those of views. Files that cannot be read are skipped."""
     streams = resolve_folder(folder) / "streams"
     files: dict[str, Path] = {}
     shared = {}
@@ -127,8 +128,8 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
 def shared_tables_of(
     streams: Iterable[Stream], folder: str | Path | None = None
 ) -> dict[str, ConfigurationError]:
-    """As `shared_tables`, of streams that were read from files, the first of which keeps a table of
-    several."""
+    """Return errors as `shared_tables` does, for streams that were read from files; a shared table
+    belongs to the first of them."""
     owners: dict[str, str] = {}
     shared: dict[str, ConfigurationError] = {}
     files = resolve_folder(folder) / "streams"
@@ -152,8 +153,8 @@ def _shared(path: Path, key: str, table: str, other: Path) -> ConfigurationError
 
 
 def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
-    """The names under which a file's stream has tables, and readers its views; and the key of each.
-    As the properties of Stream have them."""
+    """Return the names of the tables and views of a file's stream, each with the key that names it;
+    the same as the properties of Stream."""
     table, views = written.get("table"), written.get("views")
     if not isinstance(table, str):
         return {}
@@ -168,8 +169,8 @@ def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
 
 
 def group_in_file(name: str, folder: str | Path | None = None) -> str | None:
-    """The group that a stream's file names, whatever else is wrong with the file; UNREADABLE where
-    the file cannot be read."""
+    """Return the group in a stream's file, whatever else is wrong with the file; UNREADABLE if the
+    file cannot be read."""
     folder = resolve_folder(folder)
     try:
         for path in (folder / "streams" / f"{name}.yaml", folder / DEFAULTS):
@@ -206,8 +207,8 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 
 
 def require_services(stream: Stream, folder: Path) -> None:
-    """That the environment names a schema registry, for a format that needs one, and has the secret
-    of columns that are hashed. Raises ConfigurationError."""
+    """Raise ConfigurationError if the environment lacks a schema registry that the format needs, or
+    the secret of hashed columns."""
     if not (stream.masks or stream.format.needs_registry):
         return
     environment = load_environment(folder)
@@ -225,8 +226,8 @@ def require_services(stream: Stream, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class StreamFile:
-    """A stream's file above the defaults: `values` with variables replaced, the others as
-    written."""
+    """A stream's file and the defaults: `values` is both merged, with variables replaced; `own` and
+    `defaults` are as written."""
 
     path: Path
     own: Mapping[str, Any]
@@ -235,14 +236,14 @@ class StreamFile:
     values: Mapping[str, Any]
 
     def source(self, key: Sequence[Any]) -> Path:
-        """The file that a key comes from; a key that neither has is missing in the stream's own."""
+        """Return the file that a key comes from; the stream's own file if neither has it."""
         return (
             self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
         )
 
 
 def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
-    """Read a stream's file and `defaults.yaml` beside the environment, if there is one."""
+    """Read a stream's file, and the defaults if that file exists. Raises ConfigurationError."""
     defaults = _parse(defaults_path) if defaults_path.is_file() else {}
     if taken := [key for key in OF_ONE_STREAM if key in defaults]:
         raise ConfigurationError(
@@ -255,7 +256,8 @@ def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
 
 
 def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings key by key, however deep; any other value of `own` replaces the default. Pure."""
+    """Merge mappings key by key at any depth; any other value of `own` replaces the default.
+    Pure."""
     merged = dict(defaults)
     for key, value in own.items():
         default = merged.get(key)
@@ -266,7 +268,7 @@ def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _depth(values: Any, key: Sequence[Any]) -> int:
-    """How many parts of a key a file has."""
+    """Return how many leading parts of a key a file has."""
     for depth, part in enumerate(key):
         if not isinstance(values, Mapping) or part not in values:
             return depth
@@ -277,8 +279,8 @@ def _depth(values: Any, key: Sequence[Any]) -> int:
 def build_stream(
     file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Stream:
-    """The stream of a file, or of `values` in its place, with values that no file has. Raises
-    ConfigurationError."""
+    """Build the stream of a file, or of `values` instead of the file's; `given` adds values that no
+    file has. Raises ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
     if ours := sorted(OURS & data.keys()):
         raise ConfigurationError(
@@ -287,7 +289,7 @@ def build_stream(
     if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
         return _build_without_columns(file, data)
     try:
-        # Without a schema its key may be misspelt, which is reported with all other mistakes.
+        # Without a schema the key may be misspelt; validation reports it with all other mistakes.
         fields = columns = parse_columns(data["schema"]) if "schema" in data else ()
         if data.get("unknown") == "rescue":
             if taken := [c.name for c in fields if c.name.lower() == RESCUED.name]:
@@ -310,7 +312,8 @@ def build_stream(
 
 
 def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
-    """The stream of a file with `schema: registry`, whose columns are read from its table later."""
+    """Build the stream of a file with `schema: registry`, whose columns are read from its table
+    later."""
     if "select" in data:
         raise ConfigurationError(
             f"{file.source(['select'])}: select: expected columns in schema, found registry; name "
@@ -344,13 +347,13 @@ def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file with its variables replaced."""
+    """Read a file and replace its variables."""
     replaced: dict[str, Any] = _substitute(path, "", _parse(path))
     return replaced
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """A file as it is written."""
+    """Read a file as written."""
     try:
         data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -358,7 +361,8 @@ def _parse(path: Path) -> dict[str, Any]:
             f"{path}: expected a configuration file, found none (choose the folder with --conf)"
         ) from None
     except yaml.YAMLError as error:
-        # Neither its text nor the error itself goes on: both have lines of the file.
+        # The error and its text contain lines of the file, which may be secret: neither is passed
+        # on.
         raise ConfigurationError(
             f"{path}: expected readable YAML, found: {explain_yaml(error)}"
         ) from None
@@ -395,7 +399,8 @@ def validated(
     data: Mapping[str, Any],
     raw: Mapping[str, Any],
 ) -> M:
-    """`source`: the file that a key is in."""
+    """Validate `data` as a model. Raises ConfigurationError with all mistakes; `source` returns the
+    file that has a key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -1,8 +1,7 @@
-"""Messages for mistakes in configuration files: key, expected, and found unless that may be a
-secret.
+"""Messages for mistakes in configuration files: key, expected, and found unless it may be a secret.
 
-A value is repeated only if it is a single one, no secret by its key, and written in the file
-itself: what came from the environment is named by its variable.
+A message repeats a value only if it is a scalar, its key is not of a secret, and the file itself
+has it: a value from the environment is named by its variable.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _SECRET = re.compile(
     r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE
 )
 _LONGEST = 200
-# Up to the last @, since a password may have a slash or an @ of its own.
+# Greedy up to the last @, since a password may contain a slash or an @.
 _USER = re.compile(r"//.*@", re.DOTALL)
-# What YAML's parser repeats of a file; a character that it expected is none.
+# Quoted text of the file in messages of YAML's parser, not single characters that it expected.
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
 _SEVERAL = frozenset(
     {"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"}
 )
-# Messages that replace Pydantic's; all others stay as they are.
+# Replacements of Pydantic's messages by error type.
 _WORDS = {
     "missing": "required key, found none",
     "string_type": "expected a text",
@@ -53,21 +52,21 @@ _FORMS = {
     "name": "expected a name of letters, digits and underscores",
 }
 OURS = frozenset({"columns", "subject_schema", "fields"})
-"""Fields of a stream that no file has, beside its name."""
+"""Fields of a stream, beside its name, that are not keys of a file."""
 
 
 def is_secret(key: str) -> bool:
-    """Whether what is under a key is a secret by its name. Pure."""
+    """Return whether a key's name is that of a secret. Pure."""
     return _SECRET.search(key) is not None
 
 
 def without_user(address: str) -> str:
-    """An address without user and password, whatever characters they have. Pure."""
+    """Return an address without user and password, whatever characters they contain. Pure."""
     return _USER.sub("//…@", address)
 
 
 def explain_yaml(error: yaml.YAMLError) -> str:
-    """Where a file is no YAML and why, without any of its text. Pure."""
+    """Return the place and reason of a YAML error, without text of the file. Pure."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     why = (
         " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
@@ -78,14 +77,14 @@ def explain_yaml(error: yaml.YAMLError) -> str:
 
 
 class RepeatedKey(yaml.constructor.ConstructorError):
-    """A key is there twice, which the message names."""
+    """A repeated key, which the message names."""
 
 
 def explain_mistakes(
     model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError
 ) -> list[tuple[tuple[Any, ...], str]]:
-    """The key and a line for each mistake, unknown keys first: one that is missing is often one
-    that is misspelt. `raw`: the file before variables were replaced. Pure."""
+    """Return the key and a line for each mistake, unknown keys first: a missing key is often a
+    misspelt one. `raw` is the file before variables were replaced. Pure."""
     problems = sorted(
         error.errors(include_url=False, include_context=False),
         key=lambda p: p["type"] != "extra_forbidden",
@@ -120,7 +119,7 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> str:
-    """The mistake of a key that is none of those known. Pure."""
+    """Return the message for an unknown key. Pure."""
     near = get_close_matches(key, known, 1, 0.5)
     meant = (
         f"did you mean {near[0]!r}?"
@@ -133,7 +132,7 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> str:
 
 
 def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
-    # A single value in the place of several may be any of them.
+    # A scalar in place of a mapping or list may be any of its values, secrets included.
     if kind in _SEVERAL or any(str(part) in _SECRETS or is_secret(str(part)) for part in loc):
         return type(value).__name__
     several = list(value) if isinstance(value, list | tuple) else [value]
@@ -150,8 +149,8 @@ def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
 
 
 def _written(raw: Any, loc: Sequence[Any]) -> Any:
-    """The file's value at a location; parts of the location that only select a model are no
-    keys."""
+    """Return the file's value at a location, skipping parts of the location that are not keys but
+    select a model."""
     for part in loc:
         has_it = (
             part in raw
@@ -163,8 +162,8 @@ def _written(raw: Any, loc: Sequence[Any]) -> Any:
 
 
 def _substituted(written: Any) -> Iterator[tuple[str, str]]:
-    """By name, the values of the variables that a part of the file refers to; those of a few
-    characters are words."""
+    """Yield the name and value of each variable in a part of the file, except values of up to three
+    characters, which may be ordinary words."""
     import os
 
     if isinstance(written, Mapping):
@@ -180,7 +179,7 @@ def _substituted(written: Any) -> Iterator[tuple[str, str]]:
 
 
 def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
-    """The keys of the models at a place."""
+    """Return the keys of the models at a location."""
     models = [model]
     for part in loc:
         inner = [

@@ -1,4 +1,4 @@
-"""The secrets of a configuration, as texts that no message may have."""
+"""The secrets of a configuration, for redaction from messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import BaseModel, SecretStr
 
 from anabranch.config.mistakes import is_secret
 
-# Of `sasl.jaas.config`.
+# In `sasl.jaas.config`.
 _PASSWORD = re.compile(r"""password\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
 
 
 def secrets_of(model: BaseModel) -> set[str]:
-    """The passwords and keys of a configuration and of what it holds. Pure."""
+    """Return the passwords and keys of a model and of the models in it. Pure."""
     return {
         text
         for name in type(model).model_fields
@@ -31,13 +31,13 @@ def _of(key: str, value: Any) -> Iterator[str]:
             yield from secrets_of(value)
         case Mapping():
             for name, item in value.items():
-                # Not `security.protocol`; of a webhook's headers any may be one.
+                # Not `security.protocol`; any header of a webhook may be a secret.
                 if key == "headers" or is_secret(str(name)):
                     yield from _of(str(name), item)
         case tuple() | list():
             for item in value:
                 yield from _of(key, item)
-        # A key's id is public.
+        # An access key id is public.
         case SecretStr() if key != "access_key":
             yield from _forms(key, value.get_secret_value())
         case str() if key == "uri" or is_secret(key):
@@ -45,7 +45,7 @@ def _of(key: str, value: Any) -> Iterator[str]:
 
 
 def _forms(key: str, text: str) -> Iterator[str]:
-    """How the secret, or that within an address, is written."""
+    """Yield the forms in which a secret, or the secret in an address, may appear."""
     if key == "uri":
         if "@" in text:
             _, _, password = text.partition("://")[2].rpartition("@")[0].partition(":")

@@ -1,10 +1,11 @@
-"""`select:` of a stream's file: the columns of the table, each made of a record. Needs no JVM.
+"""`select:` of a stream's file: the table's columns, computed from a record. Independent of the
+JVM.
 
-An expression is Spark SQL of the functions below. All of them are deterministic and throw for no
-value, however bad, with ANSI mode off: a record may never stop a job. So there are no regular
-expressions, which exhaust the stack; no functions whose result grows with a number in a record, or
-with the product of two lengths; no arithmetic of dates, which overflows; and nothing that depends
-on the present. `anabranch.records.selected` checks what depends on types.
+An expression is Spark SQL with the functions below. All of them are deterministic and raise no
+error for any value with ANSI mode off: a record must not stop a job. Excluded are regular
+expressions, which can exhaust the stack; functions whose result grows with a number in a record or
+with the product of two lengths; date arithmetic, which overflows; and functions of the current
+time. `anabranch.records.selected` checks expressions that depend on types.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _FUNCTIONS = """
     dayofmonth dayofweek weekday dayofyear weekofyear hour minute second datediff last_day
 """
 FUNCTIONS = frozenset(re.findall(r"\w+", _FUNCTIONS))
-"""What an expression may call."""
+"""The functions that an expression may call."""
 
 KAFKA: Mapping[str, str] = {
     "key": "binary",
     "headers": "array<struct<key:string,value:binary>>",
     "topic": "string",
 }
-"""The types of what `kafka` makes a column of."""
+"""The values of `kafka`, with the types of their columns."""
 
 _NAMES = ("kafka_key", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 _WORDS = frozenset(
@@ -62,11 +63,14 @@ _SIMPLE = re.compile(
 
 @dataclass(frozen=True)
 class SelectedColumn:
-    """A column of the table. `sql`: Spark SQL over the fields of a record as `_row_<field>` and
-    what Kafka has of it, times of an expression as `_at_<field>`, null outside the calendar; of a
-    `hash`, the bytes to hash. `fields`: those that it reads. `masks`: it is hashed with the secret
-    of the configuration. `is_checked`: its type is that of an expression, which Spark alone knows.
-    `source`: what the file makes it of, as JSON."""
+    """A column of the table.
+
+    `sql` is Spark SQL over a record's Kafka metadata and its fields as `_row_<field>`; in
+    expressions, timestamps and dates are `_at_<field>`, null outside the calendar. For `hash` it
+    gives the bytes to hash. `fields` are the fields that it reads. `masks`: the column is hashed
+    with the configured secret. `is_checked`: Spark checks whether the expression has the
+    declared type. `source` is the file's definition of the column, as JSON.
+    """
 
     name: str
     kind: Kind
@@ -93,7 +97,7 @@ class _Expression:
 
 
 def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColumn, ...]:
-    """The columns of a table by a file's `select`, of records with these `fields`. Raises
+    """Parse `select` of a file into the table's columns; records have these `fields`. Raises
     ValueError with the column, what was expected and what was found."""
     if not isinstance(value, list) or not value:
         raise ValueError(
@@ -256,14 +260,14 @@ def _parse_header(name: str, header: object) -> SelectedColumn:
 
 
 def as_text(sql: str) -> str:
-    """SQL for bytes, or a text, as a text; null where it is not UTF-8, which readers of Parquet
-    refuse."""
+    """Return SQL that converts bytes or text to text; null if it is not UTF-8, which Parquet
+    readers refuse."""
     return f"try_validate_utf8(CAST(({sql}) AS STRING))"
 
 
 def parse_expression(text: object, fields: Mapping[str, Column]) -> _Expression:
-    """An expression over the fields, in which each is `_row_<field>`. Raises ValueError for
-    anything but the words, functions and names above."""
+    """Parse an expression and replace its fields (`field_sql`). Raises ValueError for anything but
+    the allowed words, functions and names."""
     import sqlglot
     from sqlglot import exp
 
@@ -301,11 +305,11 @@ def _with_fields(text: str, tokens: Sequence[Token], fields: Mapping[str, Column
 
 
 def _wrapped(text: str, tokens: Sequence[Token]) -> tuple[dict[int, str], dict[int, str]]:
-    """What comes before and after tokens of calls that are safe, or deterministic, only within
-    others.
+    """Return the SQL to insert before and after tokens, by index, around calls that are otherwise
+    unsafe or not deterministic.
 
-    A cast to a text: functions read beyond the end of one that is cut within a character. A change
-    of case: by the rules of no language, whatever Java's locale.
+    A cast to STRING is validated as UTF-8: functions read beyond the end of text that is cut within
+    a character. LOWER and UPPER get a collation, which makes them independent of Java's locale.
     """
     words = [text[token.start : token.end + 1].upper() for token in tokens]
     before, after, is_open = dict[int, str](), dict[int, str](), list[int]()
@@ -325,20 +329,20 @@ def _wrapped(text: str, tokens: Sequence[Token]) -> tuple[dict[int, str], dict[i
 
 
 def field_sql(field: Column) -> str:
-    """A field in an expression."""
+    """Return the SQL name of a field in an expression."""
     return f"`_{'at' if is_time(field) else 'row'}_{field.name}`"
 
 
 def is_time(field: Column) -> bool:
-    """Whether an expression has the field only within the calendar."""
+    """Return whether expressions see the field only within the calendar."""
     return field.type in ("timestamp", "date")
 
 
 def _judged(
     text: str, tokens: Sequence[Token], fields: Mapping[str, str]
 ) -> Iterator[tuple[Token, str | None]]:
-    """Each token with the field that it names. Raises ValueError for a token that may not be
-    there."""
+    """Yield each token with the field that it names, if any. Raises ValueError for a token that is
+    not allowed."""
     casts: list[bool] = []
     for i, token in enumerate(tokens):
         word = text[token.start : token.end + 1]
@@ -365,8 +369,8 @@ def _judged(
 def _name(
     word: str, before: str, after: str, in_cast: bool, fields: Mapping[str, str]
 ) -> str | None:
-    """The field that a word names, if it names one. Raises ValueError for a word that may not be
-    there."""
+    """Return the field that a word names, if any. Raises ValueError for a word that is not
+    allowed."""
     upper = word.upper()
     if in_cast and (upper == "AS" or (before.upper() == "AS" and upper in _CAST_TYPES)):
         return None

@@ -1,5 +1,5 @@
-"""The streams that a command or a process works with: by name, by group, or all of the
-configuration folder."""
+"""Selection of the streams for a command or process: by name, by group, or all of the configuration
+folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.config.loading import (
 from anabranch.config.stream import Stream
 
 Selected = Mapping[str, Stream | ConfigurationError]
-"""By name: the stream, or the error of its file."""
+"""Streams, or the errors of their files, by name."""
 
 
 def select_streams(
@@ -29,14 +29,13 @@ def select_streams(
     every: bool = False,
     members: Callable[[], Members] | None = None,
 ) -> Selected:
-    """The streams that are named, those with `group: GROUP`, or every stream; names keep their
-    order.
+    """Return the named streams, those with `group: GROUP`, or every stream; names keep their order.
 
-    `members` gives the streams of families, and is called only if the folder has a family that may
-    be selected. Without it families are left out, and so are names that may be of a family. A file
-    that is wrong is in the result with its error, and changes nothing for other streams. One whose
-    group cannot be read belongs to every group. Raises ConfigurationError for a name without a
-    file, a group or a folder without streams, and for anything but one of the three ways to select.
+    `members` returns the streams of families. It is called only if the folder has a family that may
+    be selected; without it, families and names that may belong to one are left out. A stream whose
+    file is invalid is in the result as an error and does not affect others. A file whose group
+    cannot be read belongs to every group. Raises ConfigurationError for a name without a file, for
+    a group or folder without streams, and unless exactly one way to select is given.
     """
     if [bool(names), group is not None, every].count(True) != 1:
         raise ConfigurationError(
@@ -80,12 +79,12 @@ def select_streams(
 
 
 def loaded(selected: Selected) -> list[Stream]:
-    """The streams whose files are right."""
+    """Return the streams with valid files."""
     return [found for found in selected.values() if isinstance(found, Stream)]
 
 
 def broken(selected: Selected) -> dict[str, ConfigurationError]:
-    """By stream: the error of its file."""
+    """Return the errors of files by stream."""
     return {
         name: found for name, found in selected.items() if isinstance(found, ConfigurationError)
     }

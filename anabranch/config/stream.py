@@ -39,8 +39,8 @@ from anabranch.config.views import (
     partials_of,
 )
 
-# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter distinguishes
-# them.
+# Parquet has no Bloom filter for BOOLEAN. In FLOAT and DOUBLE, 0.0 equals -0.0, but a filter
+# distinguishes them.
 _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
 
 RESERVED_COLUMNS = (
@@ -64,8 +64,8 @@ TAKEN_COLUMNS = (
     ),
     *("_hash", "_rank", "_row"),
 )
-"""Names that no column of a stream can have: the reserved ones, and those that jobs give to what
-they compute."""
+"""Names that a stream's columns cannot have: the reserved ones, and those of columns that jobs
+compute."""
 
 
 def _declared_columns(value: object) -> object:
@@ -73,8 +73,7 @@ def _declared_columns(value: object) -> object:
 
 
 class EventTime(Frozen):
-    """The event's own time; `past` and `future` bound it, measured from the record's ingest
-    hour."""
+    """The event's own time, at most `past` before and `future` after the record's ingest hour."""
 
     column: Name
     past: Duration | None = None
@@ -82,11 +81,11 @@ class EventTime(Frozen):
 
 
 class SubjectSchema(Frozen):
-    """`schema: registry`: the columns are those of the table, which take up those of the registry's
-    subject.
+    """`schema: registry`: the columns are those of the table, which takes up those of the
+    registry's subject.
 
-    `columns`: columns of the file, which come before the subject's of the same name. `exclude`:
-    fields of the subject that are no columns.
+    `columns` are declared in the file and take precedence over the subject's of the same name.
+    `exclude` names fields of the subject that get no column.
     """
 
     source: Literal["registry"] = Field(default="registry", alias="from")
@@ -95,19 +94,19 @@ class SubjectSchema(Frozen):
 
 
 class PublishWhen(Frozen):
-    """When the speed layer publishes: as soon as `records` offsets wait, and `within` this time of
-    the micro-batch before if any wait. While none wait, it publishes nothing."""
+    """When the speed layer publishes: once `records` offsets wait, or `within` this time of the
+    previous micro-batch if any wait. It publishes nothing while none wait."""
 
     records: int = Field(default=50_000, gt=0)
     within: Duration = timedelta(seconds=30)
 
 
 class Speed(Frozen):
-    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the
+    """Settings of the speed layer. `lost_offsets`: the action when retention has overtaken the
     position.
 
-    `retry_for`: how long a transient error is tried again while records wait and none is published;
-    None is for ever. `roll_up`: whether the small files of an hour are put together while it runs.
+    `retry_for`: how long transient errors are retried while records wait and nothing is published;
+    None is for ever. `roll_up`: whether an hour's small files are compacted while it runs.
     """
 
     trigger: Duration = timedelta(seconds=2)
@@ -131,12 +130,12 @@ Gap = Literal["control", "aborted", "compacted", "retention"]
 
 
 class Batch(Frozen):
-    """How the batch layer decides. `allow_gaps`: the classes of offsets that an hour may lack, of
-    which neither Kafka nor the table has a record.
+    """Settings of the batch layer. `allow_gaps`: the classes of missing offsets, without a record
+    in Kafka or the table, with which an hour is still accepted.
 
-    `retry_for`: how long a transient error of one hour is tried again before the job ends; None is
-    for ever. `decoder`: who decodes certain records. `compare_one_in`: of so many blocks of offsets
-    that workers decode, Spark decodes one as well.
+    `retry_for`: how long a transient error of an hour is retried before the job ends; None is for
+    ever. `decoder`: the decoder of records that workers can decode. `compare_one_in`: Spark also
+    decodes one in this many blocks of offsets that workers decode.
     """
 
     grace: Duration = timedelta(minutes=2)
@@ -148,12 +147,12 @@ class Batch(Frozen):
 
 
 class Files(Frozen):
-    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to
-    have at most.
+    """How an hour's files are written. `target` is the maximum size of a file of the batch layer,
+    in bytes.
 
-    Physical design, by columns of the schema: `sort` keeps equal values together, within a file and
-    among an hour's; `bloom` gives files Bloom filters; `statistics` says of which the manifests
-    hold bounds (None: as Iceberg does).
+    Physical design, by columns of the schema: `sort` clusters equal values within a file and among
+    an hour's files; `bloom` adds Bloom filters; `statistics` lists the columns with bounds in the
+    manifests (None: Iceberg's default).
     """
 
     target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
@@ -163,10 +162,10 @@ class Files(Frozen):
 
 
 class Maintain(Frozen):
-    """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older
-    than the longest that a writer takes or pauses before it stages them. `speed_hours`: the speed
-    layer's rows of hours that the batch layer has served for so long. `group_hours`: tags of hours
-    that are complete for the stream's group."""
+    """The age at which `anabranch maintain` deletes. `orphans_after`: unreferenced files; longer
+    than a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of an
+    hour, since the batch layer serves it. `group_hours`: tags of hours that are complete for the
+    stream's group."""
 
     orphans_after: Annotated[
         Duration,
@@ -195,9 +194,9 @@ def _an_hour(value: object) -> object:
 
 
 class Airflow(Frozen):
-    """What the DAG files read. `start`: the first hour that Airflow catches up; without it, only
-    hours that end from now on. `speed_restart`: the command that starts a speed layer that is late,
-    where Airflow owns it; without it, the watching DAG fails."""
+    """Settings of the DAG files. `start`: the first hour that Airflow catches up; by default only
+    hours that end from now on. `speed_restart`: the command that restarts a late speed layer, if
+    Airflow owns it; without it, the watching DAG fails."""
 
     owner: str = "anabranch"
     start: Annotated[str, BeforeValidator(_an_hour)] | None = None
@@ -209,9 +208,9 @@ Promised = Annotated[Duration, more_than_nothing("expected a duration longer tha
 
 
 class Slo(Frozen):
-    """What readers of the stream are promised, and alerts go by; None: no promise. `fresh`: the
-    longest that `main` lacks a record that Kafka acknowledged. `complete`: the longest from an
-    hour's end until it and all before it are accepted."""
+    """Promises to the stream's readers, used by alerts; None: no promise. `fresh`: the longest that
+    `main` lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until
+    it and all hours before it are accepted."""
 
     fresh: Promised | None = None
     complete: Promised | None = None
@@ -220,11 +219,11 @@ class Slo(Frozen):
 class Stream(Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
 
-    `unknown`: the treatment of fields that the schema does not have. The batch layer counts them,
-    unless they are ignored; both layers keep them in a column of their own, or refuse the records
-    that have any. With `select`, `fields` are the columns of the schema and `columns` those that
-    are made of them. With `subject_schema`, `columns` are those of the stream's table, and empty
-    until they are read (`with_columns`).
+    `unknown` is the treatment of fields that the schema lacks. The batch layer counts them unless
+    they are ignored; both layers keep them in the column `rescued`, or refuse records with any, if
+    configured. With `select`, `fields` are the columns of the schema, and `columns` are computed
+    from them. With `subject_schema`, `columns` are those of the stream's table, and empty until
+    they are read (`with_columns`).
     """
 
     name: Name
@@ -268,35 +267,35 @@ class Stream(Frozen):
 
     @property
     def branched_tables(self) -> tuple[str, ...]:
-        """The tables beside that of the rows whose branches commits require: dead letters, views'
-        partials, and the archive, if the stream has one."""
+        """The tables, beside that of the rows, whose branches commits require: dead letters, views'
+        partials, and the archive if configured."""
         archive = (self.archive_table,) if self.archive is not None else ()
         return (self.dead_letters_table, *map(self.partials_table, self.views), *archive)
 
     def view_table(self, view: View) -> str:
-        """The name by which a view is read."""
+        """Return the name under which a view is read."""
         return f"{self.table}_{view.name}"
 
     def partials_table(self, view: View) -> str:
-        """Where a view's partials are."""
+        """Return the table of a view's partials."""
         return f"{self.view_table(view)}{PARTIALS}"
 
     def partials(self, view: View) -> tuple[Partial, ...]:
-        """Of what a view's aggregates are made."""
+        """Return the partial columns from which a view's aggregates are computed."""
         return partials_of(view.aggregates, self.columns)
 
     def definition(self, view: View) -> str:
-        """A digest of what a view's partials are of."""
+        """Return a digest of the definition of a view's partials."""
         return definition_digest(view, self.window_column, self.columns)
 
     @property
     def window_column(self) -> str:
-        """The column whose time windows are of: of a stream with views."""
+        """The event time column, by which a stream's views form windows."""
         assert self.event_time is not None
         return self.event_time.column
 
     def column_type(self, name: str) -> str:
-        """The type of a column of the schema."""
+        """Return the type of a column of the schema."""
         return next(c.type for c in self.columns if c.name == name)
 
     @property
@@ -305,13 +304,13 @@ class Stream(Frozen):
 
     @property
     def plain_tables(self) -> tuple[str, ...]:
-        """The tables that are appended to and have no branch but `main`: the ledger, and what was
-        delivered where."""
+        """The append-only tables with no branch but `main`: the ledger, and the deliveries of
+        egress if configured."""
         return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Every table of the stream, and every name that a view is read by."""
+        """All table names of the stream, used or not, and the names under which views are read."""
         views = [
             name
             for view in self.views
@@ -328,8 +327,8 @@ class Stream(Frozen):
 
     @property
     def most_event_dates(self) -> int | None:
-        """On how many dates the events of one ingest hour can lie; None when nothing bounds it:
-        where a record has no event time, its date is what its producer stamped."""
+        """Maximum number of dates of the events of one ingest hour; None if unbounded: a record
+        without event time has the date that its producer stamped."""
         bounds = self.event_time
         if bounds is None or bounds.past is None or bounds.future is None:
             return None
@@ -339,7 +338,7 @@ class Stream(Frozen):
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
-        """The fields of a record that are read."""
+        """The fields that are read from a record."""
         return (
             self.fields
             if self.select is not None
@@ -348,11 +347,11 @@ class Stream(Frozen):
 
     @property
     def masks(self) -> bool:
-        """Whether a column is hashed with the secret of the configuration."""
+        """Whether a column is hashed with the configured secret."""
         return any(selected.masks for selected in self.select or ())
 
     def source_of(self, column: str) -> str:
-        """What the file makes a column of the table of, as JSON: the name of a field, or `select`'s
+        """Return the file's definition of a column, as JSON: the name of a field, or `select`'s
         expression."""
         return next(
             (one.source for one in self.select or () if one.name == column), json.dumps(column)
@@ -360,7 +359,7 @@ class Stream(Frozen):
 
     @property
     def lacks_columns(self) -> bool:
-        """Whether the columns have to be read from the table first."""
+        """Whether the columns still have to be read from the table."""
         return self.subject_schema is not None and not self.columns
 
     @property
@@ -369,8 +368,8 @@ class Stream(Frozen):
         return self.format.subject or f"{self.topic}-value"
 
     def with_columns(self, columns: Iterable[Column]) -> Stream:
-        """The stream with the columns of its table, `rescued` left out. Raises ConfigurationError
-        for columns that contradict its file."""
+        """Return the stream with the columns of its table, with `rescued` last if configured.
+        Raises ConfigurationError for columns that contradict its file."""
         rescued = (RESCUED,) if self.unknown == "rescue" else ()
         own = tuple(c for c in columns if c.name not in {r.name for r in rescued})
         stream = self.model_copy(update={"columns": (*own, *rescued), "ddl": columns_ddl(own)})
@@ -384,7 +383,7 @@ class Stream(Frozen):
         return stream
 
     def without_columns(self) -> Stream:
-        """The stream as its file is, for one whose columns are those of its table."""
+        """Return the stream as in its file, without columns if they are those of its table."""
         return (
             self.model_copy(update={"columns": (), "ddl": "registry"})
             if self.subject_schema is not None
@@ -418,7 +417,7 @@ class Stream(Frozen):
             if name not in by_name or by_name[name].rescues:
                 raise ValueError(f"key: expected a column of the schema, found {name!r}")
             if "map<" in by_name[name].type:
-                # Neither Spark nor DuckDB compares maps.
+                # Spark and DuckDB do not compare maps.
                 raise ValueError(
                     f"key: expected columns that can be compared, found {name} "
                     f"{by_name[name].type.upper()}"
@@ -447,7 +446,7 @@ class Stream(Frozen):
         self._check_keep()
 
     def _check_keep(self) -> None:
-        # The hours of a look-back are there when an hour is accepted on time.
+        # Look-back hours must still exist when an hour is accepted on time.
         least = timedelta(hours=self.batch.lookback_hours) + timedelta(days=1)
         if self.keep.rows is not None and self.keep.rows < least:
             hours, found = (value / timedelta(hours=1) for value in (least, self.keep.rows))

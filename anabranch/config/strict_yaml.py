@@ -1,4 +1,4 @@
-"""YAML in which a key given twice is an error; by itself the second silently replaces the first."""
+"""YAML that refuses repeated keys; YAML alone would silently keep the last value."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class _Loader(yaml.SafeLoader):
 
 
 def load(text: str) -> Any:
-    """The one document of `text`. Raises yaml.YAMLError, with line and column."""
+    """Load the single document in `text`. Raises yaml.YAMLError, with line and column."""
     return yaml.load(text, Loader=_Loader)

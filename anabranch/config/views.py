@@ -1,9 +1,9 @@
-"""A stream's views: what its file declares of windowed aggregates, and of what each is made. Needs
-no engine.
+"""A stream's views: the declared windowed aggregates and the partials that they are computed from.
+Independent of any engine.
 
-A view's partials are what one ingest hour adds to each window and group, in columns that are merged
-over hours: a count and a sum by adding, least and most by comparing, sketches of distinct values by
-their union. Several aggregates may be made of one of them, as an average is of a sum and a count.
+A view's partials are the contribution of one ingest hour to each window and group, in columns that
+merge over hours: counts and sums by addition, minima and maxima by comparison, sketches of distinct
+values by union. Aggregates may share partials, as an average shares a sum and a count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PartialKind = Literal["count", "sum", "min", "max", "sketch"]
 
 WINDOW_START, COMPLETE, LATE = "window_start", "complete", "late"
 
-# What the names of a view's columns and tables must not be: they are taken.
+# Names that a view's columns and tables cannot have.
 _TAKEN_COLUMNS = (WINDOW_START, COMPLETE, LATE)
 _TAKEN_VIEWS = ("dead_letters", "hours", "egress")
 PARTIALS = "_partials"
@@ -54,14 +54,14 @@ _TAKES = {
     "approx_distinct": (*_WHOLE, "string"),
 }
 
-# The version of the computation of partials: a new version recomputes all of them.
+# The version of the computation of partials; a new version recomputes all of them.
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One column of a view: a function of a column's values, or, without a column, the number of
-    rows."""
+    """A column of a view: a function of a column's values, or the number of rows if no column is
+    given."""
 
     name: str
     function: Function
@@ -70,8 +70,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Partial:
-    """One column of a view's partials: its name, its type as Spark says it, and what it is of which
-    column."""
+    """A column of a view's partials: its name, its Spark type, and the kind of value that it has of
+    which column."""
 
     name: str
     type: str
@@ -80,7 +80,7 @@ class Partial:
 
 
 def parse_aggregate(name: str, text: object) -> Aggregate:
-    """`count` or `FUNCTION(COLUMN)`. Raises ValueError for anything else."""
+    """Parse `count` or `FUNCTION(COLUMN)`. Raises ValueError for anything else."""
     match = _CALL.fullmatch(text) if isinstance(text, str) else None
     said, column = match.groups() if match is not None else (None, None)
     function = _FUNCTIONS.get(str(said))
@@ -105,11 +105,10 @@ def _aggregates(value: object) -> object:
 
 
 class View(Frozen):
-    """A windowed aggregate over a stream's rows: one row for each window of event time and each
-    group.
+    """A windowed aggregate over a stream's rows: one row for each window of event time and group.
 
-    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its
-    ingest hour began so long after its window's end.
+    Windows are aligned to 1970-01-01 00:00 UTC. A record is late if its ingest hour began
+    `late_after` or more after the end of its window.
     """
 
     name: Name
@@ -138,8 +137,8 @@ def parse_views(value: object) -> object:
 
 
 def check_view(view: View, columns: Sequence[Column]) -> None:
-    """Raises ValueError for a view that the columns do not allow, with what was expected and
-    found."""
+    """Raise ValueError, with what was expected and found, for a view that the columns do not
+    allow."""
     if view.name.lower() in _TAKEN_VIEWS or view.name.lower().endswith(PARTIALS):
         raise ValueError(
             f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with "
@@ -174,13 +173,13 @@ def check_view(view: View, columns: Sequence[Column]) -> None:
 
 
 def group_column(column: str) -> str:
-    """What a column that a view groups by is called among its partials."""
+    """Return the name that a group column has among a view's partials."""
     return f"by_{column}"
 
 
 def partials_of(aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> tuple[Partial, ...]:
-    """The columns of which aggregates are made, each once. The number of rows is kept for every
-    view."""
+    """Return the partial columns for the aggregates, each once. The number of rows is kept for
+    every view and is not among them."""
     types = {column.name: column.type for column in columns}
     made = [
         p
@@ -205,8 +204,8 @@ def _made_of(function: Function, column: str, kind: str) -> Iterator[Partial]:
 
 
 def sum_type(kind: str) -> str:
-    """In which type values are added up: whole numbers and decimals in the widest decimal of their
-    scale, which holds 10^19 of the largest BIGINT and does not wrap; floating point as DOUBLE."""
+    """Return the type of a sum: for integers and decimals the widest decimal of their scale, which
+    has room for 10^19 of the largest BIGINT and does not wrap; for floating point DOUBLE."""
     if kind in ("float", "double"):
         return "double"
     scale = kind.rstrip(")").rpartition(",")[2] if kind.startswith("decimal") else "0"
@@ -214,8 +213,8 @@ def sum_type(kind: str) -> str:
 
 
 def definition_digest(view: View, event_time: str, columns: Sequence[Column]) -> str:
-    """What partials are of: those of another definition are of no use to this one. Names of
-    aggregates, and what is made of the same partials, change nothing."""
+    """Return a digest of the definition of partials: partials of another digest cannot be used.
+    Names of aggregates, and aggregates of the same partials, do not change it."""
     partials = sorted(p.name for p in partials_of(view.aggregates, columns))
     said = [
         _VERSION,
