@@ -1,5 +1,4 @@
-"""The command `anabranch`: where its process begins. Imports nothing that an installation may
-lack."""
+"""The entry point of the command `anabranch`. Imports only the standard library at module level."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import traceback
 
 
 def main() -> None:
-    """Run the command. What cannot be imported ends it with exit code 70: Python's own would be 1,
+    """Run the command. A failed import ends it with exit code 70, because Python's own code 1 means
     *refused*."""
     try:
         from anabranch import cli

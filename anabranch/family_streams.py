@@ -1,5 +1,4 @@
-"""The streams of families: those of the topics that Kafka lists, and of the tables that the catalog
-has.
+"""The streams of families: one for each matching topic in Kafka, and for each table in the catalog.
 
 A member whose topic is gone stays a stream: its table names the stream and the topic
 (`anabranch.stream`). So do all members while Kafka does not answer.
@@ -25,21 +24,22 @@ from anabranch.kafka.client import KafkaAdapter
 LOG = logging.getLogger(__name__)
 
 POLL_S = 10.0
-"""How often the topics are listed."""
+"""Interval at which the topics are listed, in seconds."""
 
 KAFKA_S, WAIT_S = 3.0, 6.0
-"""How long a caller waits for Kafka, and for Kafka and the catalog together."""
+"""Maximum time that a caller waits for Kafka, and for Kafka and the catalog together, in
+seconds."""
 
 _BESIDE = ("_dead_letters", "_hours", "_egress")
 
 
 class FamilyStreams:
-    """The streams of a configuration folder's families, as files and topics are by now.
+    """The streams of a configuration folder's families, by the current files and topics.
 
-    A topic that appears becomes a member within `POLL_S`. A member stays while its family's file
-    matches its topic. A Kafka or catalog that does not answer changes nothing: the error is logged,
-    and `unanswered` has it. Nor does a family's file that is wrong or empty for the moment: its
-    members are those of the file as it was.
+    A new topic becomes a member within `POLL_S`. A member stays while its family's file matches its
+    topic. If Kafka or the catalog does not answer, nothing changes: the error is logged and is in
+    `unanswered`. If a family's file is wrong or empty for the moment, its members are those of the
+    previous file.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class FamilyStreams:
         self._members: Members = {}
         self.unanswered: list[AnabranchError] = []
         self.broken: Mapping[str, ConfigurationError] = {}
-        """By family: the error of its file."""
+        """The error of a family's file, by family."""
 
     def members(self) -> Members:
-        """By name: each member. The first call waits for Kafka and the catalog, `WAIT_S` at most;
-        later ones never wait, and begin to read again when `every` seconds have passed."""
+        """Return the members by name. The first call waits for Kafka and the catalog, `WAIT_S` at
+        most. Later calls never wait; they start another read once `every` seconds have passed."""
         with self._lock:
             if not (config.family_names(self._conf) or self._emptied()):
                 self.broken, self.unanswered = {}, []
@@ -80,13 +80,12 @@ class FamilyStreams:
     def select(
         self, names: Collection[str] = (), group: str | None = None, every: bool = False
     ) -> Selected:
-        """The streams that are selected, those of families among them; see
-        `config.select_streams`."""
+        """Return the selected streams, including those of families; see `config.select_streams`."""
         return config.select_streams(self._conf, names, group, every, self.members)
 
     @property
     def read_members(self) -> Members:
-        """The members that the last call has read; none before the first."""
+        """The members read by the last call; empty before the first."""
         return self._members
 
     def close(self) -> None:
@@ -144,8 +143,8 @@ class FamilyStreams:
         return True
 
     def _emptied(self) -> dict[str, ConfigurationError]:
-        """By family: the error of its file, where that is still there and no family's any more, nor
-        a stream's."""
+        """Return the errors, by family, of files that still exist but are now neither a family's
+        nor a stream's."""
         own = set(config.stream_names(self._conf))
         errors = {}
         for name in self._families.keys() & own:
@@ -156,7 +155,8 @@ class FamilyStreams:
         return errors
 
     def _list_topics(self) -> frozenset[str] | AnabranchError:
-        """The cluster's topics. A call that hangs continues, and is not made a second time."""
+        """Return the cluster's topics. A call that hangs continues; the next call does not start a
+        second one."""
         if self._listing is None:
             self._listing = TimedRead(
                 "the topics of families", self._kafka.topic_names, KAFKA_S, "list"
@@ -196,9 +196,9 @@ class FamilyStreams:
 def read_known(
     lake: Lake, families: Iterable[Family], tables: Collection[str]
 ) -> tuple[dict[str, str], Members]:
-    """By stream: the topic of each member that has a table in the catalog, other than these tables;
-    and by table, a member with the error of each that may be one and cannot be read. Raises
-    Terminal, Transient when the catalog or the store does not answer."""
+    """Return the topics, by stream, of members with a table in the catalog that is not in `tables`;
+    and, by table, a member with the error for each table that may be one and cannot be read. Raises
+    Terminal, Transient if the catalog or the store does not answer."""
     known: dict[str, str] = {}
     unread: dict[str, FamilyMember] = {}
     for family in families:
@@ -225,14 +225,15 @@ def read_known(
 
 
 def _is_beside(table: str, names: Collection[str]) -> bool:
-    """Whether a table is one of those beside a stream's own, which name no stream."""
+    """Return True if a table accompanies another stream's table, such as its ledger, and names no
+    stream."""
     return any(table.endswith(end) and table.removesuffix(end) in names for end in _BESIDE)
 
 
 def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:
-    """By name: each member that has a table, by the catalog alone, for programs that do not need
-    the topics; and by table, each that may have a member and cannot be read. Raises Terminal,
-    Transient."""
+    """Return the members with a table by name, from the catalog alone, for programs that do not
+    need the topics; and, by table, an error for each table that may be a member's and cannot be
+    read. Raises Terminal, Transient."""
     families = [
         family for family in config.load_families(conf).values() if isinstance(family, Family)
     ]
@@ -251,12 +252,14 @@ def members_with_tables(environment: Environment, conf: str | Path | None = None
 def streams_with_tables(
     environment: Environment, conf: str | Path | None = None
 ) -> dict[str, Stream]:
-    """By name: each stream of a family that has a table; as `members_with_tables`."""
+    """Return the streams of families that have a table, by name. Raises like
+    `members_with_tables`."""
     return {stream.name: stream for stream in _streams(members_with_tables(environment, conf))}
 
 
 def load_stream(environment: Environment, name: str, conf: str | Path | None = None) -> Stream:
-    """A stream by name: its file's, or a family's. Raises ConfigurationError, Transient."""
+    """Return the stream with this name, from its file or a family. Raises ConfigurationError,
+    Transient."""
     if name in config.stream_names(conf) or not config.family_names(conf):
         return config.load_stream(name, conf)
     [found] = select_streams(environment, conf, [name]).values()
@@ -273,10 +276,10 @@ def select_streams(
     every: bool = False,
     unanswered: list[AnabranchError] | None = None,
 ) -> Selected:
-    """The streams that are selected, those of families among them; see `config.select_streams`.
+    """Return the selected streams, including those of families; see `config.select_streams`.
 
-    Where Kafka or the catalog does not answer, a family may have streams that are not known. The
-    error is added to `unanswered`; without it, it is raised: Transient.
+    If Kafka or the catalog does not answer, a family may have streams that are not known. The error
+    is added to `unanswered`; without it, it is raised: Transient.
     """
     families = FamilyStreams(environment, conf)
     try:

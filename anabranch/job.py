@@ -27,8 +27,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """A job's stream and its connections. Nothing is opened before it is used. `creates_tables`:
-    the speed layer creates the stream's tables, because a family has it so."""
+    """A job's stream and its connections, which are opened at first use. `creates_tables`: the
+    speed layer creates the stream's tables, as its family requests."""
 
     environment: config.Environment
     stream: config.Stream
@@ -45,9 +45,9 @@ class Job:
         catalog: Lake | None = None,
         kafka: KafkaAdapter | None = None,
     ) -> Job:
-        """The job of a stream, with the columns of its table where its file has none, and
-        connections of its own, or these. Raises ConfigurationError, and Transient for a stream
-        whose columns are in its table."""
+        """Return the job of a stream, with its own connections or the given ones. A stream whose
+        file has no columns gets those of its table. Raises ConfigurationError, and Transient for a
+        stream whose columns are in its table."""
         lake = open_lake(environment, stream, shared=catalog)
         return cls(
             environment,
@@ -62,8 +62,8 @@ class Job:
 
 
 def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """By group, sorted: the names of its streams, from each stream's group. A stream whose group
-    cannot be read counts for every group. Pure."""
+    """Return the names of each group's streams, sorted by group, from each stream's group. A stream
+    whose group cannot be read counts for every group. Pure."""
     named = sorted({group for group in groups.values() if group not in (None, config.UNREADABLE)})
     return {
         group: [name for name, of in groups.items() if of in (group, config.UNREADABLE)]
@@ -72,7 +72,7 @@ def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def open_job(stream: str, conf: str | None) -> Job:
-    """Read the configuration and prepare the connections. Raises ConfigurationError."""
+    """Read the configuration and prepare the connections. Raises ConfigurationError, Transient."""
     environment = config.load_environment(conf)
     return Job.connect(environment, family_streams.load_stream(environment, stream, conf))
 
@@ -80,10 +80,10 @@ def open_job(stream: str, conf: str | None) -> Job:
 def open_jobs(
     conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
 ) -> tuple[config.Environment, list[Job], dict[str, AnabranchError]]:
-    """The environment and the jobs of the selected streams, which share one client of the catalog;
-    and by stream what is wrong with its file, or why its columns are unknown. Streams of families
-    are those that have tables. Raises ConfigurationError as `config.select_streams`, and with
-    families Transient."""
+    """Return the environment, the jobs of the selected streams, which share one client of the
+    catalog, and errors by stream: of its file, or why its columns are unknown. Of families, only
+    streams with tables are selected. Raises ConfigurationError like `config.select_streams`, and
+    with families Terminal and Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
     selected = config.select_streams(conf, names or (), group, every, members)
@@ -106,8 +106,8 @@ class FollowedJob:
         self._columns = ColumnsFollower(SubjectReader(job.environment).read)
 
     def current(self) -> Job:
-        """The job with the columns that its table has by now; the same one for as long as they do
-        not change. The first call waits for the registry and the catalog."""
+        """Return the job with its table's current columns: the same object until they change. The
+        first call waits for the registry and the catalog."""
         name, file = self._job.stream.name, self._job.stream.without_columns()
         found = self._columns.follow({name: (file, self._job.lake)})[name]
         if isinstance(found, Stream) and found.columns != self._job.stream.columns:
@@ -116,15 +116,15 @@ class FollowedJob:
 
 
 class StreamFolder:
-    """The jobs of a configuration folder's streams, of those that are named, or of a group: as
-    their files are by now, and of families as Kafka's topics are.
+    """The jobs of a configuration folder's streams, of the named streams, or of a group, by the
+    current files and, for families, the current topics.
 
     Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow
-    their subjects. The environment is the one of the start, and they share one client of its
-    catalog. Of two files with one table, the stream that runs already, else the first one by name,
-    keeps it, and the other has the error. Raises ConfigurationError, at the start alone, for a file
-    that is wrong (unless `strict` is false), and for a group without streams. A topic of a family
-    that cannot be a stream is logged.
+    their subjects. The environment is read once, at the start, and all jobs share one client of its
+    catalog. If two files name the same table, the running stream, else the first one by name, keeps
+    it, and the other has the error. Raises ConfigurationError, only at the start, for a file that
+    is wrong (unless `strict` is false), and for a group without streams. A family's topic that
+    cannot be a stream is logged.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class StreamFolder:
         self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
         self._jobs: dict[str, Job] = {}
         self.groups: dict[str, str | None] = {}
-        """By stream, the group that it has by the last `jobs`: also of one whose file is wrong,
-        UNREADABLE where the file cannot be read and could not before."""
+        """The group of each stream at the last `jobs` call, also of streams whose file is wrong;
+        UNREADABLE if the file cannot be read and never could."""
         self._seen: set[str] = set()
         self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
@@ -165,9 +165,9 @@ class StreamFolder:
         return self._environment
 
     def jobs(self) -> dict[str, Job | AnabranchError]:
-        """By stream: its job, the same one for as long as its file and its columns do not change;
-        or what is wrong with the file, or why its columns are unknown. A stream that was here
-        before and whose file is gone, or that no family has any more, is not here."""
+        """Return each stream's job, the same object until its file or columns change, or an error:
+        of the file, or why its columns are unknown. Omits streams whose file has been deleted, or
+        that no longer belong to a family."""
         has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
         members = {} if has_own_files else self._families.members()
         names = (
@@ -210,8 +210,8 @@ class StreamFolder:
         }
 
     def _is_gone(self, name: str, members: Members) -> bool:
-        """Whether a named stream that there was is none any more. While Kafka or the catalog does
-        not answer, a family may have it."""
+        """Return True if a named stream that existed exists no longer. While Kafka or the catalog
+        does not answer, a family may still have it."""
         has_file = config.stream_file_stamp(name, self._conf) is not None
         return (
             name in self._seen
@@ -221,7 +221,7 @@ class StreamFolder:
         )
 
     def _find_shared(self, members: Members) -> dict[str, ConfigurationError]:
-        """By stream: an error for each whose file names a table of another one's."""
+        """Return an error for each stream whose file names another stream's table."""
         own = [
             s
             for name, (_, s, _) in self._read.items()
@@ -247,7 +247,7 @@ class StreamFolder:
     def _group_of(
         self, name: str, found: Job | AnabranchError, member: FamilyMember | None
     ) -> str | None:
-        """A stream's group; of one whose file cannot be read now, the group that it had, or
+        """Return a stream's group. If its file cannot be read now, return its previous group, or
         UNREADABLE."""
         if isinstance(found, Job):
             return found.stream.group
@@ -257,7 +257,8 @@ class StreamFolder:
     def _current(
         self, name: str, member: FamilyMember | None
     ) -> tuple[object, Stream | ConfigurationError, Lake | None]:
-        """A stamp of the stream's file, the stream by its file, and its catalog."""
+        """Return a stamp of the stream's file, the stream of that file or its error, and its
+        catalog."""
         known = self._read.get(name)
         stamp = (
             config.stream_file_stamp(name, self._conf)
@@ -282,7 +283,7 @@ def _stream_of(member: FamilyMember) -> config.Stream:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The arguments that both spark-submit entries share; `stream` is a list."""
+    """Return a parser of the arguments that both spark-submit entries share; `stream` is a list."""
     arguments = argparse.ArgumentParser(description=description)
     chosen = arguments.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
@@ -300,7 +301,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
-    """Run a job and end the process with its exit code; an error of ours is one line, not a
+    """Run a job and end the process with its exit code. Log an error of ours as one line, without a
     traceback.
 
     Other errors are classified as everywhere, and unexpected ones are logged with their traceback.

@@ -1,2 +1,1 @@
-"""The exact arm: an hourly job that rebuilds an hour from its cut and publishes it once it is
-proven."""
+"""The exact arm: an hourly job that rebuilds an hour from its cut, proves it and publishes it."""

@@ -1,4 +1,4 @@
-"""The archive of a stream's records as the batch layer writes and reads it
+"""Reading and writing the archive of a stream's records in the batch layer
 (`anabranch.protocol.archive`)."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ATTEMPTS = 5
 
 
 def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFrame:
-    """The archived records of an hour, in the columns of Spark's Kafka source and `ingest_hour`."""
+    """Return the archived records of an hour, in the columns of Spark's Kafka source and
+    `ingest_hour`."""
     name = job.stream.archive_table
     rows = read_snapshot(
         spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"]
@@ -42,7 +43,7 @@ def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFram
 
 
 def as_kafka_records(rows: DataFrame) -> DataFrame:
-    """Archived records or dead letters, in the columns of Spark's Kafka source and
+    """Return archived records or dead letters in the columns of Spark's Kafka source and
     `ingest_hour`."""
     return rows.selectExpr(
         "kafka_partition AS partition",
@@ -59,10 +60,11 @@ def write_archive(
     job: Job, spark: SparkSession, decoded: DataFrame, hour: str, cut: Cut, state: State
 ) -> None:
     """Archive the records of an hour that its archive lacks. `decoded`: records that Kafka gave,
-    with their bytes, but for those that the erasures of `state` are of; read more than once.
+    with their bytes, without the records that the erasures of `state` remove; read more than once.
 
-    Each is in the archive once, also after a retry or beside another job. Nothing is archived of an
-    hour that expired, or that a new erasure is of: the hour is read again by it. Raises Transient.
+    Each record is in the archive once, also after a retry or beside another job. Nothing is
+    archived if the hour has expired or a new erasure concerns it: the hour is then read again.
+    Raises Transient.
     """
     records = decoded.selectExpr(
         f"'{cut.topic_id}' AS topic_id",
@@ -83,7 +85,7 @@ def write_archive(
 def _write(
     job: Job, spark: SparkSession, records: DataFrame, hour: str, cut: Cut, state: State
 ) -> bool:
-    """Whether nothing is left to archive."""
+    """Try to archive the records. Return True if nothing is left to archive."""
     lake, stream, catalog = job.lake, job.stream, job.environment.catalog.name
     had = _paths(lake.load(stream.archive_table), hour)
     if had:
@@ -124,11 +126,11 @@ def land_archive(
     cut: Cut,
     state: State,
 ) -> bool:
-    """Whether staged records came to the archive; not if its files of the hour are no more those of
-    `had`, or if an erasure or an expiry since `state` is of the hour. Raises Transient."""
+    """Commit staged records to the archive. Return False if its files of the hour are no longer
+    `had`, or if the hour was erased from or expired since `state`. Raises Transient."""
 
     def plan(table: Table) -> Commit | None:
-        # The rows' state after the archive's: an erasure since then moves the archive's head.
+        # Load the rows' state after the archive's: an erasure since then moves the archive's head.
         is_current = archive.is_current(state, load_state(lake, stream.table), hour, cut)
         return archive.plan_archive(
             table, staged, had, _paths(table, hour), is_current, lake.clock.now()

@@ -3,9 +3,9 @@ every partition.
 
 Each term counts distinct offsets inside the cut: good and dead from the staged files, duplicates
 from the rule, gaps from offsets that neither Kafka nor the table has. No term is derived from the
-others, so missing or repeated offsets show. A restatement takes over the accepted revision's
-account only for records that Kafka has deleted. A gap's class is what the log's record batches
-show; without an explanation the account does not close.
+others, so missing or repeated offsets show. A restatement uses the accepted revision's account only
+for records that Kafka has deleted. The log's record batches show the class of a gap; without an
+explanation the account does not close.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNEXPLAINED = "unexplained"
 
 @dataclass(frozen=True)
 class Counted:
-    """Content of staged files: distinct offsets inside the cut by partition, all rows, rows outside
-    the cut."""
+    """Content of staged files: distinct offsets inside the cut by partition, all rows, and rows
+    outside the cut."""
 
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
@@ -81,7 +81,7 @@ class Balance:
         )
 
     def problems(self) -> list[str]:
-        """Why the account does not close, partition by partition."""
+        """Return the reasons why the account does not close, partition by partition."""
         problems = []
         for p, account in self.partitions.items():
             if account.offsets != account.total:
@@ -115,7 +115,7 @@ class Balance:
         return problems
 
     def disallowed(self, allowed_gaps: tuple[str, ...]) -> list[str]:
-        """The gaps of classes that the stream does not allow."""
+        """Return an objection for each class of gaps that the stream does not allow."""
         return [
             (
                 f"gaps: expected only {', '.join(allowed_gaps) or 'none'}, found "
@@ -127,16 +127,16 @@ class Balance:
 
 
 def has_missing(ranges: Ranges, held: Mapping[int, int]) -> bool:
-    """Whether offsets of the ranges are missing, given how many were read by partition; the table
-    may have them."""
+    """Return True if fewer offsets than in the ranges were read, by partition; the table may have
+    the others."""
     return any(end - start > held.get(p, 0) for p, (start, end) in ranges.items())
 
 
 def classify_gaps(missing: Mapping[int, int], seen: Mapping[str, Mapping[int, int]]) -> Gaps:
     """Classify every offset that neither Kafka nor the table has, by partition.
 
-    The class is what the log shows (`seen`): a control record, a record of an aborted transaction,
-    a compacted record, or one deleted by retention meanwhile. The rest is `unexplained`; nothing is
+    The log shows the class (`seen`): a control record, a record of an aborted transaction, a
+    compacted record, or one deleted by retention meanwhile. The rest is `unexplained`; nothing is
     inferred.
     """
     explained = {name: dict(counts) for name, counts in seen.items() if name in EXPLAINED}
@@ -153,14 +153,15 @@ def classify_unheld(
     stored: Mapping[int, int],
     duplicate: Mapping[int, int],
 ) -> tuple[Offsets, Gaps]:
-    """Duplicates and gaps among the offsets that neither Kafka nor the table has, by partition.
+    """Return duplicates and gaps among the offsets that neither Kafka nor the table has, by
+    partition.
 
     `lost`: offsets before the log's start. `gaps_in_kafka`: offsets after it, by class. `before`:
-    the accepted revision's account. `stored`: how many of its rows and dead letters still exist.
-    `duplicate`: duplicates found again. If all rows and dead letters of the accepted revision
-    exist, any other offset was a duplicate or in a gap. Before the log's start it stays what it
-    was; otherwise it is a `retention` gap. After the log's start the log was read, so only a
-    compacted record can have been a duplicate.
+    the accepted revision's account. `stored`: the number of its rows and dead letters that still
+    exist. `duplicate`: duplicates found again. If all rows and dead letters of the accepted
+    revision exist, any other offset was a duplicate or in a gap. An offset before the log's start
+    then keeps its earlier class; otherwise it is a `retention` gap. After the log's start the log
+    was read, so only a compacted record can have been a duplicate.
     """
     repeated: Offsets = {}
     gaps = {name: dict(counts) for name, counts in gaps_in_kafka.items()} | {"retention": {}}
@@ -192,11 +193,12 @@ def classify_erased(
     before: Mapping[int, Account],
     erased: Mapping[int, int],
 ) -> tuple[Offsets, Offsets, Gaps]:
-    """Erased records among the offsets that neither Kafka nor the table has, and `lost` and
-    `gaps_in_kafka` without them, by partition.
+    """Return the erased records among the offsets that neither Kafka nor the table has, and `lost`
+    and `gaps_in_kafka` without them, by partition.
 
-    The table has none of them, so each that Kafka has deleted since is one of these offsets.
-    `before`: the account of the hour. `erased`: how many were read again, and left out.
+    The table has no erased record, so those that Kafka has deleted since are among these offsets.
+    `before`: the account of the hour. `erased`: the number of erased records that were read again
+    and left out.
     """
     left, gaps = dict(lost), {name: dict(counts) for name, counts in gaps_in_kafka.items()}
     compacted, found = gaps.get("compacted", {}), Offsets()

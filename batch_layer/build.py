@@ -1,9 +1,8 @@
-"""One hour, from Kafka to staged and checked: read its cut, decode, drop duplicates, stage, and
-prove the account.
+"""The build of one hour: read its cut, decode, drop duplicates, stage, and prove the account.
 
-Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back.
-Hours rebuilt together therefore see each other's staged rows instead of the rows that `main` still
-serves.
+Nothing here publishes. Duplicates are dropped against the rows that `main` will serve in the
+look-back. Hours rebuilt together therefore see each other's staged rows instead of the rows that
+`main` still serves.
 """
 
 from __future__ import annotations
@@ -84,11 +83,11 @@ _SHUFFLES = "spark.sql.shuffle.partitions"
 
 @dataclass(frozen=True)
 class Built:
-    """An hour's staged rows and dead letters, its account, and why it may not be published, if so.
+    """An hour's staged rows and dead letters, its account, and the reasons against publishing it.
 
-    `problems`: the account does not close. `objections`: what the stream's rules do not allow; an
-    operator may accept it. `decoders`: the number of records that each decoded, if workers decoded
-    any. `seconds`: time to build.
+    `problems`: reasons why the account does not close. `objections`: violations of the stream's
+    rules, which an operator may accept. `decoders`: the number of records that each decoded, if
+    workers decoded any. `seconds`: time to build.
     """
 
     hour: str
@@ -108,9 +107,9 @@ RebuiltHours = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read but erased ones, their counts (`held` counts
-    erased ones too), and of the good ones the places of duplicates. `erased`: the places of erased
-    records, if any are to be left out."""
+    """An hour's records in Spark: the records read without erased ones, their counts (`held` counts
+    erased ones too), and the places of duplicates among the good ones. `erased`: the places of
+    erased records, if an erasure applies."""
 
     read: HourRecords
     counts: ReadCounts
@@ -147,7 +146,7 @@ class HourBuilder:
         self.reader.use(spark)
 
     def follow(self, job: Job) -> None:
-        """Go on with the stream's new columns."""
+        """Continue with the stream's new columns."""
         self._job, self._stream = job, job.stream
         self.reader = HourReader(job, self._spark)
 
@@ -177,8 +176,8 @@ class HourBuilder:
         together: RebuiltHours,
         decoding: Decoding,
     ) -> Built | None:
-        """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the
-        same rows."""
+        """Rebuild an accepted hour after hours of its look-back were rebuilt. Return None if it
+        keeps the same rows."""
         began = time.monotonic()
         with self.passes.of(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together, decoding)
@@ -190,7 +189,8 @@ class HourBuilder:
         return replace(built, seconds=time.monotonic() - began)
 
     def changes_events(self, built: Built, state: State) -> bool:
-        """Whether the hour's events, by the stream's key, differ from those that `main` serves."""
+        """Return True if the hour's events, by the stream's key, differ from those that `main`
+        serves."""
         key = self._stream.key
         new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
@@ -198,7 +198,7 @@ class HourBuilder:
         return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
 
     def lookback(self, hour: str) -> list[str]:
-        """The hours in which duplicates are looked for, oldest first."""
+        """Return the hours in which duplicates are looked for, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
     def _frames(
@@ -223,8 +223,8 @@ class HourBuilder:
         is_small = cut.offsets <= SMALL
 
         def look(read: HourRecords) -> tuple[ReadCounts, pa.Table | None]:
-            """Count the records; those of a small hour in the driver's memory, where their places
-            and hashes are."""
+            """Count the records. Read the places and hashes of a small hour into the driver's
+            memory."""
             if not is_small:
                 return read.counts(cut.ranges), None
             few = read.read_few(self._stream, served)
@@ -337,8 +337,8 @@ class HourBuilder:
     def _stage_by_workers(
         self, frames: _Frames, order: Sequence[str], files: int, state: State
     ) -> Staged | None:
-        """Stage the rows without Spark's writer; None where only that can, or where too many rows
-        are duplicates."""
+        """Stage the rows without Spark's writer. Return None if only Spark can write them, if too
+        many rows are duplicates, or if workers failed on a cluster."""
         certain, table, stream = frames.read.certain, state.table, self._stream
         if certain is None or stream.files.sort or has_own_layout(table):
             return None
@@ -372,7 +372,7 @@ class HourBuilder:
         self.passes.begin("count what was staged")
         of_speed = files_of(state.table, "speed", built.hour)
         layers = self._layers(frames, rows, built.hour, state, of_speed)
-        # Of a topic that was recreated, the speed layer may have more rows than the cut has
+        # After the topic was recreated, the speed layer may have more rows than the cut has
         # offsets.
         is_small = max(cut.offsets, sum(file.record_count for file in of_speed)) <= SMALL
         hashes = layer_diff.read_hashes(*layers) if is_small else None
@@ -424,8 +424,8 @@ class HourBuilder:
         state: State,
         of_speed: Sequence[DataFile],
     ) -> tuple[DataFrame, DataFrame]:
-        """The speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`, in the
-        schema in which they are compared."""
+        """Return the speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`,
+        in the schema in which they are compared."""
         speed = rows.limit(0)
         if of_speed:
             speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
@@ -449,7 +449,7 @@ class HourBuilder:
 
         if why := coverage.uncovered_reason(state, "speed", hour):
             return RowCountBaseline(why=why, previous=previous)
-        # Leave out rows that the batch layer drops as duplicates: they are no difference.
+        # Rows that the batch layer drops as duplicates are no difference, so leave them out.
         good = sum(balance.good.distinct.values())
         return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
@@ -475,7 +475,7 @@ class HourBuilder:
         )
 
     def _erased(self, frames: _Frames, cut: Cut) -> Offsets:
-        """How many records were read and left out as erased, by partition."""
+        """Return the number of records that were read and left out as erased, by partition."""
         return count(frames.erased, cut.ranges).distinct if frames.erased is not None else {}
 
     def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets, state: State) -> _Unheld:

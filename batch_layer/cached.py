@@ -1,7 +1,7 @@
 """Records that an hour's passes read again, computed once and cached on the executors' disks.
 
-One thread builds one hour at a time, and other threads may build other streams' hours in the same
-Spark: each releases its own.
+A thread builds one hour at a time. Other threads may build other streams' hours in the same Spark,
+so each releases its own records.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ _OF_THREAD = threading.local()
 def cached(
     frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY, *, is_lazy: bool = False
 ) -> DataFrame:
-    """The same records, computed now and cached: by default on disk, so that an hour of any size
-    needs no more memory. `is_lazy`: computed and cached by the first action instead, whatever part
-    of them it reads.
+    """Return the same records, computed now and cached: by default on disk, so that memory does not
+    grow with the hour. `is_lazy`: the first action computes and caches the part that it reads.
 
-    Within `released_at_the_end` of this thread, cached until its end.
+    Within `released_at_the_end`, the records stay cached until its end.
     """
     checkpoint = frame.localCheckpoint(eager=not is_lazy, storageLevel=level)
-    # Spark itself frees them only after Java's garbage collection.
+    # Spark itself frees them only after a garbage collection of Java.
     kept: list[Any] = getattr(_OF_THREAD, "kept", [])
     kept.append(checkpoint._jdf.queryExecution().analyzed().rdd())
     return checkpoint
@@ -35,12 +34,12 @@ def cached(
 
 @contextmanager
 def released_at_the_end() -> Iterator[None]:
-    """Free what this thread caches inside."""
+    """Free the records that this thread caches inside."""
     before, _OF_THREAD.kept = getattr(_OF_THREAD, "kept", None), []
     try:
         yield
     finally:
-        # When the JVM is gone there is nothing to free, and its own error is raised.
+        # If the JVM is gone there is nothing to free, and its own error is raised.
         with suppress(Exception):
             for records in _OF_THREAD.kept:
                 records.unpersist(False)

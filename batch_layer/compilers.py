@@ -1,4 +1,4 @@
-"""Which of Java's compilers a batch job uses, by how many offsets wait for it."""
+"""The choice of Java's compilers for a batch job, by the number of waiting offsets."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer.plan import waiting_hours
 
-# From so many offsets on, the second compiler saves more than it takes, as measured:
+# Above these numbers of offsets the second compiler saves more time than it takes, as measured:
 # docs/decisions/0061-first-compiler-for-few-offsets.md
 _MOST_BY_SPARK = 500_000
 _MOST_BY_WORKERS = 2_000_000
 
 
 def java_options(shares: Collection[float | AnabranchError]) -> str:
-    """Options of the driver's Java by its streams' shares (`share_of`), or why one is unknown.
-    Pure."""
+    """Return options of the driver's Java, from its streams' shares (`share_of`) or the errors in
+    reading them. Pure."""
     known = [share for share in shares if not isinstance(share, AnabranchError)]
     return FIRST_COMPILER if len(known) == len(shares) and sum(known) <= 1 else ""
 
 
 def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
-    """The offsets that a job of the hours of `span`, or of all that wait, has to read at most,
-    those of the open hour among them, as a share of those from which on the second compiler pays.
-    Raises Transient when Kafka or the lake is unreachable, Refused for an accepted hour that the
-    ledger does not have."""
+    """Return the most offsets that a job has to read, in the hours of `span` or in all waiting ones
+    including the open hour, as a share of the number from which the second compiler pays. Raises
+    Transient if Kafka or the lake is unreachable, Refused for an accepted hour that the ledger does
+    not have."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
     chosen = waiting_hours(state) if span is None else hours_between(span[0], shift(span[1], 1))

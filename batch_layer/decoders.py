@@ -1,9 +1,8 @@
 """Two decoders of an hour: Python workers decode certain records, Spark the others, and some of the
 certain ones again.
 
-Workers compare, value by value, what the two decode of a block of offsets
-(`anabranch.records.packed`). Which blocks are compared follows from the hour's name, so each
-attempt compares the same ones.
+Workers compare both results for a block of offsets, value by value (`anabranch.records.packed`).
+The hour's name determines the blocks, so each attempt compares the same ones.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _KAFKA_TYPES = {
 
 
 class Decoding(Enum):
-    """What decodes an hour: workers and Spark, and how many certain records are compared; or Spark
-    alone."""
+    """The decoders of an hour: workers and Spark, with the share of certain records that are
+    compared; or Spark alone."""
 
     SAMPLED = "some blocks are compared"
     AUDITED = "all blocks are compared"
@@ -44,8 +43,8 @@ class Decoding(Enum):
 
 @dataclass(frozen=True)
 class CertainRecords:
-    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks
-    reported."""
+    """An hour's records as workers decoded them (`anabranch.records.packed`), and their tasks'
+    reports."""
 
     pieces: DataFrame
     types: dict[str, str]
@@ -67,8 +66,8 @@ class CertainRecords:
 
     @property
     def for_spark(self) -> DataFrame:
-        """The records that workers left, and those to compare, as Kafka holds them; the latter with
-        their `ROW`."""
+        """The records that workers left and the records to compare, in Kafka's form; the latter
+        with their `ROW`."""
         row = ", ".join(f"`{name}`: {kind}" for name, kind in self.types.items())
         return packed.unpacked(
             self.pieces, [packed.LEFT, packed.COMPARED], f"{packed.RAW}, {packed.ROW} STRUCT<{row}>"
@@ -79,7 +78,7 @@ class CertainRecords:
         return self.left_count + self.reports.compared > 0
 
     def compare(self, decoded: DataFrame, spec: packed.PackSpec) -> CertainRecords:
-        """The same, with the result of the comparison. `decoded`: what Spark decodes of
+        """Return the same records with the result of the comparison. `decoded`: Spark's decoding of
         `for_spark`. Raises Unexpected if records are missing in it."""
         if not (expected := self.reports.compared):
             return self
@@ -104,7 +103,8 @@ class CertainRecords:
 
     @property
     def problems(self) -> list[str]:
-        """Why the hour may not be published: records that the decoders decoded differently."""
+        """The reasons why the hour may not be published: records that the decoders decoded
+        differently."""
         reports = self.reports
         if not reports.differing:
             return []
@@ -130,8 +130,8 @@ class CertainRecords:
 
 
 def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainRecords:
-    """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs
-    these if they have not run yet."""
+    """Return the records in the pieces of an hour of `offsets` offsets, with the reports of their
+    tasks. Runs the tasks if they have not run yet."""
     reports = pieces.where(f"kind = '{packed.REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
     keys = frozenset((*AT, *stream.key))

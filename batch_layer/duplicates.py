@@ -1,12 +1,12 @@
-"""Duplicates: of the records with the same key, keep the earliest. DataFrame -> DataFrame.
+"""Duplicates: keep the earliest of the records with the same key. DataFrame -> DataFrame.
 
 Within the hour the record with the smallest (offset, partition) is kept. An event that `main`
-serves in the look-back is earlier, so every record of it is dropped. Null parts of a key equal each
-other; a record with a key of nulls only names no event, so it is no duplicate. All steps are
-shuffles that spill, so memory does not grow with the hour.
+serves in the look-back is earlier, so all its records are dropped. Nulls in a key equal each other.
+A key of nulls only names no event, so its record is no duplicate. All steps are shuffles that
+spill, so memory does not grow with the hour.
 
 Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the
-rule is applied to these alone: of the others, one number is shuffled. Only the key of the
+rule is applied only to these. Of all other rows, only one number is shuffled. Only the key of the
 look-back's rows is read, and rows that a Bloom filter of the hour's hashes excludes are not
 shuffled.
 """
@@ -31,14 +31,15 @@ from batch_layer.decoders import AT
 from batch_layer.offset_counts import count
 
 SENT = 500_000
-"""Up to this many rows are broadcast instead of shuffled: some tens of megabytes."""
+"""Maximum number of rows that are broadcast instead of shuffled: some tens of megabytes."""
 
 _NONE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]).empty_table()
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """The rows to keep, in the same columns. `served`: the key columns of what `main` serves in the
-    look-back. Deterministic: the same rows give the same result with any partitioning."""
+    """Return the rows to keep, in the same columns. `served`: the key columns of the rows that
+    `main` serves in the look-back. Deterministic: the same rows give the same result with any
+    partitioning."""
     alone = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
     first = Window.partitionBy(*key, alone).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
@@ -54,8 +55,9 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them, if they
-    are at most SENT; then `places` reads these, and else what executors have cached."""
+    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them in the
+    driver's memory, if they are at most SENT; `places` then has the same rows, otherwise it reads
+    the executors' cache."""
 
     places: DataFrame
     few: pa.Table | None
@@ -70,7 +72,7 @@ class Duplicates:
         return rows.join(_sent(self.places, self.few), AT, "left_anti")
 
     def offsets(self, ranges: Ranges) -> Offsets:
-        """By partition, the number of distinct offsets inside the ranges."""
+        """Return the number of distinct offsets inside the ranges, by partition."""
         if self.few is None:
             return count(self.places, ranges).distinct
         offsets = {
@@ -81,7 +83,7 @@ class Duplicates:
 
 
 def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
-    """The rows that `drop_duplicates` drops. Computed once."""
+    """Return the rows that `drop_duplicates` drops. Computed once."""
     hashed = key_hash(rows, key, served)
     named = rows.where(names_event(key)).select(*key, *AT, hashed)
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
@@ -92,7 +94,7 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
         several, known = several.union(found.select("_hash")), found.select(*key)
     several, few = _computed(several.distinct())
     if few is not None and not len(few):
-        # Spark plans nothing for these.
+        # Spark plans no work for limit(0).
         return Duplicates(rows.select(*AT).limit(0), _NONE)
     suspects = cached(named.join(_sent(several, few), "_hash", "left_semi"), is_lazy=True)
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
@@ -102,9 +104,9 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 def find_few_duplicates(
     read: pa.Table, rows: DataFrame, key: Sequence[str], served: DataFrame | None
 ) -> Duplicates:
-    """The same of few rows, of which the driver has the places and hashes: `HourRecords.read_few`.
-    So Spark reads what the look-back has of their hashes, and applies the rule to candidates, if
-    there are any."""
+    """Find duplicates as `find_duplicates`, among few rows whose places and hashes the driver has
+    (`HourRecords.read_few`). Spark reads only the look-back's rows with these hashes, and applies
+    the rule only to candidates, if any."""
     hashed = key_hash(rows, key, served)
     named = read.filter(read.column("hash").is_valid()).select([*AT, "hash"])
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
@@ -124,13 +126,14 @@ def find_few_duplicates(
 
 
 def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
-    """The rows with one of these hashes, which are sent to the rows."""
+    """Return the rows with one of these hashes, which are broadcast."""
     sent = rows.sparkSession.createDataFrame(pa.table({"_hash": hashes}))
     return rows.join(F.broadcast(sent), "_hash", "left_semi")
 
 
 def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
-    """Duplicates at few places of `rows`. PySpark makes no frame of an empty table."""
+    """Return the duplicates at few places of `rows`. PySpark cannot make a frame of an empty
+    table."""
     places = rows.select(*AT)
     return Duplicates(
         places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0),
@@ -139,23 +142,26 @@ def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
 
 
 def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
-    """The same rows, computed once; and in the driver's memory, if they are at most SENT."""
+    """Return the same rows, computed once, and a copy in the driver's memory if they are at most
+    SENT."""
     kept = cached(rows, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
     few = kept.limit(SENT + 1).toArrow()
     if len(few) > SENT:
         return kept, None
-    # PySpark makes no frame of an empty table.
+    # PySpark cannot make a frame of an empty table.
     return rows.sparkSession.createDataFrame(few, rows.schema) if len(few) else rows.limit(0), few
 
 
 def _sent(rows: DataFrame, few: pa.Table | None) -> DataFrame:
-    """Rows to join with, broadcast if they are few: none of the other rows is shuffled."""
+    """Mark the rows of a join's small side for broadcast if they are few, so that the other side is
+    not shuffled."""
     return F.broadcast(rows) if few is not None else rows
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
-    """Spark settings for an hour of `records` records, so that a Bloom filter filters any look-back
-    before the shuffle. Ten bits a record give one false positive in a hundred, in at most 32 MB."""
+    """Return Spark settings for an hour of `records` records, so that a Bloom filter filters any
+    look-back before the shuffle. Ten bits per record give one false positive in a hundred, in at
+    most 32 MB."""
     settings = {
         "enabled": "true",
         "applicationSideScanSizeThreshold": "0",
@@ -171,15 +177,15 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
 
 
 def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
-    """The rows of the look-back whose hash is one of the hour's hashes."""
-    # True for every offset: Spark builds a Bloom filter only from a filtered side.
+    """Return the rows of the look-back whose hash is one of the hour's hashes."""
+    # The filter is true for every offset: Spark builds a Bloom filter only from a filtered side.
     chosen = named.where("kafka_offset >= 0").select("_hash")
     return known.join(chosen, "_hash", "left_semi")
 
 
 def key_hash(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Column:
-    """The hash of a row's key, `_hash`, by which equal keys of an old and a wider type are equal:
-    by their common type."""
+    """Return the column `_hash`, the hash of a row's key. Keys are hashed in the common type of
+    both sides, so that equal keys of an old and a wider type have equal hashes."""
     kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
     return _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
 
@@ -189,7 +195,7 @@ def _hash(key: Sequence[Column]) -> Column:
 
 
 def names_event(key: Sequence[str]) -> Column:
-    """Whether a row's key names an event: at least one part is not null."""
+    """Return a condition: a row's key names an event, since at least one part is not null."""
     return reduce(lambda one, other: one | other, (F.col(f"`{c}`").isNotNull() for c in key))
 
 

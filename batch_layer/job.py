@@ -3,9 +3,9 @@
 
 Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
 --replay, restates each accepted hour with dead letters that decode now. With --audit, Spark decodes
-all records that Python workers decode. A refused hour does not block the next one. With several
---stream, --group NAME or --all it does so for many streams in one Spark; each has its own outcome.
-The exit code is 1 when any hour was refused, and of many streams `combined_exit_code`.
+all records that Python workers decode. A refused hour does not block the next one. Several
+--stream, --group NAME or --all select many streams, which share one Spark; each has its own
+outcome. The exit code is 1 if any hour was refused, and `combined_exit_code` for many streams.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 if __name__ == "__main__":
-    # Exit code 1 means refused, and Python ends with 1 on a failed import.
+    # Exit code 1 means refused, but Python exits with 1 if an import fails.
     try:
         importlib.import_module("batch_layer.job").start()
     except ImportError:
@@ -48,8 +48,8 @@ LOG = logging.getLogger(__name__)
 
 @contextmanager
 def _stopped_by_signal(spark: SparkSession, name: str) -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets. It also cancels Spark's jobs, so that the job ends
-    within seconds."""
+    """Yield an event that SIGTERM or Ctrl-C sets. The signal also cancels Spark's jobs, so that the
+    job ends within seconds."""
     stop, ended = threading.Event(), threading.Event()
 
     def request_stop() -> None:
@@ -83,7 +83,7 @@ def _run(text: str) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The entry of spark-submit. Returns the exit code."""
+    """Run the job with spark-submit's arguments. Return the exit code."""
     options = parser("Build the authoritative rows of streams' hours.")
     options.add_argument(
         "--hour",
@@ -159,8 +159,8 @@ def run(arguments: Sequence[str]) -> int:
 def _spark(
     environment: Environment, what: str, component: str, settings: Mapping[str, str]
 ) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """A session of the application `anabranch batch WHAT`, closed at the end, and the event that a
-    signal sets; `component` logs that."""
+    """Open a session of the application `anabranch batch WHAT`, closed at the end, and yield it
+    with the event that a signal sets. Log lines of the signal name the `component`."""
     spark = open_session(environment, f"anabranch batch {what}", settings)
     try:
         with _stopped_by_signal(spark, component) as stop:

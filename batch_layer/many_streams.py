@@ -1,7 +1,7 @@
 """Many streams in one batch job: each has a thread and its own outcome, all share one Spark.
 
-What one stream ends with, refused, failed or done, changes nothing for the others.
-`batch_layer.turns` decides whose hour is next.
+The outcome of a stream (done, refused or failed) does not affect the others. `batch_layer.turns`
+decides whose hour is next.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from batch_layer.turns import StreamTurns, Turns
 LOG = logging.getLogger(__name__)
 
 Parents = tuple[str | None, str | None]
-"""The scheduler's run and its outermost one."""
+"""The scheduler's run, and the outermost run that contains it."""
 
 SHARED = {"spark.scheduler.mode": "FAIR"}
-"""Spark's settings with which the jobs of many streams share its cores."""
+"""Spark settings for sharing its cores among the jobs of many streams."""
 
 
 @dataclass(frozen=True)
 class StreamOutcome:
-    """What a stream's run ended with: its hours, and the error that ended it, if any."""
+    """The outcome of a stream's run: the results of its hours, and the error that ended it, if
+    any."""
 
     stream: str
     results: tuple[Result, ...] = ()
@@ -54,10 +55,10 @@ def run_stream(
     parents: Parents = (None, None),
     turns: Turns | None = None,
 ) -> StreamOutcome:
-    """Take up the stream's subject, if its columns come from one, then do the work to its end,
-    whatever that is; nothing is raised. Closes its connection to Kafka."""
+    """Take up the stream's subject if its columns come from one, then do the work. Raises nothing:
+    the outcome has the error. Closes the job's connection to Kafka."""
     name, run = job.stream.name, None
-    # A job of one stream counts all that its process does.
+    # In a job of one stream, its counts are those of the process.
     tally = Tally() if turns is not None else TALLY
     try:
         stream = take_up(job.environment, job.stream.without_columns(), job.lake)
@@ -89,13 +90,13 @@ def run_streams(
     parents: Parents = (None, None),
     at_once: int | None = None,
 ) -> list[StreamOutcome]:
-    """Do the work of many streams, `at_once` small hours at a time (default: as many as Spark has
-    cores)."""
+    """Do the work of many streams, `at_once` small hours at a time (default: one per core of
+    Spark)."""
     turns = Turns(at_once or spark.sparkContext.defaultParallelism, spark.newSession)
 
     def run(job: Job) -> StreamOutcome:
         with fields(stream=job.stream.name):
-            # Jobs of one thread are one pool, and pools share the cores.
+            # The Spark jobs of one thread form a pool, and pools share the cores.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.stream.name)
             outcome = run_stream(job, spark, work, stop, parents, turns)
             if outcome.error is not None:

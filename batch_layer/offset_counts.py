@@ -1,4 +1,4 @@
-"""Count an hour: which offsets of its ranges are in the staged files and in what was read.
+"""Count an hour's offsets: those of its ranges in the staged files, and those that were read.
 
 Offsets are counted as bits: one number for 64 neighbours, combined by OR. An offset that occurs
 twice counts once, exactly. At most a sixtieth of the rows is shuffled, since neighbours are read
@@ -23,8 +23,8 @@ from anabranch.records import REFUSED_FIELD, UNKNOWN
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
-"""Whether a decoded record has fields unknown to the schema, and is a row, or would be one without
-them."""
+"""SQL condition: a decoded record has fields unknown to the schema, and is a row or would be a row
+without them."""
 
 
 def count(rows: DataFrame, ranges: Ranges) -> Counted:
@@ -38,7 +38,7 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
 
 
 def count_few(places: pa.Table, ranges: Ranges) -> Counted:
-    """As `count`, of few rows in the driver's memory."""
+    """Count like `count`, few rows in the driver's memory."""
     partitions, offsets = (
         places.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset")
     )
@@ -54,8 +54,8 @@ def count_few(places: pa.Table, ranges: Ranges) -> Counted:
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by
-    source; and records with unknown fields."""
+    """Counts of the records read: distinct offsets inside the cut by partition, good and dead
+    records, all records by source, and records with unknown fields."""
 
     held: Offsets = field(default_factory=dict)
     good: int = 0
@@ -81,8 +81,8 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
 
 
 def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
-    """As `count_read`, of few records in the driver's memory: their places, `source`, verdict and
-    whether each `drifts`."""
+    """Count like `count_read`, few records in the driver's memory: their places, `source`, verdict
+    and whether each `drifts`."""
     good, dead, drifting = (
         pc.sum(of).as_py() or 0
         for of in (
@@ -104,8 +104,8 @@ def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
 
 
 def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list[Row]:
-    """By partition, and whether inside the ranges: the number of distinct `offsets`, and the sums
-    `of_rows`."""
+    """Return the number of distinct `offsets` and the sums `of_rows`, by partition and whether the
+    rows are inside the ranges."""
     by_neighbours = (
         rows.withColumn("within", F.expr(inside(ranges)))
         .groupBy(
@@ -127,8 +127,8 @@ def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list
 
 
 def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
-    """By partition of the ranges, the offsets missing in `held`. Takes a byte of driver memory for
-    each offset."""
+    """Return the offsets of the ranges that are missing in `held`, by partition. Takes a byte of
+    driver memory for each offset."""
     words = (
         held.where(inside(ranges))
         .groupBy("kafka_partition", F.expr("shiftright(kafka_offset, 6)").alias("word"))
@@ -152,7 +152,8 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
 def split_missing(
     missing: Mapping[int, Missing], in_kafka: Ranges
 ) -> tuple[Offsets, dict[int, Missing]]:
-    """Missing offsets before Kafka's log start, counted by partition, and those after it."""
+    """Split missing offsets into the number before Kafka's log start and the offsets after it, by
+    partition."""
     lost, rest = {}, {}
     for p, of in missing.items():
         begins = in_kafka.get(p, (of.start + len(of.mask), 0))[0]

@@ -1,5 +1,4 @@
-"""A rebuild's progress: the pass over its hour, and how many tasks of the running Spark job are
-done.
+"""A rebuild's progress: the pass over its hour, and the completed tasks of the running Spark job.
 
 Shown with the job's progress, and as the description of Spark's jobs in its UI and event log.
 """
@@ -17,8 +16,8 @@ _UPDATE_SECONDS = 1.0
 
 
 class Passes:
-    """The passes over a job's hours, one hour at a time. `begin` is called by the thread that runs
-    Spark jobs."""
+    """The passes over a job's hours, one hour at a time. The thread that runs Spark jobs calls
+    `begin`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -26,7 +25,7 @@ class Passes:
 
     @contextmanager
     def of(self, hour: str) -> Iterator[None]:
-        """Passes begun inside belong to this hour, and end with it."""
+        """Assign the passes begun inside to this hour, and end them with it."""
         self._hour = hour
         try:
             yield
@@ -47,8 +46,8 @@ class Passes:
             yield
 
     def text(self) -> str:
-        """The pass, with the task count of the oldest running stage of several tasks; empty between
-        hours."""
+        """Return the pass, with the task count of the oldest running stage of several tasks; empty
+        between hours."""
         now = self._now
         if not now:
             return ""

@@ -1,5 +1,5 @@
-"""The batch layer's decisions, pure: which hours wait, whether a staged hour may be published, and
-its publish."""
+"""The batch layer's decisions, as pure functions: which hours wait, whether a staged hour may be
+published, and its publish."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from batch_layer.balance import Balance, Counted
 # The account of an hour without records.
 EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)
 
-# Offsets of gaps of these classes were records once.
+# Offsets in gaps of these classes once had records.
 _GONE = ("compacted", "retention")
-# Each commit accepts at most this many empty hours, so that few rows wait for the ledger.
+# Maximum number of empty hours that a commit accepts, so that few rows wait for the ledger.
 ACCEPTED_AT_ONCE = 48
 
 
 class PublishCheck(Enum):
-    """What to do with a staged hour, by the current state."""
+    """The next step for a staged hour, by the current state."""
 
     OVERTAKEN = "another run published first"
     EXPIRED = "its rows have expired"
@@ -53,12 +53,12 @@ class PublishCheck(Enum):
 
 
 def waiting_hours(state: State) -> list[str]:
-    """The sealed hours that are not accepted, oldest first."""
+    """Return the sealed hours that are not accepted, oldest first."""
     return [h for h in sorted(state.timeline.sealed) if not state.is_accepted(h)]
 
 
 def empty_hours(state: State, candidates: Sequence[str]) -> list[str]:
-    """The hours of `candidates` with an empty cut."""
+    """Return the hours of `candidates` with an empty cut."""
     cuts = state.cuts
     return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
 
@@ -71,8 +71,8 @@ def plan_acceptance_of_empty(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish | None:
-    """The publish that accepts the waiting hours of `candidates`, which are empty, at most
-    ACCEPTED_AT_ONCE. None when none waits. `measured`: the measurements that it writes to
+    """Plan the publish that accepts the waiting hours of `candidates`, which are empty: at most
+    ACCEPTED_AT_ONCE. Return None if none waits. `measured`: the measurements that it writes to
     `main`."""
     waiting = set(waiting_hours(state))
     todo = {
@@ -101,12 +101,11 @@ def plan_seal_with_acceptance(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or
-    of all. Pure.
+    """Plan the publish of a seal that also accepts its empty hours, those in `candidates` or all.
+    Pure.
 
-    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit.
-    The branch `speed` moves where one of the hours has records, or the position is bound to its
-    topic.
+    One commit replaces the seal and the publish of `plan_acceptance_of_empty` after it. The branch
+    `speed` moves only if one of the hours has records, or if the position is bound to its topic.
     """
     sealed = [row.hour for row in seal.decisions if candidates is None or row.hour in candidates]
     after = plan_after(state, seal.changes, seal.timeline, seal.position)
@@ -129,7 +128,8 @@ def plan_seal_with_acceptance(
 
 
 def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
-    """The ledger's reason for accepting an hour; None for one that passed by itself."""
+    """Return the ledger's reason for accepting an hour: `why`, with the objections that an operator
+    overruled; None for an hour that passed by itself."""
     if accept and objections:
         return f"{ledger.BY_CHOICE}: {why}; in spite of: {'; '.join(objections)}"
     return why
@@ -138,24 +138,24 @@ def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) 
 def act_to_record(
     act: Act | None, before: int, objections: Sequence[str], accept: bool
 ) -> Act | None:
-    """The operator's act that an accepted hour follows from; None for an hour that the batch layer
-    would have accepted by itself, because it had no revision `before` and nothing objected."""
+    """Return the operator's act to record with an accepted hour. Return None for an hour that the
+    batch layer would have accepted by itself: it had no revision `before`, and nothing objected."""
     if act is not None and accept and objections:
         return replace(act, name="accept")
     return act if before else None
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
-    """The accepted revision of an hour, 0 for none; `before` for one that the state no longer
-    lists."""
+    """Return the accepted revision of an hour, 0 if there is none, or `before` if the state no
+    longer lists the hour."""
     if hour in state.accepted:
         return state.accepted[hour].revision
     return before if state.is_accepted(hour) else 0
 
 
 def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
-    """The accepted hours whose duplicates were dropped against an incomplete look-back that is
-    complete now. Pure. By hour, the hours of the look-back that were incomplete."""
+    """Return the accepted hours whose duplicates were dropped against an incomplete look-back that
+    is complete now, each with the hours that were incomplete. Pure."""
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
     return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 
@@ -167,13 +167,13 @@ def fingerprint(
     rows: Mapping[str, int],
     unread: Collection[str] = (),
 ) -> frozenset[str]:
-    """A value that changes when the rows change that `main` serves of the hours duplicates were
+    """Return a value that changes if `main` serves other rows of the hours that duplicates were
     dropped against. Pure.
 
-    For an hour that batch serves: its files (`files` has these hours alone). For an hour that speed
-    serves: its number of rows, which only grows, while compaction may change its files. For an hour
-    in `unread`: only that speed still serves it. It may grow, since the later hours are rechecked
-    once it has been read.
+    For an hour that batch serves, it contains the files (`files` has only these hours). For an hour
+    that speed serves, it contains the number of rows, which only grows, while compaction may change
+    the files. For an hour in `unread`, it only states that speed still serves it: the hour may
+    grow, since the later hours are rechecked once it has been read.
     """
     served = set()
     for hour in hours:
@@ -189,12 +189,11 @@ def fingerprint(
 def may_yet_be_served(
     state: State, hours: Mapping[str, tuple[Cut, Mapping[str, int] | None]]
 ) -> frozenset[str]:
-    """A value that changes when the speed layer reads on in `hours`, given by cut and gaps by
+    """Return a value that changes if the speed layer reads on in `hours`, given by cut and gaps by
     class. Pure.
 
     The speed layer may have staged records that Kafka has deleted and the table does not contain
-    yet. In an hour with such gaps, the parts that it had not read must be the same when the hour is
-    published.
+    yet. In an hour with such gaps, the unread parts must be the same when the hour is published.
     """
     gone = {
         h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)
@@ -214,8 +213,8 @@ def check_publish(
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
 ) -> PublishCheck:
-    """Whether an hour may be published now that was staged over revision `before`, with the
-    look-back's fingerprint `staged_lookback`."""
+    """Check whether an hour that was staged over revision `before`, with the look-back's
+    fingerprint `staged_lookback`, may be published now."""
     if state.is_expired(hour):
         return PublishCheck.EXPIRED
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
@@ -233,7 +232,7 @@ def check_publish(
 @dataclass(frozen=True)
 class Rebuilt:
     """A staged hour to publish: its acceptance, its account, the reason, and the operator's act
-    that asked for it."""
+    that requested it."""
 
     hour: str
     accepted: Accepted
@@ -250,7 +249,7 @@ def plan_publish(
     now: datetime,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """One publish of an hour, listed first, and of the hours rechecked because of it.
+    """Plan one publish of an hour, listed first, and of the hours rechecked because of it.
 
     It replaces their files on `batch`, and on `main` unless an operator gave an hour to the speed
     layer. Replaced revisions are tagged. Later hours that keep their rows no longer wait for it.

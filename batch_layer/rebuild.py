@@ -1,5 +1,6 @@
-"""Rebuild an hour: read its cut again, prove the account, and publish it; or refuse it without any
-change.
+"""Rebuild an hour: read its cut again, prove the account, and publish it; or refuse it and change
+nothing.
+
 
 1. Read exactly the cut's offset ranges and decode them as the speed layer does.
 2. Drop duplicates and stage rows and dead letters.
@@ -66,8 +67,8 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """The decision on an hour, and its account as far as counted; `served` is set for an hour
-    without records."""
+    """The decision on an hour, and its account as far as it was counted; `served` is set for an
+    hour without records."""
 
     hour: str
     decision: str
@@ -83,9 +84,9 @@ class Result:
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's
-    rules. `act`: the operator's act that asks for it; None for what the batch layer does by itself.
-    `audit`: compare all certain records with what Spark decodes."""
+    """The treatment of an hour, and its reason. `accept`: publish it despite the objections of the
+    stream's rules. `act`: the operator's act that requests it; None if the batch layer does it by
+    itself. `audit`: compare all certain records with Spark's decoding."""
 
     restate: bool = False
     accept: bool = False
@@ -98,13 +99,13 @@ _BY_ITSELF = RebuildRequest()
 
 
 def accepted_empty(hour: str) -> Result:
-    """The result of an hour without records. Pure."""
+    """Return the result of an hour without records. Pure."""
     return Result(hour, "accepted", 1, None, plan.EMPTY, "batch")
 
 
 class Rebuilder:
-    """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for
-    the ledger. `tally`: the stream's own counts, in a job of many streams."""
+    """The rebuilder of one stream's hours, one at a time. `parent` and `root`: the scheduler's
+    runs, for the ledger. `tally`: the stream's own counts, in a job of many streams."""
 
     def __init__(
         self,
@@ -121,25 +122,25 @@ class Rebuilder:
         self.publisher = Publisher(job.lake, job.stream)
         self._meter = Meter("batch", tally)
         self.accepted_with_seal: list[Result] = []
-        # By hour, the publish that an earlier attempt of this run began, and its result in case it
-        # landed.
+        # The publish that an earlier attempt of this run began, and its result if it landed, by
+        # hour.
         self._begun: dict[str, tuple[str, Result]] = {}
 
     def use(self, spark: SparkSession) -> None:
-        """Go on with another session of the same Spark."""
+        """Continue with another session of the same Spark."""
         self._spark = spark
         self._hours.use(spark)
 
     def show_on(self, progress: Progress) -> AbstractContextManager[None]:
-        """Show on `progress` which pass over its hour a rebuild is in."""
+        """Show the pass of the running rebuild on `progress`."""
         return self._hours.passes.show_on(progress)
 
     def load(self) -> State:
         return load_state(self._job.lake, self._stream.table)
 
     def seal(self, candidates: Collection[str] | None) -> Sealed:
-        """Seal ended hours; each commit also accepts those of `candidates`, or all, that are empty,
-        and adds them to `accepted_with_seal`."""
+        """Seal ended hours. Each commit also accepts the sealed hours that are empty and in
+        `candidates` (None: all), and adds them to `accepted_with_seal`."""
 
         def extend(state: State, publish: Publish) -> Publish:
             now = self._job.lake.clock.now()
@@ -181,7 +182,7 @@ class Rebuilder:
         return results
 
     def repairable(self) -> dict[str, int]:
-        """By accepted hour, the number of dead letters that decode now."""
+        """Return the number of dead letters that decode now, by accepted hour."""
         state = self.load()
         self._follow_columns(state.table)
         with explained(self._spark, "read the dead letters"):
@@ -192,7 +193,7 @@ class Rebuilder:
         """Rebuild one sealed hour. An accepted hour is skipped unless `order` restates it.
 
         A refusal is a result. The ledger records it once for each reason; nothing else changes.
-        Raises Refused for an hour that has expired, or that looks for duplicates in one; Transient,
+        Raises Refused if the hour or an hour of a restatement's look-back has expired; Transient,
         PositionError.
         """
         state = self.load()
@@ -200,7 +201,7 @@ class Rebuilder:
         self._follow_columns(state.table)
         require_columns(state.table, self._stream)
         if hour in self._begun and has_landed(state.table, self._begun[hour][0]):
-            # Its answer, or a later step, was lost. Do not restate it again.
+            # The answer or a later step of this publish was lost. Do not restate the hour again.
             self.publisher.recover()
             return self._begun.pop(hour)[1]
         accepted = self._job.ledger.accepted(state, hour)
@@ -227,8 +228,8 @@ class Rebuilder:
         LOG.info("stream %s: rebuilding hour=%s offsets=%d", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                # The speed layer's publishes expire snapshots meanwhile. Keep these until the build
-                # has read them.
+                # The speed layer's publishes expire snapshots. Keep these until the build has read
+                # them.
                 with (
                     fields(hour=hour),
                     held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
@@ -256,12 +257,11 @@ class Rebuilder:
 
     @property
     def stream(self) -> Stream:
-        """The stream, with the columns by which the last hour was read."""
+        """The stream, with the columns with which the last hour was read."""
         return self._stream
 
     def _follow_columns(self, table: Table) -> None:
-        """Read by the columns that the table has by now, for a stream whose columns are those of
-        its subject."""
+        """Use the table's current columns, for a stream whose columns follow its subject."""
         stream = with_columns_of(self._stream, table)
         if stream.columns != self._stream.columns:
             LOG.info("stream %s: columns changed", stream.name)
@@ -274,11 +274,11 @@ class Rebuilder:
         require_kept(state, hour, self._stream.batch.lookback_hours if before else 0)
 
     def _run(self, began: datetime) -> RunFacts:
-        """The run facts of a decision without staged rows."""
+        """Return the run facts of a decision without staged rows."""
         return RunFacts(began, parent=self._parent, root=self._root)
 
     def _since(self, began: datetime, built: Built) -> Built:
-        """The same hour with its run facts."""
+        """Return the hour with its run facts, and count the bytes written."""
         count_written((file.file_path, file.file_size_in_bytes) for file in built.rows.files)
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
@@ -313,7 +313,7 @@ class Rebuilder:
             self._discard(built)
             for b in built[1:]:
                 if b.decoders is not None and b.decoders.differing:
-                    # Its own row makes Spark decode it the next time.
+                    # Its own refusal in the ledger makes Spark decode it the next time.
                     self._refuse(
                         state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None
                     )
@@ -328,7 +328,7 @@ class Rebuilder:
         return self._publish(built, reasons, state, act)
 
     def _decoding(self, hour: str, audit: bool = False) -> Decoding:
-        """What decodes an hour: Spark alone once the decoders have differed in it."""
+        """Return the decoding of an hour: Spark alone once the decoders have differed in it."""
         if self._stream.batch.decoder == "spark":
             return Decoding.SPARK
         if any(refusals.decoders_differed(row) for row in self._job.ledger.history([hour])):
@@ -336,12 +336,13 @@ class Rebuilder:
         return Decoding.AUDITED if audit else Decoding.SAMPLED
 
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
-        """The later accepted hours that must drop, or restore, events because of `first`, oldest
-        first. Also returns a state that lists them, however long ago they were accepted."""
+        """Rebuild the later accepted hours that must drop or restore events because of `first`,
+        oldest first. Also return a state that lists them, however long ago they were accepted."""
         after = self._after(first.hour, first.hour, state)
         if not after or state.overrides.get(first.hour) == "speed":
             return state, []
-        # An hour accepted while `first` was being read has not seen what `main` serves of it now.
+        # An hour accepted while the speed layer was still reading `first` was not checked against
+        # all of its rows.
         seen_whole = all(
             h not in state.accepted or first.hour not in state.accepted[h].unread for h in after
         )
@@ -367,23 +368,23 @@ class Rebuilder:
         return state, list(together.values())[1:]
 
     def _after(self, first: str, last: str, state: State) -> list[str]:
-        """The accepted hours after `first` whose look-back includes an hour up to `last`."""
+        """Return the accepted hours after `first` whose look-back includes an hour up to `last`."""
         behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
         after = hours.hours_between(hours.shift(first, 1), behind)
         return [h for h in after if state.is_accepted(h) and not state.is_expired(h)]
 
     def _unread(self, built: Sequence[Built], state: State) -> frozenset[str]:
-        """The hours of their look-back that `main` does not serve completely yet."""
+        """Return the hours of their look-back that `main` does not serve completely yet."""
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         return coverage.unread_hours(state, around - {b.hour for b in built})
 
     def _surroundings(
         self, built: Sequence[Built], state: State, unread: frozenset[str]
     ) -> frozenset[str]:
-        """A fingerprint of what `main` serves of the hours around them, of how far the speed layer
-        has read, and of the erasures that records are left out by.
+        """Return a fingerprint of the rows that `main` serves in the hours around them, of the
+        speed layer's progress, and of the erasures that were applied.
 
-        Around: the hours that duplicates were dropped against (those in `unread` were incomplete),
+        Around: the hours that duplicates were dropped against (hours in `unread` were incomplete),
         and the later hours that were not rebuilt.
         """
         rebuilt = {b.hour for b in built}
@@ -442,7 +443,7 @@ class Rebuilder:
         seen: State,
         act: Act | None = None,
     ) -> Result | None:
-        """Publish the hours together; None, with their files discarded, if the look-back
+        """Publish the hours together. Discard their files and return None if the look-back
         changed."""
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         unread = self._unread(built, seen)
@@ -452,7 +453,8 @@ class Rebuilder:
         def decide() -> Decision[int | None] | Again:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
-            # Others may have restated one of the hours since, and the state may no longer list it.
+            # Another run may have restated one of the hours since, and the state may no longer list
+            # it.
             state = self._job.ledger.remembering(state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:
@@ -566,6 +568,6 @@ class Rebuilder:
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:
-    """Why the hour may not be published; an operator may overrule the stream's rules, not the
-    account."""
+    """Return the reasons why the hour may not be published. An operator may overrule the stream's
+    rules, not the account."""
     return [*built.problems, *([] if accept else built.objections)]

@@ -3,8 +3,8 @@ a day.
 
 The verdict depends on the cut, the code, the stream's file, its suite, the other hours and the
 speed layer's rows. While none of them changes, a rebuild would refuse the hour again. Other inputs
-are not tracked (a row count of a week ago, what Kafka or S3 lost or restored), hence the daily
-rebuild.
+are not tracked (a row count of a week ago, records that Kafka or S3 lost or restored), hence the
+daily rebuild.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHER = {"speed", "maintain", "airflow"}
 
 
 def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
-    """A hash of the inputs of an hour's verdict. Pure."""
+    """Return a hash of the inputs of an hour's verdict. Pure."""
     around = stream.batch.lookback_hours
     first, last = hours.shift(hour, -around), hours.shift(hour, around)
     inputs = {
@@ -49,8 +49,8 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
 
 
 def current_basis(stream: Stream, state: State, hour: str, cut: Cut) -> str:
-    """The basis of a verdict on an hour now. Reads the suite's file; the quality gate reports one
-    that cannot be read."""
+    """Return the basis of a verdict on an hour now. Reads the suite's file; the quality gate
+    reports a file that cannot be read."""
     try:
         suite = stream.expectations.read_bytes() if stream.expectations is not None else b""
     except OSError:
@@ -59,25 +59,27 @@ def current_basis(stream: Stream, state: State, hour: str, cut: Cut) -> str:
 
 
 def decision_id(id: str, basis: str) -> str:
-    """The id of a refusal's ledger row, which ends with its basis."""
+    """Return the id of a refusal's ledger row, which ends with its basis."""
     return f"{id}-{basis}"
 
 
 def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
-    """An hour's newest refusal in the ledger's rows (oldest first); None if a newer decision
+    """Return an hour's newest refusal in the ledger's rows (oldest first); None if a newer decision
     replaced it. Pure."""
     of_hour = [row for row in rows if row.hour == hour and row.decision != "served"]
     return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
 
 
 def decoders_differed(row: LedgerRow) -> bool:
-    """Whether a decision found records that Python workers and Spark decode differently. Pure."""
+    """Return True if a decision found records that Python workers and Spark decode differently.
+    Pure."""
     return row.run is not None and row.run.decoders is not None and bool(row.run.decoders.differing)
 
 
 def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
-    """Whether a refusal needs no rebuild yet: its basis is unchanged and it is less than a day old.
-    Pure. One for decoders that differ always does: the next rebuild decodes by Spark."""
+    """Return True if a refusal needs no rebuild yet: its basis is unchanged and it is less than a
+    day old. Pure. A refusal because the decoders differ always needs one: the next rebuild decodes
+    with Spark."""
     if (
         refusal is None
         or decoders_differed(refusal)
@@ -90,6 +92,6 @@ def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool
 def should_record(
     refusal: LedgerRow | None, basis: str, revision: int, reason: str, now: datetime
 ) -> bool:
-    """Whether a refusal differs from the newest one in the ledger. Pure."""
+    """Return True if a refusal differs from the newest one in the ledger. Pure."""
     same = refusal is not None and (refusal.revision, refusal.reason) == (revision, reason)
     return not (same and is_still_valid(refusal, basis, now))

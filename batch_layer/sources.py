@@ -1,9 +1,10 @@
-"""Sources of an hour's records: Kafka, and for records that Kafka does not give, the table.
+"""Sources of an hour's records: Kafka, and the archive and the table for records that Kafka does
+not give.
 
-The table's accepted rows come first, then the dead letters' bytes, decoded again, then the speed
-layer's rows and dead letters of the hour. Each offset comes from the first source that has it, for
-any reason: a log that begins later, a compacted log, or a log that omits records for an unknown
-reason.
+The archived bytes come first, then the table's accepted rows, then the dead letters' bytes, decoded
+again, then the speed layer's rows and dead letters of the hour. Each offset comes from the first
+source that has it, whatever the reason: a log that begins later, a compacted log, or a log that
+omits records for an unknown reason.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Where a record was read from: no column of a stream can have this name.
+# The source of a record. No column of a stream can have this name.
 _SOURCE = "read-from"
 
 SOURCES = KAFKA, ARCHIVE, ACCEPTED, DEAD_LETTERS, SPEED = (
@@ -64,11 +65,11 @@ SOURCES = KAFKA, ARCHIVE, ACCEPTED, DEAD_LETTERS, SPEED = (
 
 @dataclass(frozen=True)
 class HourRecords:
-    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`,
-    and their source. `certain`: those that workers decoded, if any; unless `has_decoded`, there are
-    no others. `in_kafka`: the part of the cut in Kafka's log. `accepted`: once filled, the accepted
-    revision's offsets, if any. `to_archive`: what Kafka gave, with all bytes, if the stream has an
-    archive."""
+    """An hour's records. `decoded`: records that Spark decoded, in the columns of `records.decode`,
+    and their source. `certain`: records that workers decoded, if any; without `has_decoded` there
+    are no others. `in_kafka`: the part of the cut in Kafka's log. `accepted`: after `fill`, the
+    accepted revision's offsets, if any. `to_archive`: the records that Kafka gave, with all bytes,
+    if the stream has an archive."""
 
     decoded: DataFrame
     in_kafka: Ranges
@@ -108,7 +109,7 @@ class HourRecords:
         ).rdd.getNumPartitions()
 
     def good(self, stream: Stream, columns: Sequence[str] | None = None) -> DataFrame:
-        """The good records, in the columns of the table, or in some of them."""
+        """Return the good records, in the columns of the table or in `columns`."""
         rows = records.good(self.decoded, stream)
         names = list(columns or rows.columns)
         if self.certain is None:
@@ -117,8 +118,8 @@ class HourRecords:
         return rows.select(*names).unionByName(certain) if self.has_decoded else certain
 
     def read_few(self, stream: Stream, served: DataFrame | None) -> pa.Table:
-        """Of each of few records, read by one task into the driver's memory: its place, `source`,
-        verdict, whether it `drifts`, and of a good one whose key names an event the key's `hash`
+        """Read few records by one task into the driver's memory: the place, `source`, verdict,
+        whether it `drifts`, and for a good record whose key names an event the key's `hash`
         (`duplicates.key_hash`)."""
         hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
         source = F.col(f"`{_SOURCE}`")
@@ -141,7 +142,7 @@ class HourRecords:
         return facts.coalesce(1).toArrow()
 
     def counts(self, ranges: Ranges) -> ReadCounts:
-        """Count the records. Tasks of workers have counted theirs."""
+        """Count the records. The workers' tasks have counted theirs."""
         certain = self.certain
         if certain is None or not certain.reports.is_each_once(ranges):
             return count_read(self.places, ranges, SOURCES)
@@ -173,8 +174,8 @@ class HourReader:
         self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED
     ) -> HourRecords:
         """Read and decode every record of the cut that Kafka has, once, and cache them. Raises
-        PositionError for a topic that was recreated, or whose log lost the end of the cut, and not
-        adopted."""
+        PositionError if the topic was recreated or its log lost the end of the cut, unless the
+        change was adopted."""
         # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
@@ -194,7 +195,7 @@ class HourReader:
         certain = by_workers[0] if by_workers is not None else None
         has_decoded = certain is None or certain.left_count > 0
         if by_workers is not None:
-            # Without records, Spark plans nothing.
+            # Spark plans no work for limit(0).
             decoded = by_workers[1] if has_decoded else by_workers[1].limit(0)
         elif ranges:
             decoded = self._of_kafka(hour, ranges, decode)
@@ -208,7 +209,8 @@ class HourReader:
         )
 
     def _held(self, hour: str, cut: Cut) -> Ranges:
-        """The part of the cut that Kafka's log still has. Raises PositionError as `read` does."""
+        """Return the part of the cut that Kafka's log still has. Raises PositionError like
+        `read`."""
         topic, kafka = self.require_topic(cut), self._job.kafka
         end = Position(cut.topic_id, dict(cut.ends))
         check_log_end(
@@ -224,7 +226,8 @@ class HourReader:
         return using(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
 
     def should_leave_to_spark(self, error: Exception) -> bool:
-        """Whether workers failed on a cluster, where an executor may lack what they need."""
+        """Return True, and log it, if workers failed on a cluster, where an executor may lack their
+        packages."""
         if runs_here(self._spark.sparkContext.master) or not is_of_workers(error):
             return False
         LOG.warning(
@@ -235,7 +238,7 @@ class HourReader:
         return True
 
     def _pack_spec(self, hour: str, cut: Cut, decoding: Decoding) -> PackSpec | None:
-        """How workers decode the hour's certain records; None where Spark decodes all."""
+        """Return how workers decode the hour's certain records; None if Spark decodes all."""
         batch = self._stream.batch
         if batch.decoder == "spark" or decoding is Decoding.SPARK or self._left_most:
             return None
@@ -248,8 +251,8 @@ class HourReader:
     def _by_workers(
         self, hour: str, ranges: Ranges, spec: PackSpec, one_in: int
     ) -> tuple[CertainRecords, DataFrame] | None:
-        """The hour's records as workers decode them, and as Spark those that they left; None if
-        workers failed on a cluster."""
+        """Decode the hour's records by workers, and the records that they left by Spark. Return
+        None if workers failed on a cluster."""
 
         def read(raw: DataFrame) -> CertainRecords:
             return read_certain(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
@@ -281,7 +284,7 @@ class HourReader:
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
         """Add every other record of the cut that the archive or the table has, from the first
-        source that has it. An offset that Kafka does not give is no gap if the table has its
+        source that has it. An offset that Kafka does not give is no gap if one of them has its
         record."""
         # Dead letters named by a publish belong to the table even before their own table has them.
         dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
@@ -297,7 +300,7 @@ class HourReader:
             *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED)),
         ]
         if self._stream.archive is not None:
-            # Bytes first: rows lack fields that the schema got since.
+            # Bytes first: rows lack fields that were added to the schema since.
             stored.insert(0, self._decode(read_archive(self._job, self._spark, hour, cut), ARCHIVE))
         if hour in state.retained_hours:
             # Rows of the speed layer that only `main` still has.
@@ -330,7 +333,8 @@ class HourReader:
         return replace(read, decoded=every, accepted=offsets, has_decoded=True)
 
     def require_topic(self, cut: Cut) -> Topic:
-        """The topic of the cut. Raises PositionError for another one, or none."""
+        """Return the topic of the cut. Raises PositionError if the topic is gone or has another
+        id."""
         topic = self._job.kafka.describe(self._stream.topic, Position(cut.topic_id, dict(cut.ends)))
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
@@ -342,7 +346,7 @@ class HourReader:
         return topic
 
     def repairable(self) -> dict[str, int]:
-        """By hour, how many dead letters of `main` decode now."""
+        """Return the number of dead letters of `main` that decode now, by hour."""
         letters = self._job.lake.load(self._stream.dead_letters_table)
         rows = (
             self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
@@ -359,14 +363,15 @@ class HourReader:
     def _of_branch(
         self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]
     ) -> list[DataFrame]:
-        """Rows, then dead letters, of an hour in a branch's snapshots of the two tables."""
+        """Return the rows and the dead letters of an hour in a branch's snapshots of the two
+        tables."""
         # A snapshot from before a column was added is read without it.
         columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
         rows = to_schema(
             read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns
         )
         return [
-            # They were checked when they were accepted.
+            # These rows were checked when they were accepted.
             records.as_decoded(rows.where(F.col("ingest_hour") == hour), self._stream).withColumn(
                 _SOURCE, F.lit(sources[0])
             ),
@@ -374,7 +379,7 @@ class HourReader:
         ]
 
     def _bytes(self, snapshot_id: int) -> DataFrame:
-        """Dead letters as raw Kafka records."""
+        """Return dead letters as raw Kafka records."""
         letters = read_snapshot(
             self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id
         )
@@ -389,7 +394,7 @@ class HourReader:
         )
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
-        """Decoded records with their source, and without bytes that nothing needs."""
+        """Return decoded records with their source, and without bytes that nothing needs."""
         decoded = decoded.withColumn(_SOURCE, F.lit(source))
         # Drop a good record's bytes, except samples of records with unknown fields. Sample by a
         # hash: transaction markers may take every other offset.

@@ -1,9 +1,8 @@
 """A run of the batch layer over one stream: seal, then rebuild the hours that wait, or restate
 repairable ones.
 
-Each step is retried for up to `batch.retry_for`. In a job of many streams, work takes one of the
-stream's turns (`batch_layer.turns`); what waits for receivers outside, of webhooks and lineage,
-takes none.
+Each step is retried for up to `batch.retry_for`. In a job of many streams, work needs one of the
+stream's turns (`batch_layer.turns`). Waiting for receivers of webhooks and lineage needs none.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ T = TypeVar("T")
 
 
 class StreamRun:
-    """One run over a stream. `turns`: in a job of many streams; without them the stream has the job
-    to itself.
+    """One run over a stream. `turns`: the stream's turns in a job of many streams; None if the
+    stream has the job to itself.
 
     Every method raises Transient when its time is over or `stop` is set. `reporter` reports each
-    hour at once. `results` are those so far, also when a method raises.
+    hour at once. `results` has the results so far, also after a method raised.
     """
 
     def __init__(
@@ -65,11 +64,12 @@ class StreamRun:
         """Seal, then rebuild the named `hours`, or all that wait.
 
         A refused hour that waits is rebuilt once an input of its refusal has changed, and once a
-        day. At the end, accepted hours are restated whose dead letters were lost or whose look-back
-        was incomplete; their results do not affect named hours. An hour that fails unexpectedly
-        does not block others: Unexpected is raised at the end. Finally the stream's views are
-        filled, where possible. Raises NotYet, before sealing, for an hour that has not ended; of
-        hours before the stream's first, ConfigurationError, or in a job of many streams a result.
+        day. At the end, accepted hours are restated if their dead letters were lost or their
+        look-back was incomplete; their results do not affect named hours. An hour that fails
+        unexpectedly does not block others: Unexpected is raised at the end. Finally the stream's
+        views are filled, where possible. Raises NotYet, before sealing, for an hour that has not
+        ended. Hours before the stream's first raise ConfigurationError, but are a result in a job
+        of many streams.
         """
         if hours is not None:
             self._rebuild_named(sorted(hours), order)
@@ -85,7 +85,7 @@ class StreamRun:
         return sorted(self.results, key=lambda result: result.hour)
 
     def replay(self, hours: Collection[str] | None, why: str | None = None) -> list[Result]:
-        """Restate the accepted hours, or those in `hours`, with dead letters that decode now."""
+        """Restate the accepted hours (or only `hours`) with dead letters that decode now."""
         with self._turn():
             state = self._call(self._rebuilder.publisher.recover)
             act = act_now("replay", why)
@@ -139,13 +139,13 @@ class StreamRun:
                 progress.step()
 
     def _seal(self, candidates: Collection[str] | None) -> State:
-        """Seal what has ended, with the acceptance of the candidates, or all, that are empty."""
+        """Seal ended hours, and accept the empty ones among the candidates (None: all)."""
         sealed = self._call(lambda: self._rebuilder.seal(candidates)).state
         self.results += self._rebuilder.accepted_with_seal
         return sealed
 
     def _take_over(self, state: State) -> State:
-        """The state, once what an earlier run left is done."""
+        """Complete what an earlier run left unfinished. Return the resulting state."""
         self._call(
             lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position)
         )
@@ -172,8 +172,8 @@ class StreamRun:
             self._attempt(h, again, state)
 
     def _attempt(self, hour: str, order: RebuildRequest, state: State) -> None:
-        """Rebuild an hour; one that fails unexpectedly is kept for later, so that the others go
-        on."""
+        """Rebuild an hour. Keep an unexpected error for the end, so that the other hours
+        continue."""
         try:
             self._rebuild_hour(hour, order, state)
         except Unexpected as error:
@@ -193,7 +193,7 @@ class StreamRun:
 
     @contextmanager
     def _reported(self, hour: str) -> Iterator[None]:
-        """Report the error that an hour's attempt inside ended with."""
+        """Report an error of the hour's attempt inside."""
         began = datetime.now(UTC)
         try:
             yield
@@ -210,7 +210,8 @@ class StreamRun:
 
     @contextmanager
     def _progress(self, doing: str, hours: int, sizes: tuple[int, ...] = ()) -> Iterator[Progress]:
-        """Progress over hours; of many streams only in the log, since the job shows its own."""
+        """Show progress over hours; in a job of many streams only in the log, since the job shows
+        its own."""
         name = f"{self._name}: {doing}" if doing else self._name
         progress = Progress(LOG, name, "hours", hours, sizes, "offsets" if sizes else "")
         if self._turns is not None:

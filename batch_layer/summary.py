@@ -1,4 +1,4 @@
-"""Print what a run of the batch job did to the hours of its streams.
+"""Print the results of a batch job's run, by stream and hour.
 
 Not in `anabranch.cli.render`: spark-submit runs the job without the command line.
 """
@@ -17,7 +17,8 @@ _COLUMNS = ("state", "revision", *_COUNTS, "reason")
 
 
 def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
-    """1 when an hour was refused. Hours restated beside the named ones do not count. Pure."""
+    """Return 1 if an hour was refused, else 0. Hours restated in addition to the named ones do not
+    count. Pure."""
     return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
 
 
@@ -28,7 +29,8 @@ def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
 
 
 def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
-    """Print the hours of a job's one stream. `nothing` says what no hour was there for."""
+    """Print the hours of a job of one stream. `nothing`: the end of the line "no hour ..." if there
+    are none."""
     if output == "json":
         print_json(_view(outcome))
     elif outcome.results:

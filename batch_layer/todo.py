@@ -1,4 +1,4 @@
-"""Which hours the batch job works on: hours that wait, and accepted hours to restate."""
+"""The hours that the batch job works on: waiting hours, and accepted hours to restate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LOG = logging.getLogger(__name__)
 
 
 def waiting(job: Job, state: State) -> list[str]:
-    """The sealed hours that are not accepted, oldest first. Leaves out hours that were refused
-    because Kafka lost them: a rebuild would refuse them again."""
+    """Return the sealed hours that are not accepted, oldest first. Leaves out refused hours that
+    Kafka lost: a rebuild would refuse them again."""
     hours, topic_id, sealed = waiting_hours(state), state.position.topic_id, state.timeline.sealed
     gone = [h for h in hours if gone_from_kafka(state.timeline, topic_id, h, sealed[h])]
     rows = ledger.newest(job.ledger.history(gone, ledger.BULKY))
@@ -28,7 +28,7 @@ def waiting(job: Job, state: State) -> list[str]:
 
 
 def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> list[Result]:
-    """The refusals among `candidates` whose inputs have not changed; these hours are not
+    """Return the refusals among `candidates` whose inputs have not changed; these hours are not
     rebuilt."""
     if not candidates:
         return []
@@ -54,8 +54,8 @@ def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> lis
 
 
 def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
-    """The accepted hours whose dead letters were lost before they were published, and how to
-    restate each. Leaves out hours whose restatement was refused."""
+    """Return a request to restate each accepted hour whose dead letters were lost before they were
+    published. Leaves out hours whose restatement was refused."""
     lookback = job.stream.batch.lookback_hours
     found = dead_letters.lost_hours(job.lake, job.stream, state)
     lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
@@ -67,8 +67,8 @@ def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
 
 
 def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
-    """The accepted hours whose look-back the speed layer has read completely since, and how to
-    restate each. Leaves out hours whose restatement was refused."""
+    """Return a request to restate each accepted hour whose look-back the speed layer has read
+    completely since. Leaves out hours whose restatement was refused."""
     read = "duplicates rechecked: the speed layer has now read"
     why = {h: f"{read} {', '.join(unread)} completely" for h, unread in plan_recheck(state).items()}
     return _restatements(job, state, why)

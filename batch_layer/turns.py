@@ -1,10 +1,10 @@
-"""Turns of a job of many streams: how many hours are worked on at once, and whose is next.
+"""Turns of a job of many streams: the number of concurrent hours, and whose hour is next.
 
 Each stream has a thread, which works only while it has a turn. The next turn goes to the stream
-that had the fewest, and of these to the one with the oldest hour: a stream with a long backlog
+that had the fewest, and among these to the one with the oldest hour: a stream with a long backlog
 delays another by one hour at most. A small hour takes one of `at_once` places; a large hour takes
-as many as it is large, and waits until they are free. A stream that pauses before another try gives
-its place away.
+more, by its size, and waits until they are free. A stream that waits before a retry gives its
+places back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 OFFSETS_OF_A_PLACE = 250_000
-"""An hour takes a place for each so many offsets."""
+"""The number of offsets per place that an hour takes."""
 
 
 def places(offsets: int | None, at_once: int) -> int:
-    """The places that an hour of so many offsets takes, of `at_once`: all for an unknown number.
-    Pure."""
+    """Return the number of places, at most `at_once`, that an hour of `offsets` offsets takes: all
+    if the number is unknown. Pure."""
     if offsets is None:
         return at_once
     return max(1, min(at_once, -(-offsets // OFFSETS_OF_A_PLACE)))
@@ -31,8 +31,7 @@ def places(offsets: int | None, at_once: int) -> int:
 
 class Turns:
     """The places of a job. Each has a Spark session, since an hour's settings are those of its
-    session. `open_session` makes a session: called for each place that is used, at most `at_once`
-    times."""
+    session. `open_session` is called for each place that is used, at most `at_once` times."""
 
     def __init__(self, at_once: int, open_session: Callable[[], SparkSession]) -> None:
         self.at_once = at_once
@@ -44,8 +43,8 @@ class Turns:
         self._changed = threading.Condition()
 
     def take(self, had: int, hour: str, number: int) -> SparkSession:
-        """Wait for `number` places, after streams that had fewer turns than `had` and, with as
-        many, an older hour."""
+        """Wait for `number` places. Streams with fewer turns than `had` go first, then those with
+        as many turns and an older hour. Return the session of a place."""
         ticket = (had, hour, next(self._arrivals))
         with self._changed:
             heapq.heappush(self._waiting, ticket)
@@ -72,8 +71,8 @@ class Turns:
 
 
 class StreamTurns:
-    """The turns of one stream, for its thread alone. `use` is called with the session at the
-    beginning of each."""
+    """The turns of one stream, for use by its thread only. `use` is called with the session at the
+    start of each turn."""
 
     def __init__(self, turns: Turns, use: Callable[[SparkSession], None]) -> None:
         self._turns, self._use = turns, use
@@ -82,7 +81,7 @@ class StreamTurns:
 
     @contextmanager
     def take(self, hour: str = "", offsets: int | None = 0) -> Iterator[None]:
-        """A turn, for an hour of so many offsets (None: unknown), or for what comes before and
+        """Take a turn for an hour of `offsets` offsets (None: unknown), or for the work before and
         after hours."""
         self._begin(hour, places(offsets, self._turns.at_once))
         try:
@@ -91,7 +90,8 @@ class StreamTurns:
             self._end()
 
     def pause(self, seconds: float, stop: threading.Event) -> None:
-        """Wait for so long, or for `stop`, without a place; within a turn it goes on afterwards."""
+        """Wait for `seconds` or for `stop`, without a place. Within a turn, take the places again
+        afterwards."""
         if self._now is None:
             stop.wait(seconds)
             return

@@ -1,7 +1,7 @@
-"""Fields that the stream's schema does not know: which, in how many of an hour's records, and what
-they look like.
+"""Fields that the stream's schema does not know: their names, the number of an hour's records with
+each, and the shape of their values.
 
-Names and values are whatever a producer sent, so all that is kept of them is bounded.
+Names and values are arbitrary input of producers, so everything kept of them is bounded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from anabranch.records import UNKNOWN
 from batch_layer.offset_counts import DRIFTS
 
 MOST_NAMES, MOST_OF_RECORD = 50, 200
-"""Most names counted for an hour, and most names read of one record."""
+"""Maximum number of names counted for an hour, and of names read from one record."""
 SAMPLES, MOST_BYTES = 10_000, 65_536
-"""Most offsets of an hour whose values are cached for samples, and the longest such value in
-bytes."""
+"""Maximum number of an hour's offsets whose values are cached for samples, and of bytes of such a
+value."""
 
 _SAMPLE = 80  # characters
 
@@ -105,10 +105,10 @@ def _values(decoded: DataFrame, places: Iterable[At]) -> dict[At, Mapping[str, A
 
 
 def parsed(value: bytes) -> Mapping[str, Any] | None:
-    """The JSON object of a record, behind a schema id or not; None where Python does not read it.
-    Pure."""
+    """Return the JSON object of a record, with or without a schema id before it; None if Python
+    cannot read it. Pure."""
     try:
-        # The wire format is a zero and a schema id before it.
+        # In the wire format, a zero and a schema id precede it.
         found = json.loads(value[5:] if value[:1] == b"\0" else value)
     except (ValueError, RecursionError):
         return None
@@ -116,8 +116,8 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
 
 
 def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
-    """The field with the shape of one of these records' values, and with the type that they have in
-    common. Pure."""
+    """Return the field with the shape of one of these records' values, and with their common type.
+    Pure."""
     held = [value[field.name] for value in values if field.name in value]
     if not held:
         return field

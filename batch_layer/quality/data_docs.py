@@ -1,8 +1,8 @@
-"""Great Expectations' Data Docs of what the quality gate said, from the ledger alone: no row is
+"""Great Expectations' Data Docs of the quality gate's verdicts, from the ledger alone: no row is
 read again.
 
-The ledger keeps every expectation of a decision about an hour with its kwargs, its verdict, and
-what was found where it failed; long lists and texts are cut short there, and so in the pages.
+For each decision about an hour, the ledger has every expectation with its kwargs, its verdict, and
+the observations of a failed one. Long lists and texts are shortened there, and so in the pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
 
 NEWEST = 48
-"""How many hours have a page when none is named."""
+"""The number of hours with a page if no hour is named."""
 
 
 _PAGES = "anabranch-pages.json"
@@ -41,13 +41,13 @@ _NO_FILE_NAME = re.compile(r"[^\w .-]|^\.+")
 
 _LAST = "9999-12-31T23"
 
-# Great Expectations puts values, kwargs and names into its pages with and without escaping them, by
-# the place. So no character of HTML's own reaches it: each is another one of Unicode's private use
-# until the page is written.
+# Great Expectations escapes values, kwargs and names in some places of its pages and not in others.
+# So it gets none of HTML's own characters: each is replaced by one of Unicode's private use until
+# the page is written.
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 _PRIVATE = {character: chr(0xE000 + place) for place, character in enumerate(_HTML)}
 _TO_PRIVATE = str.maketrans(_PRIVATE)
-# As JSON within a page writes them, too.
+# Also in the form in which JSON within a page has them.
 _ENTITIES = {
     form: _HTML[c]
     for c, private in _PRIVATE.items()
@@ -63,8 +63,8 @@ _NOTHING_RAISED = {
 
 
 def plan_pages(history: Sequence[LedgerRow], hour: str | None) -> list[LedgerRow]:
-    """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest
-    hours. Pure."""
+    """Return the ledger's rows that get a page: all rows of `hour`, or the newest row of each of
+    the newest hours. Pure."""
     judged = [row for row in history if row.quality is not None and row.quality.evaluated]
     if hour is not None:
         return [row for row in judged if row.hour == hour]
@@ -73,8 +73,8 @@ def plan_pages(history: Sequence[LedgerRow], hour: str | None) -> list[LedgerRow
 
 
 def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[LedgerRow]:
-    """The same, from the ledger `table`: back in time from the newest hour, as far as there are
-    judged ones to find. Raises Transient."""
+    """Return the same rows from the ledger `table`: read back from the newest hour until enough
+    judged hours are found. Raises Transient."""
     if hour is not None:
         return plan_pages(Ledger(lake, table).history([hour]), hour)
     back = NEWEST
@@ -95,8 +95,8 @@ def publish(
     keep: timedelta | None = None,
 ) -> str:
     """Build a site with a page for each row of the ledger at `to`, a folder or
-    `s3://bucket/prefix`; returns where its index is. Deletes pages that earlier calls wrote there
-    longer than `keep` ago (None: no page), which a list beside the index names; every other file
+    `s3://bucket/prefix`. Return the address of its index. Deletes pages that earlier calls wrote
+    longer than `keep` ago (None: no page), by a list of pages beside the index; every other file
     stays. Raises ConfigurationError, Terminal, Transient."""
     place: _Folder | _Bucket
     if (on_s3 := bucket_and_key(to)) is not None and on_s3[0]:
@@ -115,7 +115,7 @@ def publish(
         kept, gone = plan_retention(
             _parse_pages(place.read(_PAGES)), [f for f in files if _PAGE.match(f)], now, keep
         )
-        # The list first: a page that it does not name would stay for ever.
+        # Write the list first: a page that it does not name would stay for ever.
         place.write(_PAGES, json.dumps(kept | gone, indent=0, sort_keys=True).encode())
         for name in files:
             place.write(name, (made / name).read_bytes())
@@ -127,8 +127,8 @@ def publish(
 def plan_retention(
     listed: Mapping[str, str], written: Sequence[str], now: datetime, keep: timedelta | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the pages that earlier calls wrote, by name with their times, and those that are written
-    now: those to keep and those to delete. Pure."""
+    """Return the pages to keep and those to delete, by name with their times, among the pages in
+    `listed` that earlier calls wrote and the pages written now. Pure."""
     oldest = (now - keep).isoformat() if keep is not None else ""
     gone = {name: at for name, at in listed.items() if at < oldest and name not in written}
     kept = {name: at for name, at in listed.items() if name not in gone}
@@ -136,8 +136,8 @@ def plan_retention(
 
 
 def _parse_pages(body: bytes | None) -> dict[str, str]:
-    """The list of pages; empty where it is not ours to read. A name that could lie outside the site
-    is none."""
+    """Return the list of pages; empty if the file is not such a list. Ignores names that could lie
+    outside the site."""
     try:
         listed = json.loads(body or b"{}")
         return {
@@ -210,9 +210,9 @@ class _Bucket:
 
 
 def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> None:
-    """Write the site into an empty folder; whatever a record, a kwarg or a name holds is text there
-    and never markup. Raises Terminal unless every row has its page: Great Expectations leaves out
-    what it cannot render, and only logs it."""
+    """Write the site into an empty folder. Records, kwargs and names appear as text, never as
+    markup. Raises Terminal unless every row has its page: Great Expectations only logs a page that
+    it cannot render."""
     site = {
         "class_name": "SiteBuilder",
         "store_backend": {
@@ -248,19 +248,19 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
 
 def _without_html(quality: QualityResult) -> QualityResult:
     changed = from_json(QualityResult, _private(quality.as_dict()))
-    # The suite's name is a file's name too.
+    # The suite's name is also a file name.
     return replace(
         changed, suite=_NO_FILE_NAME.sub("_", changed.suite) if changed.suite is not None else None
     )
 
 
 def _private(value: Any) -> Any:
-    """The value with no character that HTML knows, however deep."""
+    """Return the value without HTML's special characters, at any depth."""
     if isinstance(value, str):
         return value.translate(_TO_PRIVATE)
     if isinstance(value, Mapping):
         if condition := value.get("row_condition"):
-            # A text that is shown, and not parsed: that is what Spark's parser does.
+            # With Spark's parser, the pages show a condition as text and do not parse it.
             text = condition if isinstance(condition, str) else json.dumps(condition)
             value = {**value, "row_condition": text, "condition_parser": "spark"}
         return {_private(key): _private(item) for key, item in value.items()}
@@ -270,7 +270,7 @@ def _private(value: Any) -> Any:
 
 
 def _page(stream: str, table: str, row: LedgerRow, quality: QualityResult) -> tuple[Any, Any]:
-    """A row of the ledger as Great Expectations' own result, and its key."""
+    """Return a row of the ledger as Great Expectations' own result, with its key."""
     gx = great_expectations()
     from great_expectations.core.run_identifier import RunIdentifier
     from great_expectations.data_context.types.resource_identifiers import (
@@ -322,7 +322,7 @@ def _results(quality: QualityResult) -> Iterator[Any]:
 
 
 def _expectations(quality: QualityResult) -> list[tuple[Expectation, Mapping[str, Any]]]:
-    """Every expectation of a verdict, with what the ledger keeps of it."""
+    """Return every expectation of a verdict, with the ledger's entry for it."""
     entries = [*quality.failed, *(quality.warnings or ()), *(quality.met or ())]
     return [
         (Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries
@@ -338,7 +338,7 @@ def _loads(expectation: Expectation) -> bool:
 
 
 def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The observations, in Great Expectations' result format."""
+    """Return the observations in Great Expectations' result format."""
     observed, count, elements = (
         entry["observed"],
         entry["unexpected_count"],
@@ -350,7 +350,7 @@ def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
         "element_count": elements,
         "unexpected_count": count,
         "unexpected_percent": 100 * count / elements,
-        # Its pages show a list of values, so put the rows' positions there.
+        # The pages show a list of values, so put the rows' positions there.
         "partial_unexpected_list": [
             f"partition {row['partition']}, offset {row['offset']}"
             for row in entry.get("rows") or ()

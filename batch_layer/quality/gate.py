@@ -1,8 +1,8 @@
 """The quality gate: the Great Expectations suite that an hour must pass before it is published.
 
 `batch_layer.quality.suite` defines the suite's file. Each expectation gets a verdict. A failed one
-names a few rows by their positions, so that an operator finds them in Kafka and in the table; it
-keeps no value of a row.
+names a few rows by their positions, so that an operator finds them in Kafka and in the table. No
+value of a row is kept.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from batch_layer.quality.wording import (
 
 LOG = logging.getLogger(__name__)
 
-# Great Expectations has its project in global variables: hours of several streams are evaluated one
-# after the other.
+# Great Expectations keeps its project in global variables, so only one hour is evaluated at a time.
 _ALONE = threading.Lock()
 
 _VERDICTS = {"result_format": "BOOLEAN_ONLY"}
@@ -58,7 +57,7 @@ class SuiteResult:
     not_applicable: tuple[tuple[Expectation, str], ...] = ()
 
     def recorded(self) -> QualityResult:
-        """The ledger's form: JSON-safe, a few hundred bytes for each expectation."""
+        """Return the ledger's form: JSON-safe, a few hundred bytes for each expectation."""
         met = tuple(
             {"type": e.type, "kwargs": json_safe(e.kwargs), "severity": e.severity}
             for e in self.met
@@ -78,13 +77,14 @@ class SuiteResult:
 def run_suite(
     frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None
 ) -> SuiteResult:
-    """Evaluate the suite of `path` on an hour's rows; without a file everything passes.
+    """Evaluate the suite of `path` on an hour's rows. Without a file everything passes.
 
     `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one
     that raised has failed. Without rows, expectations on each row pass, and those on columns or
     aggregates are evaluated as usual (an aggregate of no rows meets no bound). Only failed
-    expectations are read a second time, for their rows. Raises ConfigurationError as `load_suite`,
-    Refused when Great Expectations omits an expectation, Transient when the rows could not be read.
+    expectations are evaluated a second time, for their rows. Raises ConfigurationError like
+    `load_suite`, Refused if Great Expectations omits an expectation, Transient if the rows could
+    not be read.
     """
     if path is None:
         return SuiteResult(passed=True)
@@ -111,8 +111,8 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
     unmet = {i: e for i, e in bound.items() if raised[i] or not verdicts[i].success}
     observed = _observed(frame, suite.name, {i: e for i, e in unmet.items() if not raised[i]})
     if sum(map(bool, raised.values())) > 1:
-        # Great Expectations gives all that raised in one query the last one's message: evaluate
-        # each on its own.
+        # Great Expectations reports the last message for all expectations that raised in one query:
+        # evaluate each on its own.
         for i in filter(raised.get, unmet):
             raised[i] = (
                 _exception(_evaluate(frame, suite.name, {i: unmet[i]}, _VALUES)[i]) or raised[i]
@@ -153,7 +153,8 @@ def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
 def _observed(
     frame: DataFrame, name: str, expectations: Mapping[int, Expectation]
 ) -> dict[int, Mapping[str, Any]]:
-    """Counts and statistics, with rows for the types where Great Expectations can name them."""
+    """Return counts and statistics, with rows for the types where Great Expectations can name
+    them."""
     results = _evaluate(frame, name, expectations, _ROWS)
     # Some types cannot name rows: evaluate these again without them.
     again = {i: expectations[i] for i, result in results.items() if _exception(result)}
@@ -167,8 +168,8 @@ def _evaluate(
     expectations: Mapping[int, Expectation],
     result_format: Mapping[str, Any],
 ) -> dict[int, Any]:
-    """Great Expectations' result of each expectation, by its place in the file; it returns them in
-    another order."""
+    """Return Great Expectations' result of each expectation, by its place in the file: the library
+    returns them in another order."""
     if not expectations:
         return {}
     one_pass.source_type()
@@ -195,7 +196,7 @@ def _evaluate(
         raise
     for result in validation.results:
         for info in _raised(result):
-            # Great Expectations counts any exception as the expectation's failure, even when S3 is
+            # Great Expectations counts any exception as the expectation's failure, even if S3 is
             # down.
             _pass_on_if_away(
                 doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}"
@@ -204,13 +205,14 @@ def _evaluate(
 
 
 def _pass_on_if_away(doing: str, text: str) -> None:
-    """Raises the classified error if an exception's text is about a service, not about the rows."""
+    """Raise the classified error if an exception's text is about a service, not about the rows."""
     if is_away(text):
         raise explain_text(doing, text)
 
 
 def _raised(result: Any) -> list[Mapping[str, Any]]:
-    """The exceptions of an evaluation. Some expectations list them flat, others by metric id."""
+    """Return the exceptions of an evaluation. Some expectations list them flat, others by metric
+    id."""
     info = result.exception_info or {}
     infos = (
         [info] if "raised_exception" in info else [i for i in info.values() if isinstance(i, dict)]

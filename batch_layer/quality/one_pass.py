@@ -56,8 +56,8 @@ TYPES = frozenset(
         *row_counts.TYPES,
     }
 )
-"""The types whose counts are made in the one pass; a test compares each with Great Expectations'
-own execution."""
+"""The types whose counts are computed in the one pass. A test compares each with Great
+Expectations' own execution."""
 
 _ROW_COUNT = "table.row_count"
 _UNEXPECTED, _FILTERED = ".unexpected_count", ".filtered_row_count"
@@ -73,14 +73,14 @@ _DOMAIN = {"batch_id", "ignore_row_if"}
 
 @cache
 def source_type() -> Any:
-    """Great Expectations' source of Spark frames, with an execution engine that accepts precomputed
-    metrics."""
+    """Return Great Expectations' source of Spark frames, with an execution engine that accepts
+    precomputed metrics."""
     great_expectations()
     from great_expectations.datasource.fluent import SparkDatasource
     from great_expectations.execution_engine import SparkDFExecutionEngine
 
     class PrecomputedEngine(SparkDFExecutionEngine):  # type: ignore[misc]
-        """Computes the metrics that were not precomputed."""
+        """An engine that computes only metrics that were not precomputed."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -109,10 +109,10 @@ def source_type() -> Any:
 def precompute_counts(
     batch: Any, configurations: Iterable[Any], result_format: Mapping[str, Any]
 ) -> None:
-    """Compute in one query what the expectations of TYPES count in `batch`, one of StagedRows, for
-    its engine.
+    """Compute the counts of the expectations of TYPES in one query over `batch`, a batch of
+    StagedRows, and pass them to its engine.
 
-    Reads no row if there is nothing to count. Raises Spark errors when the query fails; the engine
+    Reads no row if there is nothing to count. Raises Spark's errors if the query fails; the engine
     then gets no counts and computes all of them itself.
     """
     great_expectations()
@@ -143,7 +143,8 @@ def precompute_counts(
 def _counts(
     engine: Any, batch_id: str, configuration: Any, result_format: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Column]]:
-    """The metrics of an expectation that are aggregates of the rows, each with its expression."""
+    """Return the metrics of an expectation that are aggregates of the rows, each with its
+    expression."""
     from great_expectations.validator.validation_graph import ValidationGraph
 
     runtime = {"result_format": dict(result_format)}
@@ -167,8 +168,8 @@ def _aggregates(engine: Any, metric: Any) -> Iterator[tuple[Any, Column]]:
 
 
 def _expression(engine: Any, metric: Any) -> tuple[Column, Mapping[str, Any], Mapping[str, Any]]:
-    """An aggregate or a condition as Great Expectations makes it, with its domain. Raises
-    ValueError where that is not all rows, or takes more to know than the columns."""
+    """Return an aggregate or a condition as Great Expectations makes it, with its domain. Raises
+    ValueError if the domain is not all rows, or if a metric that reads rows is needed."""
     column, domain, accessor = _without_rows(engine, metric)
     if beyond := {key for key, value in domain.items() if value} - _DOMAIN:
         raise ValueError(
@@ -178,11 +179,12 @@ def _expression(engine: Any, metric: Any) -> tuple[Column, Mapping[str, Any], Ma
 
 
 def _without_rows(engine: Any, metric: Any) -> Any:
-    """A metric's value, also given to the engine, so that it builds no expression twice."""
+    """Return a metric's value. Also pass it to the engine, so that it builds no expression
+    twice."""
     if not metric.metric_name.endswith(_READ_NO_ROW):
         raise ValueError(f"{metric.metric_name}: expected a metric that reads no row")
     if metric.id not in engine.precomputed:
-        # Each of them waits for the row count, and none uses it.
+        # Each of them depends on the row count, and none uses it.
         needs = {k: m for k, m in metric.metric_dependencies.items() if m.metric_name != _ROW_COUNT}
         metric.metric_dependencies = needs
         values = {m.id: _without_rows(engine, m) for m in needs.values()}
@@ -193,8 +195,8 @@ def _without_rows(engine: Any, metric: Any) -> Any:
 def _count_of_columns(
     filtered: bool, unexpected: Column, domain: Mapping[str, Any], accessor: Mapping[str, Any]
 ) -> Column:
-    """How many rows an expectation of several columns speaks of, or, unless `filtered`, finds
-    otherwise."""
+    """Return an expression that counts the rows that an expectation of several columns considers,
+    or, unless `filtered`, the unexpected ones among them."""
     columns = accessor.get("column_list") or (accessor["column_A"], accessor["column_B"])
     nulls = [F.col(name).isNull() for name in columns]
     every, some, none = ~reduce(and_, nulls), ~reduce(or_, nulls), F.lit(True)

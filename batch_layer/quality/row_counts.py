@@ -1,5 +1,6 @@
-"""Two expectations of ours, in Great Expectations' vocabulary: an hour's row count against what
-else is known of it.
+"""Two expectations of Anabranch for Great Expectations, which compare an hour's row count with
+other sources.
+
 
 - `expect_table_row_count_to_be_close_to_speed_layer`: kwargs `min_ratio`, `max_ratio`. Against the
   speed layer's rows of the hour, without those that the batch layer dropped as duplicates. Does not
@@ -32,9 +33,9 @@ DAYS, MIN_DAYS = 7, 3
 class RowCountBaseline:
     """The expected row count of an hour, from other sources.
 
-    `speed_rows` is None, for the reason `why`, if the speed layer does not cover the hour.
-    `previous` gives the accepted row counts of the same hour on so many days before, as far as the
-    ledger has them; called only when needed.
+    `speed_rows` is None, with the reason `why`, if the speed layer does not cover the hour.
+    `previous` returns the accepted row counts of the same hour on the given number of days before,
+    as far as the ledger has them; called only when needed.
     """
 
     speed_rows: int | None = None
@@ -44,7 +45,7 @@ class RowCountBaseline:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The row counts that pass (None: any), and a clause for where they come from or why there are
+    """The row counts that pass (None: any), and a clause with their source, or why there are
     none."""
 
     min_value: int | None
@@ -58,7 +59,8 @@ class Bounds:
 
 
 def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -> Bounds:
-    """The bounds that an expectation of ours has for an hour. Pure, except for calls of `known`."""
+    """Return the bounds of one of these expectations for an hour. Pure, except for calls of
+    `known`."""
     if type == SPEED:
         if known.speed_rows is None:
             return Bounds(None, None, known.why, applies=False)
@@ -98,13 +100,13 @@ def _around(count: Fraction, kwargs: Mapping[str, Any], basis: str) -> Bounds:
 
 @cache
 def register() -> None:
-    """Make both types known to Great Expectations, which checks their kwargs and renders them in
+    """Register both types with Great Expectations, which checks their kwargs and renders them in
     its Data Docs."""
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations.core import ExpectTableRowCountToBeBetween
 
-    # A class of Great Expectations is a type that a suite may name, so there is no common base
-    # beside them.
+    # A class of Great Expectations is a type that a suite may name, so do not add a common base
+    # class.
     class ExpectTableRowCountToBeCloseToSpeedLayer(ExpectTableRowCountToBeBetween):  # type: ignore[misc]
         """Expect as many rows as the speed layer has of the hour."""
 

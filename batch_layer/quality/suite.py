@@ -1,12 +1,13 @@
-"""A suite's file: Great Expectations' own vocabulary, loaded whole or not at all.
+"""A suite's file, in Great Expectations' vocabulary: loaded completely or not at all.
 
-`name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`: `critical` (also
-when omitted) refuses the hour, `warning` and `info` are recorded and let it pass. Beside Great
-Expectations' types there are two of ours, which compare row counts
-(`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot load, so
-the file is checked here first: nothing is ever left out.
+It has a `name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`:
+`critical` (also when omitted) refuses the hour, `warning` and `info` are recorded and let it pass.
+Two types of Anabranch's own compare row counts (`batch_layer.quality.row_counts`). Great
+Expectations itself logs and drops an expectation that it cannot load, so the file is checked here
+first: nothing is ever left out.
 
-Its import takes seconds, hence only inside functions; it sends nothing and writes nothing to disk.
+The import of Great Expectations takes seconds, so only functions import it. It sends nothing and
+writes nothing to disk.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from batch_layer.quality import row_counts
 SEVERITIES = ("critical", "warning", "info")
 _SUITE_KEYS = {"name", "expectations", "meta", "notes"}
 _ENTRY_KEYS = {"type", "kwargs", "severity", "meta", "notes", "description"}
-# Great Expectations takes these among the kwargs too, where they would override what the entry or
-# the gate says.
+# Great Expectations also accepts these as kwargs, which would override the entry or the gate.
 _NOT_KWARGS = {
     "id",
     "batch_id",
@@ -45,7 +45,7 @@ PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
 
 @dataclass(frozen=True)
 class Expectation:
-    """One entry of a suite's file, known to load."""
+    """One entry of a suite's file; it is known to load."""
 
     type: str
     kwargs: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite's file: every entry of it, in the file's order; at least one."""
+    """A suite's file: all its entries, at least one, in the file's order."""
 
     name: str
     expectations: tuple[Expectation, ...]
@@ -107,7 +107,8 @@ def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> Non
 
 
 def _parse(where: str, entry: Any) -> Expectation:
-    """One entry, checked by Great Expectations' own model of its type."""
+    """Parse one entry. Great Expectations' own model of its type checks it. Raises
+    ConfigurationError."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
         raise ConfigurationError(f"{where}: expected a type and its kwargs, found {entry!r}")
     where = f"{where} ({entry['type']})"
@@ -164,15 +165,15 @@ def _reason(error: Exception) -> str:
 
 @cache
 def great_expectations() -> Any:
-    """The library, imported quiet: no analytics, no log lines of its own (each failure is logged
-    here instead)."""
+    """Return the library, imported without analytics and without its own log lines: the gate logs
+    each failure instead."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
     import great_expectations
     from great_expectations.validator import validation_graph
 
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
-    # It reads the rows three times when a reading fails, unheard; the batch job tries again, and
-    # says so.
+    # Do not retry here: the library would read the rows up to three times without a log line. The
+    # batch job retries, and logs it.
     validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
     row_counts.register()
     return great_expectations
@@ -196,7 +197,8 @@ def build(name: str, expectations: Mapping[int, Expectation]) -> Any:
 
 
 def context() -> Any:
-    """A context in memory alone: the default one would make a folder for a documentation site."""
+    """Return a context in memory only: the default one would make a folder for a documentation
+    site."""
     gx = great_expectations()
     from great_expectations.data_context.types.base import (
         DataContextConfig,

@@ -1,5 +1,4 @@
-"""How the quality gate describes an expectation that failed: for messages, and for the ledger.
-Pure.
+"""Descriptions of failed expectations, for messages and for the ledger. Pure.
 
 Neither has a value of a row: the ledger outlives rows that are erased or expire. Positions lead to
 the values.
@@ -22,13 +21,13 @@ POSITION = ("kafka_partition", "kafka_offset")
 
 Rows = tuple[Mapping[str, Any], ...]
 
-# Expectations whose observed value is computed from all rows. That of others, such as a maximum, is
-# a value of a row.
+# Expectations whose observed value is computed from all rows. The observed value of others, such as
+# a maximum, is a value of a row.
 _STATISTICS = re.compile(
     "expect_table_|expect_column_(mean|sum|stdev|unique_value_count|proportion_of|kl_divergence)|unexpected_rows_"
 )
-# Exceptions have values in quotes, which may have quotes themselves or be cut short, and numbers
-# without quotes.
+# Exceptions have values in quotes, which may contain quotes or be cut short, and numbers without
+# quotes.
 _VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""", re.DOTALL)
 
 
@@ -36,9 +35,10 @@ _VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""",
 class FailedExpectation:
     """An expectation that the rows did not meet, or that could not be evaluated.
 
-    `observed`: a count or another statistic. `unexpected_count`: of `element_count` rows. Each is
-    None if Great Expectations gives none. `rows`: the positions of up to SAMPLE unexpected rows.
-    `message`: one sentence for an operator. `raised`: why it could not be evaluated.
+    `observed`: a count or another statistic. `unexpected_count`: the number of unexpected rows
+    among `element_count` rows. Each is None if Great Expectations gives none. `rows`: the positions
+    of up to SAMPLE unexpected rows. `message`: one sentence for an operator. `raised`: why it could
+    not be evaluated.
     """
 
     type: str
@@ -67,7 +67,7 @@ class FailedExpectation:
 def describe_failure(
     expectation: Expectation, result: Mapping[str, Any], raised: str | None, why: str | None = None
 ) -> FailedExpectation:
-    """Describe an unmet expectation for an operator. `why`: where its bounds come from. Pure."""
+    """Describe an unmet expectation for an operator. `why`: the source of its bounds. Pure."""
     kwargs = expectation.kwargs
     count, rows = result.get("unexpected_count"), _rows(result)
     observed = result.get("observed_value") if _STATISTICS.match(expectation.type) else None
@@ -116,8 +116,8 @@ def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed
 
 
 def _without_values(raised: str, columns: Iterable[object]) -> str:
-    """An exception's text without what may be a value of a row: numbers, and quoted texts but for a
-    column's name."""
+    """Return an exception's text without possible values of a row: numbers, and quoted texts other
+    than a column's name."""
     named = {f"{quote}{column}{quote}" for column in columns for quote in "'\""}
     return _VALUES.sub(lambda found: found[0] if found[0] in named else "'…'", raised)
 
@@ -163,8 +163,8 @@ def shorten(text: str) -> str:
 
 
 def json_safe(value: Any) -> Any:
-    """The value in JSON's types, with long texts and lists shortened; other types (time, decimal,
-    NaN) as text."""
+    """Return the value in JSON's types, with long texts and lists shortened; other types (time,
+    decimal, NaN) as text."""
     if isinstance(value, Mapping):
         return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
