@@ -1,4 +1,4 @@
-"""Tables themselves: create, register, add branches and columns. Only `anabranch apply` does so."""
+"""Creation, registration and changes of tables: only `anabranch apply` makes them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ TABLE_PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
-    # For Spark's staging, which requires no head; a publish never uses it.
+    # For Spark's staging, which requires no head. A publish never retries this way.
     "commit.retry.num-retries": "30",
     "commit.retry.min-wait-ms": "50",
     "commit.retry.max-wait-ms": "2000",
-    # Spark stages dead letters over `main`; it must not rewrite main's manifests for that.
+    # Spark stages dead letters with `main` as parent; it must not rewrite main's manifests.
     "commit.manifest-merge.enabled": "false",
 }
 
@@ -53,8 +53,8 @@ def create(
     partition_by: Iterable[str],
     properties: Mapping[str, str],
 ) -> bool:
-    """Create a table and its namespace; True if it was created. Partitioned by identity of the
-    columns named."""
+    """Create a table and its namespace, partitioned by identity of `partition_by`. Return False if
+    the table exists. Raises Transient or ConfigurationError."""
     # Check first: PyIceberg writes a metadata file before it finds that the table exists.
     if lake.exists(name):
         return False
@@ -71,8 +71,8 @@ def create(
 
 
 def new_location(lake: Lake, name: str, schema: Schema) -> str:
-    """The location at which the catalog would create a table that does not exist. Creates only its
-    namespace. Raises Transient."""
+    """Return the location at which the catalog would create a table. Creates only its namespace.
+    Raises Transient."""
     _ensure_namespace(lake, name)
     try:
         return str(lake.catalog.create_table_transaction(name, schema).table_metadata.location)
@@ -81,7 +81,7 @@ def new_location(lake: Lake, name: str, schema: Schema) -> str:
 
 
 def register(lake: Lake, name: str, metadata_file: str) -> None:
-    """Register a table with the catalog by one of its metadata files. Raises Transient."""
+    """Register a table in the catalog with one of its metadata files. Raises Transient."""
     _ensure_namespace(lake, name)
     try:
         lake.catalog.register_table(name, metadata_file)
@@ -90,7 +90,7 @@ def register(lake: Lake, name: str, metadata_file: str) -> None:
 
 
 def forget(lake: Lake, name: str) -> None:
-    """Remove a table from the catalog, without its files. Raises Transient."""
+    """Remove a table from the catalog; its files stay. Raises Transient."""
     try:
         lake.catalog.drop_table(name)
     except Exception as error:
@@ -98,9 +98,9 @@ def forget(lake: Lake, name: str) -> None:
 
 
 def try_to_write(lake: Lake) -> None:
-    """Take the lock of a commit, by a change without rows that is rolled back. This shows whether
-    the user of an SQL catalog may write, and whether another process has the lock. Does nothing
-    with other catalogs. Raises ConfigurationError or Transient."""
+    """Take a commit's lock in an SQL catalog, by an update of no rows that is rolled back. This
+    shows whether the user may write and whether another process has the lock. Does nothing with
+    other catalogs. Raises ConfigurationError or Transient."""
     if lake.environment.catalog.type != "sql":
         return
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -116,7 +116,7 @@ def try_to_write(lake: Lake) -> None:
 
 
 def read_metadata(lake: Lake, metadata_file: str) -> Table:
-    """A table by one of its metadata files, independent of the catalog. Raises OSError,
+    """Return the table of a metadata file, independent of the catalog. Raises OSError,
     ValueError."""
     try:
         return StaticTable.from_metadata(metadata_file, catalog_properties(lake.environment))
@@ -125,7 +125,7 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
 
 
 def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-    """Commit the changes that `write` makes to the table's schema: see `change_table`."""
+    """Commit the changes that `write` makes to the table's schema, as `change_table`."""
 
     def change(table: Table, tx: Transaction) -> None:
         with tx.update_schema() as update:
@@ -137,9 +137,9 @@ def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], 
 def change_table(
     lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]
 ) -> None:
-    """Commit the changes that `write` adds to a transaction on a fresh load of the table, and retry
-    when another process was first. `what` names the change. Without changes there is no commit.
-    Raises Transient when ten attempts are refused or the answer is lost.
+    """Commit the changes that `write` adds to a transaction on a fresh load of the table; retry if
+    another process was first. `what` names the change. Without changes there is no commit. Raises
+    Transient if ten attempts are refused or the answer is lost.
     """
     for _ in range(10):
         table = lake.load(name)
@@ -163,8 +163,8 @@ def change_table(
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
-    """Create missing branches; returns the created ones. A table without a snapshot gets a first,
-    empty one, with `properties`; a branch that is missing later begins at `main`."""
+    """Create missing branches; return their names. A table without a snapshot gets an empty one
+    with `properties`; later, a missing branch starts at main's head. Raises Transient."""
     table = lake.load(name)
     tx = Transaction(table)
     made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
@@ -180,7 +180,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     updates = list(updates_of(tx))
     requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
     for branch in made:
-        # PyIceberg cannot look up another branch in a table without a snapshot; the absence of main
+        # In a table without a snapshot, PyIceberg can require only that main does not exist, which
         # suffices.
         if branch == "main" or "main" not in made:
             requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
@@ -206,8 +206,7 @@ def _ensure_namespace(lake: Lake, name: str) -> None:
     except NamespaceAlreadyExistsError:
         LOG.debug("namespace %s exists", namespace)
     except Exception as error:
-        # Of two clients that create it at once, a SQL catalog refuses one by the uniqueness of its
-        # rows.
+        # If two clients create it at once, an SQL catalog's unique key refuses one of them.
         if not _has_namespace(lake, namespace):
             raise explain(f"create namespace {namespace}", error) from error
 

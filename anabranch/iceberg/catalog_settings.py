@@ -1,5 +1,5 @@
-"""The catalog's properties for PyIceberg and for Spark, so that both write to one catalog. Both
-give up on a lock or a dead connection within seconds: the caller retries and logs it.
+"""The properties with which PyIceberg and Spark use the same catalog. Both clients give up on a
+lock or a dead connection within seconds; the caller retries and logs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from anabranch.config import Catalog, Environment
 
 # The time that a client waits for a catalog that another process has locked.
 PATIENCE_SECONDS = 10
-# pgjdbc's names of libpq's parameters (https://jdbc.postgresql.org/documentation/use/).
+# pgjdbc's names for libpq's parameters (https://jdbc.postgresql.org/documentation/use/).
 _PGJDBC = {
     "application_name": "ApplicationName",
     "channel_binding": "channelBinding",
@@ -26,7 +26,7 @@ _PGJDBC = {
     "sslpassword": "sslpassword",
     "sslrootcert": "sslrootcert",
 }
-# Detection of dead connections: pgjdbc has other settings (`socketTimeout`, `tcpKeepAlive`).
+# Detection of dead connections, for which pgjdbc has `socketTimeout` and `tcpKeepAlive`.
 _PSYCOPG2_ALONE = {
     "keepalives",
     "keepalives_idle",
@@ -37,8 +37,8 @@ _PSYCOPG2_ALONE = {
 
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
-    """PyIceberg's properties for the catalog and S3; `catalog.properties` take precedence. Makes
-    the folder of an SQLite file, and limits the waits of psycopg2 and of the REST client."""
+    """Return PyIceberg's properties for the catalog and S3; `catalog.properties` take precedence.
+    Creates the folder of an SQLite file, and sets time-outs of psycopg2 and the REST client."""
     catalog, s3 = environment.catalog, environment.s3
     properties = {
         "type": catalog.type,
@@ -51,7 +51,7 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
         properties |= {"py-io-impl": "anabranch.iceberg.file_io.LakeFileIO"}
     if catalog.type == "sql":
         _prepare_database(catalog.uri)
-        # A connection that the catalog's restart has broken is replaced before it is used.
+        # A connection broken by a restart of the database is replaced before its use.
         properties |= {"uri": with_patience(catalog.uri), "pool_pre_ping": "true"}
     elif catalog.type == "rest":
         limit_rest_waits()
@@ -61,7 +61,7 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
     if s3.endpoint:
         properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
     if s3.ca:
-        # PyIceberg has none: `LakeFileIO` hands it to PyArrow.
+        # PyIceberg has no such property: `LakeFileIO` passes it to PyArrow.
         properties |= {"s3.ca": s3.ca}
     if s3.access_key and s3.secret_key:
         properties |= {
@@ -79,13 +79,13 @@ def _prepare_database(uri: str) -> None:
 
 
 def given_properties(catalog: Catalog) -> dict[str, str]:
-    """`catalog.properties` as both clients take them."""
+    """Return `catalog.properties` for both clients, with secrets as plain text."""
     return {key: value.get_secret_value() for key, value in catalog.properties.items()}
 
 
 def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
-    """The properties of Iceberg's Java client for the catalog. Raises ConfigurationError for an
-    unknown database."""
+    """Return the properties of Iceberg's Java client for the catalog. Raises ConfigurationError for
+    an unsupported database or parameter."""
     if catalog.type == "sql":
         return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}
     if catalog.type == "rest":
@@ -96,7 +96,7 @@ def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
 
 
 def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
-    """An SQLAlchemy URI with the client's time-outs; its own take precedence. Pure."""
+    """Return an SQLAlchemy URI with time-outs; the URI's own take precedence. Pure."""
     kind = uri.split(":", 1)[0].split("+")[0]
     wanted = {
         "sqlite": {"timeout": seconds},
@@ -115,7 +115,7 @@ def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
 
 
 def limit_waits() -> None:
-    """Make psycopg2 close a connection whose server sends nothing for three times the patience.
+    """Make psycopg2 close a connection whose server sends nothing for three times PATIENCE_SECONDS.
     psycopg2 has no such time-out, and a hanging server, or a proxy that drops answers, keeps the
     TCP connection alive. Applies to the whole process.
     """
@@ -135,7 +135,7 @@ def limit_waits() -> None:
 
 
 def limit_rest_waits() -> None:
-    """Give PyIceberg's REST catalog a time-out: it has none, and it sends a request while it is
+    """Set time-outs for PyIceberg's REST catalog, which has none and sends a request when it is
     opened. Applies to the whole process."""
     from pyiceberg.catalog import rest
     from requests import Session
@@ -148,11 +148,10 @@ def limit_rest_waits() -> None:
 
 
 def keep_state_out_of_glue(catalog: Any) -> None:
-    """Keep our changing table properties (state, turns) out of what PyIceberg copies into Glue's
-    own record of a table.
+    """Keep our changing table properties (state, turns) out of Glue's table parameters.
 
-    Glue limits a request's size, and PyIceberg takes no property out of that record again. The
-    metadata file has all of them, and a table is read from it alone.
+    PyIceberg copies table properties to these parameters and never removes one, and Glue limits a
+    request's size. The metadata file has all properties, and readers of a table use only this file.
     """
 
     def strip(params: dict[str, Any], **_: object) -> dict[str, Any]:
@@ -169,9 +168,9 @@ _OURS_ALONE = ("anabranch.state.", "anabranch.turn")
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:
-    """An SQLAlchemy URI as properties of Iceberg's JDBC catalog; its own time-outs take precedence.
-    Raises ConfigurationError for another database, and for a parameter without a property of
-    pgjdbc."""
+    """Return the properties of Iceberg's JDBC catalog for an SQLAlchemy URI; the URI's own
+    time-outs take precedence. Raises ConfigurationError for another database, and for a parameter
+    that pgjdbc does not have."""
     from sqlalchemy.engine import make_url
 
     url = make_url(uri)

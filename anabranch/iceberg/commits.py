@@ -1,7 +1,7 @@
 """A commit as a value: the changes of each branch of one table, and the heads that the decision
 requires.
 
-`anabranch.iceberg.prepare` writes its manifests, `anabranch.iceberg.lake` makes it land.
+`anabranch.iceberg.prepare` writes its manifests, and `anabranch.iceberg.lake` sends it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """What a commit does to one branch: files and whole hours leave it, then files come.
+    """A commit's change of one branch: files and whole hours are removed, then files are added.
 
-    `clear` names hours all of whose files leave; `copy` names hours whose files are replaced by
-    another branch's, at the commit's heads. Neither reads the files' entries where a manifest is of
-    one hour. Properties not named here are carried forward from the head. `rewrites`: the rows stay
-    the same. `tags`: tags that move to the change's snapshot, by name, and when each ends (ms since
-    the epoch).
+    `clear`: hours to remove. `copy`: hours to replace by another branch's files, at the commit's
+    heads (hour -> branch). Neither reads the entries of manifests with one hour. `properties`: new
+    values; the head's other properties are carried forward. `rewrites`: the rows stay the same.
+    `tags`: tags that move to the change's snapshot, with the time of their expiry (ms since the
+    epoch).
     """
 
     branch: str
@@ -42,13 +42,13 @@ class Change:
 
     @property
     def changes_rows(self) -> bool:
-        """Whether rows may come to the branch or leave it."""
+        """Whether the change may add or remove rows of the branch."""
         return bool(self.add or self.remove or self.clear or self.copy) and not self.rewrites
 
 
 @dataclass(frozen=True)
 class Tag:
-    """A snapshot that stays readable under a name until the tag expires."""
+    """A tag that keeps a snapshot readable for `max_age_ms` after the snapshot's time."""
 
     name: str
     snapshot_id: int
@@ -57,11 +57,11 @@ class Tag:
 
 @dataclass(frozen=True)
 class Commit:
-    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every
-    snapshot it makes.
+    """One atomic change of one table, and the heads that it requires. Each snapshot that it makes
+    has its `id`.
 
-    `staged` has, by attempt, the staged snapshots whose files the commit adds. It is refused when
-    one of them is gone: who expired it deletes these files.
+    `staged`: the staged snapshots whose files the commit adds, by attempt. The commit is refused if
+    one of them is gone: it is expired, and orphan removal deletes its files.
     """
 
     id: str

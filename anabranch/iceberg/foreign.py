@@ -1,8 +1,8 @@
 """Commits of other programs on our branches: accepted if the rows stay the same, refused if they
-changed. A platform compacts files, rewrites manifests and expires snapshots of all its tables. It
-leaves a head without our properties, above the newest publish of the branch
-(`snapshots.last_publish`). A publish carries its properties on, as long as the branch has the rows
-of that publish.
+changed. A platform compacts files, rewrites manifests and expires snapshots of all its tables. Its
+commits leave a head without our properties, after the newest publish of the branch
+(`snapshots.last_publish`). The next publish carries that publish's properties forward if the branch
+still has its rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Checked heads, by table and branch: each is checked once.
+# Accepted heads by table and branch, so that each is checked once.
 _ACCEPTED: dict[tuple[object, str], int] = {}
 
 
 def check_foreign_commits(table: Table) -> None:
-    """Raise Terminal when another program changed rows of a branch since its newest publish. Reads
-    files only if there is such a commit. Raises Transient."""
+    """Raise Terminal if another program changed rows of a branch since its newest publish. Reads
+    manifests only if there is a commit of another program. Raises Transient."""
     for branch in snapshots.BRANCHES:
         if branch not in table.metadata.refs:
             continue
@@ -57,19 +57,20 @@ def check_foreign_commits(table: Table) -> None:
 
 
 def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
-    """The remembered snapshots above a branch's newest publish, newest first. Pure."""
+    """Return the unexpired snapshots after a branch's newest publish, newest first. Pure."""
     return [
         s for s in snapshots.ancestors_to_last_publish(table, branch) if not snapshots.is_publish(s)
     ]
 
 
 def operation_of(snapshot: Snapshot) -> str:
-    """The operation in a snapshot's summary. Pure."""
+    """Return the operation in a snapshot's summary. Pure."""
     return snapshot.summary.operation.value if snapshot.summary is not None else "no operation"
 
 
 def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | None:
-    """The change of rows between a publish and the commits above it, in words, or None."""
+    """Return a description of the change of rows between a publish and the commits after it; None
+    if the rows are the same."""
     for snapshot in commits:
         if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
             touched = [

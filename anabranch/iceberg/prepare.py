@@ -1,4 +1,4 @@
-"""Prepare a commit: write its manifests, and build the catalog's updates. Nothing is visible
+"""Preparation of a commit: its manifests, and its updates for the catalog. Nothing is visible
 yet."""
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from anabranch.iceberg.snapshots import (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A commit as the request to the catalog, and its files, which are unreferenced if it is
-    refused."""
+    """A commit's updates for the catalog, and the paths of its files, which are unreferenced if it
+    is refused."""
 
     updates: tuple[TableUpdate, ...]
     written: tuple[str, ...]
 
 
 def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
-    """Write the commit's manifests and build its updates, stamped with `now`, or just after the
-    table's last update if that is ahead. Nothing is visible yet. Raises Transient."""
+    """Write the commit's manifests and build its updates. Their timestamp is `now`, or just after
+    the table's last update if that is later. Nothing is visible yet. Raises Transient."""
     writer = SnapshotWriter(
         table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
     )
     updates: list[TableUpdate] = []
     state, summaries = dict[str, str](), []
     try:
-        # Shared changes are written for `main`, whose snapshots readers may follow.
+        # `main` first: its snapshot adds the shared manifests, since readers may follow main.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
             properties = carried(table, change.branch, change.properties, commit.id)
             summary, needed = summary_of(table, change.branch, properties)
@@ -80,8 +80,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         updates.append(SetPropertiesUpdate(updates=put))
     if gone := [*commit.remove_properties, *unused_properties(table, commit, state, summaries)]:
         updates.append(RemovePropertiesUpdate(removals=gone))
-    # No requirement of Iceberg's asks for a snapshot. A ref to one that is gone is refused by every
-    # catalog.
+    # Iceberg has no requirement that a snapshot exists, but every catalog refuses a ref to a
+    # missing one.
     for wap_id, snapshot_id in commit.staged.items():
         updates.append(set_ref(staged_ref(wap_id), snapshot_id, SnapshotRefType.BRANCH))
     dropped = {staged_ref(wap_id) for wap_id in commit.staged} | {
@@ -98,8 +98,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
 
 
 def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: datetime) -> Prepared:
-    """A commit that adds files in a snapshot beside the staging branch, under `wap_id`. Raises
-    Transient."""
+    """Prepare a commit that adds files in one snapshot with `wap_id`, whose parent is the staging
+    branch's head. Raises Transient."""
     writer = SnapshotWriter(
         table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
     )

@@ -1,5 +1,5 @@
-"""PyIceberg's private names that we need: no other module uses one. Each has no public counterpart
-in the pinned version; `tests/unit/iceberg/test_private_api.py` names what an upgrade breaks."""
+"""PyIceberg's private names that we need; no other module uses one. The pinned version has no
+public alternative. `tests/unit/iceberg/test_private_api.py` names those that an upgrade breaks."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
 
 
 def write_data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> Iterable[DataFile]:
-    """Write rows into files of their partitions; the public `Table.append` commits them too. Raises
-    OSError."""
+    """Write rows into files of their partitions; the public `Table.append` would also commit them.
+    Raises OSError."""
     return _dataframe_to_data_files(metadata, rows, io)
 
 
 def updates_of(tx: Transaction) -> tuple[TableUpdate, ...]:
-    """The updates of an open transaction; the public `commit_transaction` sends them with its own
-    requirements."""
+    """Return the updates of an open transaction; the public `commit_transaction` would send them
+    with its own requirements."""
     return tuple(tx._updates)
 
 
 def requirements_of(tx: Transaction) -> tuple[TableRequirement, ...]:
-    """The requirements of an open transaction."""
+    """Return the requirements of an open transaction."""
     return tuple(tx._requirements)
 
 
 def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> FileSystem:
-    """A new file system for a scheme and a bucket or host, with all properties of `io`."""
+    """Return a new file system for a scheme and a bucket or host, with all properties of `io`."""
     return io._initialize_fs(scheme, netloc)
 
 
 def retry_strategy(name: str) -> Any:
-    """A retry strategy of PyArrow by its class's name, as `s3.retry-strategy-impl` has it; None if
+    """Return a retry strategy of PyArrow by its class name (`s3.retry-strategy-impl`); None if
     there is none."""
     return _import_retry_strategy(name)
 
 
 def has_types(catalog: SqlCatalog) -> bool:
-    """Whether a SQL catalog's rows say what they are: tables or views."""
+    """Return whether an SQL catalog's rows have a type, table or view."""
     return catalog._schema_version == "v1"
 
 
 def open_row(catalog: SqlCatalog, row: Any) -> Table:
-    """The table of a SQL catalog's row, by its metadata file. Raises as the public `load_table`."""
+    """Load the table of an SQL catalog's row from its metadata file. Raises as the public
+    `load_table`."""
     return catalog._convert_orm_to_iceberg(row)

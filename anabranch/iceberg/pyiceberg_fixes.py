@@ -1,5 +1,5 @@
-"""What PyIceberg 0.12.0 does slowly, corrected when the lake is imported. Each goes when a release
-has it."""
+"""Replacements for slow parts of PyIceberg 0.12.0, installed when `lake` is imported. Each is
+removed once a release is as fast."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PARTS = (
     SnapshotLogEntry,
     MetadataLogEntry,
 )
-"""The parts of a table's metadata. PyIceberg declares them frozen, and nothing changes one in
+"""The parts of a table's metadata. PyIceberg declares them frozen and never changes one in
 place."""
 LISTS_OF_PARTS = (
     "schemas",
@@ -66,16 +66,16 @@ LISTS_OF_PARTS = (
     "refs",
     "properties",
 )
-"""The fields of a table's metadata that contain parts or texts alone."""
+"""The fields of a table's metadata that contain only parts or texts."""
 _MOST_TABLES = 1 << 10
 _MOST_SCHEMAS = 256
 
 
 def share_parts() -> None:
-    """Have a deep copy of a table's metadata share its parts with the original.
+    """Make deep copies of a table's metadata share its parts with the original.
 
-    PyIceberg copies all of the metadata once for each update of a transaction and once for each
-    commit: every field of every schema and every property of every snapshot.
+    PyIceberg copies all metadata for each update of a transaction and for each commit: every field
+    of every schema and every property of every snapshot.
     """
     for part in PARTS:
         part.__deepcopy__ = _itself  # type: ignore[method-assign,assignment]
@@ -98,19 +98,19 @@ def _copy(
 
 
 def share_metadata() -> None:
-    """Parse the metadata of a table once, as long as the catalog names the same file, and none that
-    this process wrote.
+    """Cache the parsed metadata of each table, by the text of the newest file that this process
+    read or wrote.
 
-    The file is read each time. PyIceberg parses it for each load of a table, and once more for each
-    commit.
+    The file is still read each time. PyIceberg would parse it for each load of a table, and again
+    for each commit.
     """
     TableMetadataUtil.parse_raw = _PARSED.of  # type: ignore[method-assign,assignment]
     ToOutputFile.table_metadata = _write_metadata  # type: ignore[method-assign]
 
 
 def read_summaries_directly() -> None:
-    """Have the summary of a snapshot look its properties up in their dict. Pydantic finds a private
-    attribute only after it has looked for others, which takes ten times as long."""
+    """Make snapshot summaries look up properties in their dict. Pydantic's look-up of a private
+    attribute takes ten times as long."""
     Summary.__getitem__ = _property_of  # type: ignore[method-assign]
     Summary.additional_properties = property(_properties_of)  # type: ignore[assignment,method-assign]
 
@@ -127,10 +127,10 @@ def _property_of(summary: Summary, key: str) -> Any:
 
 
 def share_readers() -> None:
-    """Have the manifests and manifest lists of one Avro schema share its Iceberg schema and their
-    reader, neither of which has any state.
+    """Cache the Iceberg schema and the reader of each Avro schema of manifests and manifest lists.
+    Both are stateless.
 
-    PyIceberg builds both again for each file, which takes longer than to read it.
+    PyIceberg builds both again for each file, which takes longer than reading the file.
     """
     for owner, name, ours in (
         (AvroFileHeader, "get_schema", _get_schema),
@@ -141,10 +141,10 @@ def share_readers() -> None:
 
 
 def share_writers() -> None:
-    """Have the manifests and manifest lists of one Iceberg schema share its Avro schema and their
-    writer, neither of which has any state."""
+    """Cache the Avro schema and the writer of each Iceberg schema of manifests and manifest lists.
+    Both are stateless."""
     for owner, name, ours in (
-        # A partition's type is made again for each manifest, and is small.
+        # By equality, not by `_once`: each manifest creates a new partition type, which is small.
         (
             pyiceberg.manifest,
             "data_file_with_partition",
@@ -163,8 +163,8 @@ def share_writers() -> None:
 
 
 def share_file_schemas() -> None:
-    """Have the Parquet files of one schema share its Iceberg schema, and the columns of it that a
-    scan reads."""
+    """Cache the Iceberg schema of each schema of Parquet files, and the part of it that a scan
+    reads."""
     for name, ours in (
         ("pyarrow_to_schema", _pyarrow_to_schema),
         ("prune_columns", _prune_columns),
@@ -173,8 +173,8 @@ def share_file_schemas() -> None:
 
 
 def find_rows_by_one_statement() -> None:
-    """Have a SQL catalog find a table's row by a statement that is built once. PyIceberg builds it
-    for each load of a table, and the ORM makes an object of the row, which takes longer than the
+    """Make SQL catalogs find a table's row by a cached statement. PyIceberg builds the statement
+    for each load of a table and maps the row to an ORM object, which takes longer than the
     database."""
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -182,9 +182,9 @@ def find_rows_by_one_statement() -> None:
 
 
 def _once(function: Function) -> Function:
-    """The function, called once for equal arguments; schemas are compared by identity, which is
+    """Cache a function's results by its arguments. Schemas are compared by identity, which is
     fast."""
-    # With the schemas that a key names by their ids, so that no other objects have these.
+    # A value also refers to the arguments, so that no other schema gets the id of a key.
     known: dict[object, tuple[object, Any]] = {}
 
     @wraps(function)
@@ -204,7 +204,7 @@ def _key(value: object) -> object:
 
 
 class _Parsed:
-    """The newest metadata that was read or written of each table, by its text."""
+    """A thread-safe cache of each table's newest metadata that was read or written, by its text."""
 
     def __init__(self) -> None:
         self._known: dict[str, TableMetadata] = {}
@@ -222,7 +222,7 @@ class _Parsed:
         with self._lock:
             if (before := self._newest.pop(metadata.table_uuid, None)) is not None:
                 del self._known[before]
-            # Behind all others: the first is the one to forget.
+            # Inserted last: the first entry is evicted.
             self._newest[metadata.table_uuid] = text
             self._known[text] = metadata
             if len(self._newest) > _MOST_TABLES:
@@ -235,7 +235,7 @@ _PARSED = _Parsed()
 
 
 class _Noted:
-    """Metadata whose text is kept when it is written."""
+    """A wrapper of metadata that keeps the text that is written."""
 
     text = ""
 
@@ -322,7 +322,7 @@ def _pyarrow_to_schema(
 ) -> Schema:
     if name_mapping is not None:
         return pyarrow_to_schema(schema, name_mapping, downcast_ns_timestamp_to_us, format_version)
-    # Arrow's own comparison of schemas leaves the ids of fields out.
+    # The key is the serialized schema: Arrow's comparison of schemas ignores field ids.
     return _schema_of_file(
         schema.serialize().to_pybytes(), downcast_ns_timestamp_to_us, format_version
     )

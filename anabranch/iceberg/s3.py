@@ -1,4 +1,4 @@
-"""The adapter of boto3: the bucket of a warehouse, its objects, and the object store's clock."""
+"""The adapter for boto3: the bucket of a warehouse, its objects, and the object store's clock."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from anabranch.common.remote_errors import explain
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
 
-# An answer's time is used for this long: by the monotonic clock, which drifts by far less than a
-# second meanwhile.
+# The time for which an answer's time is extrapolated by the monotonic clock, which drifts by far
+# less than a second meanwhile.
 _TIME_KEPT_SECONDS = 60
 
-# AWS's shared files with keys, by the variable that names another one.
+# AWS's shared credential files, by the environment variable that replaces the path.
 _SHARED_FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
     "AWS_CONFIG_FILE": "~/.aws/config",
@@ -35,15 +35,15 @@ _SHARED_FILES = {
 
 
 def bucket_and_key(path: str) -> tuple[str, str] | None:
-    """The bucket and the key of a path on S3, as Hadoop spells it (`s3a://`) too; None for a path
-    elsewhere."""
+    """Return the bucket and the key of a path on S3 (`s3://`, Hadoop's `s3a://`); None for another
+    path. Pure."""
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
     return (bucket, key) if scheme in ("s3", "s3a") else None
 
 
 def bucket_of(warehouse: str) -> str | None:
-    """The bucket of an `s3://` warehouse; None for `file://`."""
+    """Return the bucket of an `s3://` warehouse; None for `file://`. Pure."""
     found = bucket_and_key(warehouse)
     return found[0] if found is not None else None
 
@@ -59,7 +59,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Version:
-    """A version of an object that was replaced or deleted since."""
+    """A noncurrent version of an object: it was replaced or deleted."""
 
     bucket: str
     key: str
@@ -68,16 +68,16 @@ class Version:
 
     @property
     def path(self) -> str:
-        """The object's path."""
+        """The object's path, without the version."""
         return f"s3://{self.bucket}/{self.key}"
 
 
 @dataclass(frozen=True)
 class LifecycleRule:
-    """An enabled rule of a bucket's lifecycle, as far as it concerns files in use. `is_narrowed`:
-    it applies only to tagged objects, or to some sizes. `deletes_after`: a number of days, or a
-    date. `moves_to`: a storage class. `clears_versions`, `clears_uploads`: it removes replaced
-    versions and incomplete uploads."""
+    """An enabled lifecycle rule of a bucket, with the parts that concern files in use.
+    `is_narrowed`: it applies only to tagged objects or some sizes. `deletes_after`: a number of
+    days, or a date. `moves_to`: a storage class. `clears_versions`, `clears_uploads`: it removes
+    noncurrent versions and incomplete uploads."""
 
     name: str
     prefix: str
@@ -89,17 +89,17 @@ class LifecycleRule:
 
 
 def open_store(s3: config.S3) -> ObjectStore:
-    """The object store, over connections that the process shares; a new client takes a tenth of a
-    second. Keys of AWS's shared files are read again once these change."""
+    """Return the object store, with the process's shared client: a new one takes a tenth of a
+    second. A change of AWS's shared credential files opens a new client."""
     # A forked process must not use its parent's connections.
     return _opened(os.getpid(), s3, shared_files())
 
 
 def shared_files() -> tuple[tuple[int, int], ...]:
-    """Which versions of AWS's shared files with keys this machine has now.
+    """Return the time (ns) and inode of each of AWS's shared credential files; zeros if missing.
 
-    Clients of boto3 and PyArrow keep the keys that they read first. Who keeps a client opens
-    another one for other versions, so that renewed keys are used at once.
+    Clients of boto3 and PyArrow keep the keys that they read first. A cache of clients opens a new
+    client once these values change, so that renewed keys are used at once.
     """
     return tuple(
         _version(os.environ.get(name) or default) for name, default in _SHARED_FILES.items()
@@ -115,7 +115,7 @@ def _version(file: str) -> tuple[int, int]:
 
 
 def is_open() -> bool:
-    """Whether this process has opened an object store already, and so imported its client."""
+    """Return whether this process has opened an object store, and so has imported boto3."""
     return _opened.cache_info().currsize > 0
 
 
@@ -125,18 +125,18 @@ def _opened(process: int, s3: config.S3, keys: tuple[tuple[int, int], ...]) -> O
 
 
 class ObjectStore:
-    """Requests to the object store. Its keys come from configuration, or from the standard AWS
-    chain. A request without an answer for `read_timeout` seconds is repeated once, then raises
+    """A client of the object store. Its keys come from the configuration, else from the standard
+    AWS chain. A request without an answer for `read_timeout` seconds is retried once, then raises
     NoAnswer.
     """
 
     def __init__(self, s3: config.S3, read_timeout: float = 8) -> None:
-        # Imported here: a command that only reads tables does not need it.
+        # A command that only reads tables does not import boto3.
         import boto3
         from botocore.config import Config
 
         self._s3 = s3
-        # Not boto3's session of the process, which keeps the keys that it read first.
+        # boto3's default session would keep the keys that it read first.
         self._client: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=s3.endpoint,
@@ -145,11 +145,11 @@ class ObjectStore:
             aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
             verify=s3.ca,
             config=Config(
-                # The caller retries and logs it: a command should fail within seconds.
+                # A command should fail within seconds; jobs retry and log it.
                 connect_timeout=3,
                 read_timeout=read_timeout,
-                # The threads of a process of many streams share them; more would be opened and
-                # closed at once.
+                # The threads of all streams share the pool. Connections beyond its size would be
+                # closed after each request.
                 max_pool_connections=64,
                 retries={"max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": "path" if s3.endpoint else "auto"},
@@ -163,8 +163,8 @@ class ObjectStore:
         self._answered: Compared | None = None
 
     def ensure_bucket(self, bucket: str) -> bool:
-        """Create the bucket if it is missing; True if it was created. Raises ConfigurationError
-        (keys, rights) or Transient."""
+        """Create the bucket if it is missing; return whether it was created. Raises
+        ConfigurationError (keys, permissions) or Transient."""
         if self.has_bucket(bucket):
             return False
         placed = {} if self._s3.region == "us-east-1" else {"LocationConstraint": self._s3.region}
@@ -175,33 +175,34 @@ class ObjectStore:
         return True
 
     def clock(self, bucket: str) -> datetime:
-        """The object store's time (to the second). Raises ConfigurationError or Transient."""
+        """Return the object store's time, in whole seconds. Raises ConfigurationError or
+        Transient."""
         with self._errors(f"read the time from bucket {bucket}"):
             try:
                 answer = self._client.head_bucket(Bucket=bucket)
             except ClientError as error:
-                # A request with a wrong clock is refused, and the refusal contains the time.
+                # S3 refuses the request of a wrong clock, and the refusal contains the time.
                 answer = error.response
                 if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
                     raise
         return _date(answer["ResponseMetadata"]["HTTPHeaders"])
 
     def time_now(self, bucket: str) -> datetime:
-        """The object store's time, by its last answer to any request if that is at most a minute
-        old, else as `clock` asks for it."""
+        """Return the object store's time: from its last answer to any request if that is less than
+        a minute old, else by `clock`. Raises as `clock`."""
         last, elapsed = self._answered, elapsed_seconds()
         if last is not None and elapsed - last.elapsed < _TIME_KEPT_SECONDS:
             return last.says(elapsed)
         return self.clock(bucket)
 
     def _note_time(self, http_response: Any, **_: Any) -> None:
-        """Called by botocore after each answer."""
+        """Record the time of an answer. botocore calls it after each one."""
         if "date" in http_response.headers:
             self._answered = Compared(_date(http_response.headers), elapsed_seconds())
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
-        """Key, size and time of every object whose key begins with `prefix`. Raises Terminal
-        (rights) or Transient."""
+        """Yield key, size (bytes) and time (UTC) of every object whose key begins with `prefix`.
+        Raises Terminal (permissions) or Transient."""
         with self._errors(f"list s3://{bucket}/{prefix}"):
             for page in self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=bucket, Prefix=prefix
@@ -210,21 +211,22 @@ class ObjectStore:
                     yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
 
     def get(self, bucket: str, key: str) -> bytes:
-        """The contents of an object. Raises ConfigurationError (keys, rights), Transient, Terminal
-        (no such object)."""
+        """Return the contents of an object. Raises ConfigurationError (keys, permissions),
+        Transient, Terminal (no such object)."""
         with self._errors(f"read s3://{bucket}/{key}"):
             body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
         TALLY.count(S3_BYTES, "read", len(body))
         return body
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
-        """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or
+        """Write one object. Raises ConfigurationError (keys, permissions, no such bucket) or
         Transient."""
         with self._errors(f"write s3://{bucket}/{key}"):
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
 
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
-        """One object with its entity tag; None where there is none. Raises as `get` does."""
+        """Return one object's contents and entity tag; None if it does not exist. Raises as
+        `get`."""
         with self._errors(f"read s3://{bucket}/{key}"):
             try:
                 answer = self._client.get_object(Bucket=bucket, Key=key)
@@ -237,9 +239,9 @@ class ObjectStore:
     def put_if(
         self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None
     ) -> bool:
-        """Replace the object with this entity tag, or create it for None; False when another is
-        there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store without
-        them writes in any case."""
+        """Replace the object if it has this entity tag; for None, create it if it does not exist.
+        Return False if the condition failed. Raises as `put`. Source: Amazon S3's conditional
+        writes; a store without them writes in any case."""
         condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
         with self._errors(f"write s3://{bucket}/{key}"):
             try:
@@ -254,8 +256,8 @@ class ObjectStore:
         return False
 
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of
-        them deleted: all that can be, unless S3 does not answer."""
+        """Delete objects, a thousand with each request. Raises Terminal (permissions), or Transient
+        with some deleted: all that S3 accepts, unless it does not answer."""
         self._delete(bucket, [{"Key": key} for key in keys], "objects", "s3:DeleteObject")
 
     def _delete(self, bucket: str, named: Sequence[dict[str, str]], what: str, right: str) -> None:
@@ -276,7 +278,8 @@ class ObjectStore:
             )
 
     def has_bucket(self, bucket: str) -> bool:
-        """Whether the bucket is there. Raises ConfigurationError (keys, rights) or Transient."""
+        """Return whether the bucket exists. Raises ConfigurationError (keys, permissions) or
+        Transient."""
         with self._errors(f"look at bucket {bucket}"):
             try:
                 self._client.head_bucket(Bucket=bucket)
@@ -287,15 +290,15 @@ class ObjectStore:
         return False
 
     def is_versioned(self, bucket: str) -> bool:
-        """Whether the bucket keeps versions of deleted and replaced objects. Raises
-        ConfigurationError or Transient, also for a server without versioning; so do the other
-        methods for a bucket's settings."""
+        """Return whether the bucket keeps versions of deleted and replaced objects. Raises
+        ConfigurationError or Transient, also for a server without versioning; the other methods
+        for a bucket's settings raise these too."""
         with self._errors(f"ask for the versioning of bucket {bucket}"):
             return self._versioning(bucket) == "Enabled"
 
     def had_versions(self, bucket: str) -> bool:
-        """Whether the bucket keeps versions, or has kept some; False for a server without
-        versioning. Raises ConfigurationError (rights) or Transient."""
+        """Return whether versioning is or was enabled; False for a server without versioning.
+        Raises ConfigurationError (permissions) or Transient."""
         with self._errors(f"ask for the versioning of bucket {bucket}"):
             try:
                 return self._versioning(bucket) is not None
@@ -309,8 +312,8 @@ class ObjectStore:
         return str(status) if status else None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
-        """The versions of objects whose keys begin with `prefix`, without those that are current.
-        Raises Terminal (rights) or Transient."""
+        """Yield the noncurrent versions of objects whose keys begin with `prefix`. Raises Terminal
+        (permissions) or Transient."""
         with self._errors(f"list the versions of s3://{bucket}/{prefix}"):
             for page in self._client.get_paginator("list_object_versions").paginate(
                 Bucket=bucket, Prefix=prefix
@@ -321,7 +324,7 @@ class ObjectStore:
                         yield Version(bucket, entry["Key"], entry["VersionId"], written)
 
     def get_version(self, version: Version) -> bytes:
-        """The contents of a version. Raises as `get` does."""
+        """Return the contents of a version. Raises as `get`."""
         with self._errors(f"read version {version.id} of {version.path}"):
             answer = self._client.get_object(
                 Bucket=version.bucket, Key=version.key, VersionId=version.id
@@ -331,12 +334,12 @@ class ObjectStore:
         return body
 
     def delete_versions(self, bucket: str, versions: Sequence[Version]) -> None:
-        """Delete versions, for ever. Raises as `delete_objects` does."""
+        """Delete versions permanently. Raises as `delete_objects`."""
         named = [{"Key": version.key, "VersionId": version.id} for version in versions]
         self._delete(bucket, named, "versions", "s3:DeleteObjectVersion")
 
     def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
-        """The enabled rules of the bucket's lifecycle."""
+        """Return the bucket's enabled lifecycle rules."""
         with self._errors(f"ask for the lifecycle of bucket {bucket}"):
             try:
                 rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get(
@@ -349,7 +352,7 @@ class ObjectStore:
         return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
 
     def lock(self, bucket: str) -> str | None:
-        """The mode and the duration of the bucket's object lock (`GOVERNANCE 30 days`); None
+        """Return mode and duration of the bucket's default object lock (`GOVERNANCE 30 days`); None
         without one."""
         with self._errors(f"ask for the object lock of bucket {bucket}"):
             try:
@@ -370,7 +373,7 @@ class ObjectStore:
         )
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
-        """The incomplete uploads under `prefix`."""
+        """Return the incomplete multipart uploads under `prefix`."""
         with self._errors(f"list the unfinished uploads of s3://{bucket}/{prefix}"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=bucket, Prefix=prefix
@@ -383,7 +386,7 @@ class ObjectStore:
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Turn the client's errors into errors of ours."""
+        """Translate the client's errors to an AnabranchError: NoAnswer for a time-out."""
         try:
             yield
         except (ClientError, BotoCoreError) as error:
@@ -395,7 +398,7 @@ class ObjectStore:
 
 
 def _count_request(event_name: str, **_: Any) -> None:
-    """Called by botocore before each request, also one that is a repetition:
+    """Count a request. botocore calls it before each one, retries included; `event_name` is such as
     `before-send.s3.GetObject`."""
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
 
@@ -413,8 +416,8 @@ def _status(error: ClientError) -> int:
 
 
 def _rule(rule: Any) -> LifecycleRule:
-    """A rule as S3 gives it: its filter is a prefix, a tag, a size, or several of them under
-    `And`."""
+    """Convert a lifecycle rule of S3's answer. Its filter is a prefix, a tag, a size, or several of
+    them under `And`."""
     filters = rule.get("Filter", {})
     expiration = rule.get("Expiration", {})
     after = f"{expiration['Days']} days" if "Days" in expiration else expiration.get("Date")

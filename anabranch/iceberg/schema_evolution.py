@@ -1,8 +1,8 @@
 """Schema evolution: the changes from a table's schema to the wanted one, in one commit, or the
-reason for a refusal. Changes are allowed if every row stays readable with its meaning (Iceberg
+reason for a refusal. A change is allowed if every row stays readable with its meaning (Iceberg
 specification, "Schema Evolution"): a new nullable column, a wider type (INT to BIGINT, FLOAT to
 DOUBLE, more digits of a DECIMAL before its point), NOT NULL removed; and the same inside structs,
-arrays and map values. All other changes are refused, with the alternative.
+arrays and map values. Any other change is refused, and the error names the alternative.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One change of one column; `path` leads to it through structs, `element` of arrays and `value`
-    of maps."""
+    """One change of one column. `path`: its name, or the names of the structs around it, with
+    `element` for arrays and `value` for maps."""
 
     kind: Kind
     path: tuple[str, ...]
@@ -53,7 +53,7 @@ class SchemaChange:
     after: IcebergType
 
     def plan_words(self, table: str) -> str:
-        """The change before it is made."""
+        """Return a description of the planned change."""
         column = ".".join(self.path)
         if self.kind is Kind.ADDED:
             return f"new column {column} of {table}, {type_words(self.after)}"
@@ -62,7 +62,7 @@ class SchemaChange:
         return f"column {column} of {table} becomes optional"
 
     def words(self, table: str) -> str:
-        """The change once it is made."""
+        """Return a description of the change that was made."""
         column = ".".join(self.path)
         if self.kind is Kind.ADDED:
             return f"added column {column} to {table}"
@@ -78,8 +78,8 @@ class SchemaChange:
 @dataclass(frozen=True)
 class Columns:
     """The wanted columns of a table, and their roles. `key`: columns that distinguish events.
-    `complete`: an additional column of the table is an error; otherwise it is one of another
-    version of the code, and stays. `before`: new columns go before this one.
+    `complete`: an additional column of the table is an error; otherwise it is from another version
+    of the code, and stays. `before`: the column before which new columns are inserted.
     """
 
     schema: Schema
@@ -90,16 +90,17 @@ class Columns:
 
 
 def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChange]:
-    """The changes from `have` to the wanted columns, in any order. Pure. Raises Refused, naming
-    table and column, for the first change that would lose, hide or alter values.
+    """Return the changes from `have` to the wanted columns; the order of columns does not matter.
+    Raises Refused, naming table and column, for the first change that would lose, hide or alter
+    values. Pure.
     """
     where = f"table {table}, {wanted.source}"
     return list(_fields(where, (), have.fields, wanted.schema.fields, wanted))
 
 
 def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
-    """Evolve a table's schema to the wanted one; returns the changes, in words. All in one commit,
-    or none. Idempotent, also after a lost answer. Raises Refused, Transient.
+    """Evolve a table's schema to the wanted one, in one commit; return descriptions of the changes.
+    Idempotent, also after a lost answer. Raises Refused, Transient.
     """
     sentences: list[str] = []
 
@@ -202,7 +203,7 @@ def _types(
 
 
 def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
-    """Whether Iceberg reads values of `narrow` as `wide` (format v2). Pure."""
+    """Return whether Iceberg reads values of type `narrow` as `wide` (format v2). Pure."""
     if isinstance(narrow, DecimalType):
         return (
             isinstance(wide, DecimalType)
@@ -213,8 +214,8 @@ def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
 
 
 def _or_wider(kind: IcebergType, is_key: bool) -> str:
-    """The types that a column may become. A key's FLOAT cannot change: as DOUBLE it differs when
-    read again."""
+    """Return the types that a column may have. A key's FLOAT cannot change: read again as DOUBLE,
+    the same value differs."""
     if isinstance(kind, DecimalType):
         return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
     wider = (
@@ -232,8 +233,8 @@ def _or_wider(kind: IcebergType, is_key: bool) -> str:
 
 
 def type_words(kind: IcebergType) -> str:
-    """A type as in the stream's file (`bigint`, `array<int>`), without Iceberg's ids; the fields of
-    a struct sorted by name, since their order does not matter. Pure."""
+    """Return a type as in the stream's file (`bigint`, `array<int>`), without Iceberg's ids. The
+    fields of a struct are sorted by name, since their order does not matter. Pure."""
     if isinstance(kind, StructType):
         fields = sorted(f"{f.name}:{type_words(f.field_type)}" for f in kind.fields)
         return f"struct<{','.join(fields)}>"

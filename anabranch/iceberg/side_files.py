@@ -1,8 +1,7 @@
-"""Side files: earlier versions stored the state of branches in them. Read only, never written.
+"""Side files, in which earlier versions stored the state of branches. They are read, never written.
 
-The state of a branch moves to table properties with the branch's next publish
-(`anabranch.iceberg.state_properties`). Side files are needed until no remembered snapshot names
-one.
+The next publish of a branch moves its state to table properties
+(`anabranch.iceberg.state_properties`). Side files are needed until no snapshot refers to one.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".anabranch"
 _SIDE_FILE = "anabranch.side-file"
-# Also replaces the timeline, so that a program without side files stops instead of using the
-# timeline of another branch as the newest.
+# If the state has a timeline, this property has the reference instead, so that a version without
+# side files stops instead of using another branch's timeline as the newest.
 TIMELINE = "anabranch.timeline"
 REFERENCE = "side-file:"
 
@@ -34,12 +33,12 @@ class SideFileGone(Terminal):
 
 
 def reference(name: str, has_timeline: bool) -> dict[str, str]:
-    """The property by which a snapshot refers to its side file. Pure."""
+    """Return the property by which a snapshot refers to its side file. Pure."""
     return {TIMELINE if has_timeline else _SIDE_FILE: REFERENCE + name}
 
 
 def named(properties: Mapping[str, str]) -> str | None:
-    """The side file that a snapshot's properties refer to. Pure."""
+    """Return the side file that a snapshot's properties refer to; None if there is none. Pure."""
     for key in (TIMELINE, _SIDE_FILE):
         if (value := properties.get(key, "")).startswith(REFERENCE):
             return value.removeprefix(REFERENCE)
@@ -47,17 +46,18 @@ def named(properties: Mapping[str, str]) -> str | None:
 
 
 def path_of(table: Table, name: str) -> str:
-    """The path of a side file, relative to the table, so it is found in any registered location."""
+    """Return the path of a side file. It is relative to the table's location, so the file is found
+    wherever the table is registered. Pure."""
     return f"{table.location().rstrip('/')}/metadata/{name}"
 
 
-# By path; a side file never changes, and a state is loaded with every micro-batch.
+# Cached by path: a side file never changes, and every micro-batch loads a state.
 _READ: dict[str, Mapping[str, str]] = {}
 _REMEMBERED = 12
 
 
 def read(table: Table, name: str) -> Mapping[str, str]:
-    """The contents of a side file. Raises SideFileGone, Terminal, Transient."""
+    """Return the contents of a side file. Raises SideFileGone, Terminal, Transient."""
     path = path_of(table, name)
     if (known := _READ.get(path)) is not None:
         return known

@@ -1,5 +1,4 @@
-"""Read a loaded table: branches and their state, staged rows, an hour's files, and the snapshots to
-expire."""
+"""Reads of a loaded table's metadata: branches and their state, publishes, and staged rows."""
 
 from __future__ import annotations
 
@@ -26,21 +25,20 @@ if TYPE_CHECKING:
 
 BRANCHES = ("main", "speed", "batch")
 STAGING = "staging"
-"""The branch beside which attempts are staged. It has no readers and no publishes: if a catalog's
-client repeats a stage that had landed, Iceberg treats it as a rollback and moves this branch, not
-`main`."""
+"""The branch whose head is the parent of staged snapshots. It has no readers and no publishes. If a
+catalog's client repeats a stage that had landed, Iceberg treats it as a rollback and moves this
+branch instead of `main`."""
 
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
 MERGED = "anabranch.merged"
-"""The publishes of `speed` and `batch` that `main` was merged from."""
+"""A property of `main`: the publishes of `speed` and `batch` that it was merged from."""
 WAP_ID = "wap.id"
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows in storage that no reader sees: one snapshot with `wap_id`, and the files that it
-    added."""
+    """Rows in storage that no reader sees: one snapshot with `wap_id`, and its added files."""
 
     wap_id: str
     snapshot_id: int
@@ -53,7 +51,7 @@ class Staged:
 
 
 def heads(table: Table) -> dict[str, int]:
-    """The three branches' heads. Raises Terminal when one is missing."""
+    """Return the snapshot ids of the three branches' heads. Raises Terminal if one is missing."""
     refs = table.metadata.refs
     if missing := [b for b in BRANCHES if b not in refs]:
         raise Terminal(
@@ -75,25 +73,25 @@ def head(table: Table, branch: str) -> Snapshot:
 
 
 PUBLISHED = "published-"
-"""With a branch's name: the tag of its newest publish, which moves with each. It keeps the publish
-from expiring where another program's snapshots came after it, and `expire_snapshots` kept the
-newest of those alone."""
+"""The prefix, before a branch's name, of the tag of its newest publish; each publish moves it. It
+keeps the publish if another program adds snapshots and its `expire_snapshots` keeps only the newest
+ones."""
 
 READING = "reading-"
 """The prefix of the tags for long reads (`anabranch.iceberg.reading_tags`)."""
 
 STAGED = "staged-"
-"""With an attempt's id: the branch whose head is its staged snapshot, so that other programs do not
-expire it."""
+"""The prefix, before an attempt's id, of the branch of its staged snapshot, so that other programs
+do not expire it."""
 
 UNNAMED = (PUBLISHED, READING, STAGED)
 """Prefixes of refs that are not for readers."""
 
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
-    """The newest publish of a branch: Iceberg's own procedures leave a head that is not a publish.
-    If the snapshots between are expired, it is the tagged one; `foreign.check_foreign_commits`
-    compares.
+    """Return the newest publish of a branch, whose head may be a commit of Iceberg's procedures. If
+    the snapshots between are expired, it is the tagged publish; `foreign.check_foreign_commits`
+    compares its rows.
     """
     newest = ancestors_to_last_publish(table, branch)[-1]
     if is_publish(newest):
@@ -107,11 +105,11 @@ def _tagged_publish(table: Table, branch: str) -> Snapshot | None:
 
 
 def newest_publish(table: Table, branch: str) -> Snapshot | None:
-    """The publish whose properties are the state of a branch: its last one.
+    """Return the publish whose properties are the state of a branch: its last publish.
 
-    For `main`, it is the tagged publish if another program rolled the branch back to an older one.
-    A rollback removes rows from `main`, which the next merge restores, and no decision. If the
-    state of the tagged publish is gone, it is the publish that the branch was rolled back to.
+    For `main`, it is the tagged publish if another program rolled the branch back to an older one:
+    a rollback removes only rows, which the next merge restores, and no decisions. If the state of
+    the tagged publish is gone, it is the publish to which the branch was rolled back.
     """
     last = last_publish(table, branch)
     tagged = _tagged_publish(table, branch) if branch == "main" else None
@@ -125,7 +123,8 @@ def newest_publish(table: Table, branch: str) -> Snapshot | None:
 
 
 def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
-    """From a branch's head to its newest publish, both included."""
+    """Return the snapshots from a branch's head to its newest publish, both included. They end
+    earlier if an ancestor is expired. Pure."""
     way = [head(table, branch)]
     while not is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
         snapshot = table.metadata.snapshot_by_id(parent)
@@ -136,33 +135,34 @@ def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
 
 
 def is_publish(snapshot: Snapshot) -> bool:
-    """Whether a snapshot was made by us. Pure."""
+    """Return whether a snapshot is a publish: it has a commit's id. Pure."""
     return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
 
 
 def count(snapshot: Snapshot, what: str) -> int:
-    """A count of a snapshot's summary; 0 where it has none. Pure."""
+    """Return a count of a snapshot's summary; 0 if it has none. Pure."""
     return int((snapshot.summary[what] if snapshot.summary is not None else None) or 0)
 
 
 def total(snapshot: Snapshot | None, what: str) -> int:
-    """The total records, or data files, of a snapshot's summary. Pure."""
+    """Return the total `records` or `data-files` in a snapshot's summary. Pure."""
     return count(snapshot, f"total-{what}") if snapshot is not None else 0
 
 
 def is_tag(refs: Mapping[str, SnapshotRef], name: str) -> bool:
-    """Whether a ref is a tag for readers, and not one that moves with each publish. Pure."""
+    """Return whether a ref is a tag for readers, not one of `UNNAMED`. Pure."""
     return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(UNNAMED)
 
 
 def made_at(snapshot: Snapshot) -> datetime:
-    """The timestamp of a snapshot."""
+    """Return the timestamp of a snapshot (UTC). Pure."""
     return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
-    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a
-    `main` that was rolled back state that it was merged from no branch."""
+    """Return our properties of a branch (`anabranch.*`), without the id of its newest publish. If
+    `main` was rolled back, they state that no publish was merged into it. Raises Terminal,
+    Transient."""
     snapshot = newest_publish(table, branch)
     if snapshot is None:
         return {}
@@ -171,8 +171,8 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
-    """The properties of a branch when the snapshot was its head, as far back as its snapshots are
-    kept."""
+    """Return the properties of a branch when the snapshot was its head; empty if the publish of
+    that time is expired. Raises Terminal, Transient."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
         if is_publish(snapshot):
             return _whole(table, snapshot)
@@ -187,7 +187,7 @@ def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
 
 
 def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
-    """Whether the state of a snapshot is complete. Raises Transient."""
+    """Return whether the state of a snapshot is complete. Raises Transient."""
     try:
         if snapshot is not None:
             state_properties.load_all(table, _own_properties(snapshot))
@@ -197,9 +197,8 @@ def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
 
 
 def _what_is_left(table: Table, remedy: str) -> str:
-    """The parts of a table's state that can still be read, and the steps to recover the rest, in
-    words. Raises Transient."""
-
+    """Return sentences with the lost parts of a table's state and the steps of a recovery. Raises
+    Transient."""
     lost = [b for b in BRANCHES if not _is_readable(table, last_publish(table, b))]
     if not lost:
         return "the branches themselves are complete: name a newer snapshot"
@@ -231,14 +230,14 @@ _DOCUMENTED = 'docs/failures.md, "The state of a branch is gone"'
 
 
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:
-    """Our properties in a snapshot's summary, without the id of its publish."""
+    """Return our properties in a snapshot's summary, without the id of its publish. Pure."""
     properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
     return {k: v for k, v in properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
-    """When the branch's value of `key` was first published, as far back as its snapshots are
-    kept."""
+    """Return the time of the first publish with the branch's value of `key`, within the snapshots
+    that are kept. Raises Terminal, Transient."""
     value = branch_properties(table, branch).get(key)
     since = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
@@ -258,8 +257,8 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
-    """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same
-    id. Pure."""
+    """Return the snapshot of an attempt; None if it is gone. Raises Terminal if two snapshots have
+    the id. Pure."""
     staged = [
         s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id
     ]
@@ -272,12 +271,12 @@ def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
 
 
 def staged_ref(wap_id: str) -> str:
-    """The branch of a staged snapshot. Pure."""
+    """Return the name of a staged snapshot's branch. Pure."""
     return STAGED + wap_id
 
 
 def staged_refs(table: Table, expired: Collection[int]) -> tuple[str, ...]:
-    """The branches of staged snapshots that expire. Pure."""
+    """Return the names of the branches of staged snapshots in `expired`. Pure."""
     refs = table.metadata.refs.items()
     return tuple(
         name for name, ref in refs if name.startswith(STAGED) and ref.snapshot_id in expired
@@ -285,14 +284,14 @@ def staged_refs(table: Table, expired: Collection[int]) -> tuple[str, ...]:
 
 
 def has_landed(table: Table, commit_id: str) -> bool:
-    """Whether a snapshot of the table carries the commit's id. Pure."""
+    """Return whether a snapshot of the table has the commit's id. Pure."""
     return any(
         s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots()
     )
 
 
 def main_snapshots(table: Table) -> list[Snapshot]:
-    """The snapshots of `main` in the table: the ancestors of its head, and tagged ones."""
+    """Return the snapshots of `main`: its head's ancestors, and those with tags `main-*`. Pure."""
     of_main = {s.snapshot_id: s for s in ancestors_of(head(table, "main"), table.metadata)}
     for name, ref in table.metadata.refs.items():
         tagged = table.metadata.snapshot_by_id(ref.snapshot_id)
@@ -306,10 +305,10 @@ def main_snapshots(table: Table) -> list[Snapshot]:
 
 
 def snapshots_by_commit(table: Table) -> dict[str, int]:
-    """By a commit's id, the snapshot that it made on `main`, else on another branch; without those
-    expired. Pure."""
+    """Return the unexpired snapshot of each commit by commit id: the one on `main`, else one on
+    another branch. Pure."""
     of_main = ancestors_of(head(table, "main"), table.metadata)
-    # Those of main come last, and so they count.
+    # Last, so that main's snapshots take precedence.
     return {
         id: s.snapshot_id
         for s in (*table.snapshots(), *of_main)
@@ -318,8 +317,8 @@ def snapshots_by_commit(table: Table) -> dict[str, int]:
 
 
 def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
-    """The files of snapshots, each before the files that it refers to: manifest lists, side files,
-    manifests, live data files. Raises OSError, ValueError when one cannot be read."""
+    """Yield the files of snapshots, each before the files that it refers to: manifest lists, side
+    files, manifests, live data files. Raises OSError, ValueError if one cannot be read."""
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
@@ -336,22 +335,22 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
 def carried(
     table: Table, branch: str, properties: Mapping[str, str], commit_id: str
 ) -> dict[str, str]:
-    """All properties of a commit's snapshot of a branch: those of the branch, the commit's own, and
-    its id."""
+    """Return all properties of a commit's snapshot of a branch: the branch's, overridden by the
+    commit's own, and its id. Raises Terminal, Transient."""
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
 def summary_of(
     table: Table, branch: str, properties: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The part of the `carried` properties in the summary of a branch's next snapshot, and the
-    table properties with the rest. Raises Terminal, Transient."""
+    """Return the part of the `carried` properties for the summary of a branch's next snapshot, and
+    the table properties with the rest. Raises Terminal, Transient."""
     return state_properties.plan_summary(properties, branch_properties(table, branch))
 
 
 def is_unguarded(table: Table) -> bool:
-    """Whether other programs' maintenance may destroy a branch's state: it is in a side file, or no
-    tag keeps the newest publish, as in versions before both. Pure."""
+    """Return whether other programs' maintenance may destroy a branch's state. This is so in tables
+    of earlier versions: the state is in a side file, or no tag keeps the newest publish. Pure."""
     published = (s for b in BRANCHES if (s := last_publish(table, b)) is not None)
     has_side_file = any(
         state_properties.side_file_of(_own_properties(s)) is not None for s in published
@@ -362,10 +361,10 @@ def is_unguarded(table: Table) -> bool:
 def unused_properties(
     table: Table, commit: Commit, needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """The table properties of the state that no snapshot refers to once the commit has landed,
-    whose snapshots have `summaries` and come with the properties `needed`. None for a commit that
-    does not require all branches' heads: another publish, of a snapshot that refers to one of them,
-    may land before it. Pure."""
+    """Return the state's table properties that no snapshot refers to once the commit has landed.
+    `summaries`, `needed`: the summaries and state properties of its snapshots. Empty if the commit
+    does not require all branches' heads: another publish that refers to one of the properties may
+    land first. Pure."""
     if not (commit.changes and commit.heads.keys() >= set(BRANCHES)):
         return ()
     expired = set(commit.expire)
@@ -376,8 +375,8 @@ def unused_properties(
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:
-    """The staged rows of an attempt, or None when they are gone. Raises Terminal when two carry the
-    same id."""
+    """Return the staged rows of an attempt; None if they are gone. Raises Terminal if two snapshots
+    have the id, Transient."""
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None

@@ -52,15 +52,15 @@ FROM_KAFKA = (
     ("ingest_hour", StringType()),
     ("event_date", DateType()),
 )
-"""The columns that say where a row came from, as the table has them after the stream\'s own."""
+"""The provenance columns of a row, which follow the stream's own columns."""
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
-    """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is
-    nested."""
+    """Return the Iceberg type of Spark's simple string. `ids`: a counter of nested field ids, which
+    is advanced."""
     from sqlglot import parse_one
 
-    quoted = re.sub(r"(\w+):", r"`\1`:", spark_type)  # a field's name may be a word of SQL
+    quoted = re.sub(r"(\w+):", r"`\1`:", spark_type)  # a field's name may be an SQL keyword
     return _convert(parse_one(f"CAST(NULL AS {quoted})", dialect="spark").args["to"], ids)
 
 
@@ -88,10 +88,10 @@ def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
     ]
 
 
-# Of every stream of a process: parsing the types takes as long as a small publish.
+# Cached for all streams of a process: parsing the types takes as long as a small publish.
 @lru_cache(maxsize=1 << 12)
 def rows_schema(stream: Stream) -> Schema:
-    """The stream's own columns, then where each row came from."""
+    """Return the schema of the stream's table: its own columns, then the provenance columns."""
     fields: list[NestedField] = []
     ids = [1000]
     for column in stream.columns:
@@ -103,7 +103,7 @@ def rows_schema(stream: Stream) -> Schema:
 
 
 def rows_columns(stream: Stream) -> Columns:
-    """The columns of the stream's table, and how they may change."""
+    """Return the columns of the stream's table, and how they may change."""
     source = f"subject {stream.subject}" if stream.subject_schema is not None else "`schema:`"
     return Columns(
         rows_schema(stream),
@@ -115,8 +115,9 @@ def rows_columns(stream: Stream) -> Columns:
 
 
 def rows_design(stream: Stream) -> PhysicalDesign:
-    """The physical design of the stream's table. A stream that lists columns with bounds also gets
-    bounds of the event time and of the provenance columns: readers filter by these."""
+    """Return the physical design of the stream's table. A stream that lists columns with bounds
+    also gets bounds of its sort columns, event time and provenance columns: readers filter by
+    these."""
     files = stream.files
     if files.statistics is None:
         return PhysicalDesign(files.sort, files.bloom)
@@ -147,14 +148,15 @@ def dead_letters_schema() -> Schema:
 
 
 def archive_schema() -> Schema:
-    """The columns of dead letters that a record has from Kafka."""
+    """Return the columns of dead letters without those of the error: a record as Kafka has it."""
     own = ("error_code", "error_text", "layer")
     return Schema(*(field for field in dead_letters_schema().fields if field.name not in own))
 
 
 def partials_schema(stream: Stream, view: View) -> Schema:
-    """An ingest hour's part of each window and group of a view, and the inputs: the acceptance of
-    the hour, a digest of its files, and a digest of the view's definition."""
+    """Return the schema of a view's partials. A row has the hour's partial of one window and group,
+    and its inputs: the acceptance of the hour, and digests of its files and of the view's
+    definition."""
     ids = [1000]
     fields = [
         NestedField(1, "ingest_hour", StringType(), required=True),

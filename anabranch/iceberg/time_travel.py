@@ -1,4 +1,4 @@
-"""Find the snapshot that a name or a time selects."""
+"""The snapshot that a name or a time selects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def find_snapshot(table: Table, as_of: str) -> int:
-    """The id of the snapshot that `as_of` names: a tag, a branch, an id, or a time (ISO 8601;
-    without an offset UTC), which selects the snapshot of `main` at that time. Raises
-    ConfigurationError for none, and for a time whose snapshot is no longer known."""
+    """Return the id of the snapshot that `as_of` names: a tag, a branch, a snapshot id, or a time
+    (ISO 8601; UTC without an offset), which selects main's snapshot at that time. Raises
+    ConfigurationError if there is none, or if the snapshot of that time is not kept."""
     if (ref := table.metadata.refs.get(as_of)) is not None:
         return ref.snapshot_id
     if as_of.isdecimal() and table.metadata.snapshot_by_id(int(as_of)) is not None:
@@ -41,13 +41,14 @@ def _moment(text: str) -> datetime | None:
         when = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # Digits alone are the id of a missing snapshot, not a date.
+    # A text of digits is the id of a missing snapshot, not a date.
     return None if text.isdecimal() else when.replace(tzinfo=when.tzinfo or UTC)
 
 
 def _main_at(table: Table, when: datetime) -> int:
-    """The snapshot of `main` at a moment: the newest of the gapless snapshots that is not later.
-    Tagged snapshots do not count, since the time of the publish after them is not recorded.
+    """Return the id of main's snapshot at a time: the newest that is not later, in the gapless
+    ancestors of the head. Older tagged snapshots do not count: the time of the publish after them
+    is not known. Raises ConfigurationError.
     """
     name, metadata = ".".join(table.name()), table.metadata
     ref = metadata.refs.get("main")
