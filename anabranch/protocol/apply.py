@@ -1,5 +1,4 @@
-"""The tables of a stream: their schemas, and `apply`, which creates or evolves them and reports its
-changes."""
+"""The tables of a stream: `apply` creates or evolves them and reports its changes."""
 
 from __future__ import annotations
 
@@ -67,18 +66,20 @@ def apply(
     register: bool = False,
     rolled_back: bool = False,
 ) -> list[str]:
-    """Create or evolve everything that a stream needs; returns the changes, in words. Idempotent.
+    """Create or evolve everything that a stream needs; return a description of each change.
+    Idempotent.
 
     The first commit records where the stream begins: position and first hour. Kafka's defaults
-    (`auto.offset.reset`) are never used after it. With `register`, tables that storage holds and
-    the catalog has lost are registered first; with `rolled_back`, the stream's table stays ahead of
-    a file that was put back to an older one. Raises Refused for a change of schema that would lose
-    or hide data, ConfigurationError for tables that the catalog lost, for a table of another
-    stream, and for another source of a column by which records are erased, before anything is
-    changed.
+    (`auto.offset.reset`) are never used after it. `register`: first register tables that are in
+    storage and that the catalog has lost. `rolled_back`: leave the stream's table ahead of a file
+    that was restored to an older version.
+
+    Raises Refused for a schema change that would lose or hide data, ConfigurationError for tables
+    that the catalog lost, for a table of another stream, and for a new source of a column by which
+    records are erased, before anything is changed.
     """
     changes: list[str] = []
-    # Tables to register first can only be loaded afterwards.
+    # Tables that are to be registered cannot be loaded before.
     if not register:
         _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
@@ -100,7 +101,7 @@ def apply(
             else ()
         ),
     )
-    # Their contents can be computed again.
+    # Tables whose contents can be computed again.
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
     if register:
         for name, columns, _ in wanted:
@@ -109,13 +110,13 @@ def apply(
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
-        # A dropped ledger is restored from the state on the branches, a view's partials from the
-        # rows, and was delivered by delivering it again.
+        # A dropped ledger is restored from the state on the branches, partials of a view from the
+        # rows, and deliveries by delivering again.
         if name in missing and name not in derived:
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     if not missing & {stream.table, stream.hours_table}:
         table = lake.load(stream.table)
-        # A branch that was dropped is created again below.
+        # A dropped branch is created again below.
         refs = table.metadata.refs
         there = [refs[branch].snapshot_id for branch in BRANCHES if branch in refs]
         of = (
@@ -125,9 +126,9 @@ def apply(
         )
         erasures = Erasures.of_branches(of)
         require_sources(environment, stream, Ledger(lake, stream.hours_table), erasures)
-    # Kafka first: the recorded beginning must not be older than the tables.
+    # Ask Kafka before tables are created: without its answer, none is.
     first = _beginning(stream, kafka) if stream.table in missing else {}
-    # The stream's own table first: only its columns can be refused, and then nothing has changed.
+    # The stream's table is first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
         owner = (
             {OWNER: Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()}
@@ -170,8 +171,8 @@ def is_created(lake: Lake, stream: Stream) -> bool:
 def guard_state(lake: Lake, stream: Stream) -> list[str]:
     """Protect the state of the branches against other programs' maintenance, in tables of earlier
     versions: move it from side files to table properties, and tag the newest publishes. Every
-    publish does so for its branches; this does so for branches without new publishes. Returns the
-    changes, in words. Raises Terminal, Transient."""
+    publish does so for its branches; this covers branches without new publishes. Returns a
+    description of each change. Raises Terminal, Transient."""
 
     def decide() -> Decision[None]:
         state = load_state(lake, stream.table)
@@ -186,7 +187,7 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
     for name in stream.branched_tables:
         table = lake.load(name)
         commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
-        # After a refusal, the publish that was first moves the state, or the next publish does.
+        # After a refusal, the publish that landed first has moved the state, or the next one does.
         if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
             guarded.append(name)
     return [
@@ -195,8 +196,8 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
 
 
 def _require_own(stream: Stream, lake: Lake) -> None:
-    """That a stream's table has rows, and none of its other tables is a stream's. Raises
-    AnotherStreamsTable."""
+    """Raise AnotherStreamsTable if the stream's table does not have the columns of rows, or if one
+    of its other tables is the table of a stream."""
     file = f"streams/{stream.name}.yaml"
     for name in filter(lake.exists, (*stream.branched_tables, *stream.plain_tables)):
         if (owner := read_owner(lake.load(name))) is not None:
@@ -217,11 +218,11 @@ def _require_own(stream: Stream, lake: Lake) -> None:
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Record the stream as the owner of its table; returns the changes, in words. Raises
+    """Record the stream as the owner of its table; return a description of each change. Raises
     AnotherStreamsTable."""
     table = lake.load(stream.table)
     if not set(BRANCHES) <= table.metadata.refs.keys():
-        return []  # by the next run, or by a job
+        return []  # the next run or a job does it
     text, before = branch_properties(table, "speed").get(POSITION), read_owner(table)
     if not take_over(lake, stream, kafka, Position.from_json(text) if text else Position("", {})):
         if before is not None and before.topic != stream.topic:
@@ -241,7 +242,7 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
-    """Position and timeline of the first commit. A topic that does not exist yet will begin at
+    """Return position and timeline of the first commit. A topic that does not exist yet begins at
     offset 0."""
     topic = kafka.describe(stream.topic)
     now = datetime.now(UTC)
@@ -276,10 +277,10 @@ def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool
 
 
 def require_columns(table: Table, stream: Stream) -> None:
-    """Require that the table's columns are those of the stream's file as this process has read it,
-    or of a file that was rolled back to it. Raises Terminal, and ColumnsChanged for a stream whose
-    columns are those of its subject. A job that keeps running while `apply` evolves its table would
-    write rows without the new columns.
+    """Require that the table has the columns of the stream's file as this process has read it, or
+    that the table is recorded as ahead of that file. Raises Terminal, or ColumnsChanged for a
+    stream with the columns of a subject. A job that keeps running while `apply` evolves its table
+    would write rows without the new columns.
     """
     columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}

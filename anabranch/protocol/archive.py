@@ -1,10 +1,10 @@
-"""The archive: a stream's records as Kafka gave them, hour by hour, in a table of their own
-(`archive` of its file).
+"""The archive: a stream's records as Kafka returned them, by hour, in a table of their own
+(`archive` in the stream's file).
 
-It is an input of the batch layer, as Kafka is, and no result: no reader is given it, and no account
-depends on it. So its commits are apart from those of the rows, and come first. What an hour has is
-only ever completed, by the records that it lacks; a commit requires the head that these were looked
-for on, so no record is in it twice. Erasure and retention remove records.
+It is an input of the batch layer like Kafka, not a result: readers do not use it, and no account
+depends on it. So its commits are separate from those of the rows and come first. A commit only adds
+records that the hour lacks, and requires the head at which they were found missing, so no record is
+in it twice. Erasure and retention remove records.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def plan_archive(
     is_current: bool,
     now: datetime,
 ) -> Commit | None:
-    """The commit that adds an hour's staged records; None if they are to be looked for again. Pure.
+    """Return the commit that adds an hour's staged records; None if the missing records have to be
+    determined again. Pure.
 
-    `had`: the paths of the hour's files when they were looked for, `has`: in `table`. `is_current`,
-    of a state loaded after `table`: the erasures are those by which the records were read. An
-    erasure first records itself on the branches, then moves this head.
+    `had`: the paths of the hour's files at that time, `has`: the paths in `table`. `is_current`: by
+    a state loaded after `table`, the records were read with the current erasures. An erasure is
+    first recorded on the branches, then moves this head.
     """
     if set(had) != set(has) or not is_current:
         return None
@@ -55,15 +56,16 @@ def plan_archive(
 
 
 def is_current(before: State, now: State, hour: str, cut: Cut) -> bool:
-    """Whether records that were read by one state are to be archived by a later one. Pure."""
+    """Whether records that were read with the state `before` may be archived with the state `now`:
+    the hour has not expired, and its erasures are the same. Pure."""
     return not now.is_expired(hour) and marks_of(before, hour, cut) == marks_of(now, hour, cut)
 
 
 def plan_due(
     state: State, content: Collection[str], keep: timedelta | None, now: datetime
 ) -> tuple[str, ...]:
-    """The hours that leave the archive, of those in it: kept long enough and not held, or expired.
-    Pure."""
+    """Return the hours to remove, of the archive's hours `content`: past their retention and not
+    held, or expired. Pure."""
     bound = hour_of(now - keep) if keep is not None else ""
     return tuple(
         hour
@@ -73,8 +75,8 @@ def plan_due(
 
 
 def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) -> Commit | None:
-    """The commit by which hours leave, and snapshots expire: those from before records left after a
-    day. None for nothing to do. Pure."""
+    """Return the commit that removes hours and expires snapshots; snapshots with removed records
+    expire after a day. None if there is nothing to do. Pure."""
     expire = plan_expiry(table, None, now, gone_before=removed_at(table))
     if not (hours or expire):
         return None
@@ -83,7 +85,8 @@ def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) ->
 
 
 def removed_at(table: Table) -> datetime | None:
-    """When records last left the archive; older snapshots have them."""
+    """Return the time (UTC) when records were last removed from the archive, or None; older
+    snapshots have them."""
     text = branch_properties(table, "main").get(_REMOVED)
     return datetime.fromisoformat(text) if text is not None else None
 
@@ -100,8 +103,8 @@ def plan_erase(
     began: datetime,
     now: datetime,
 ) -> Commit | None:
-    """The commit that replaces files by those without erased records; None if a file left
-    meanwhile, or the new ones may be orphans by now. Pure."""
+    """Return the commit that replaces files by files without erased records; None if a file was
+    removed meanwhile, or if orphan removal may have deleted the new ones. Pure."""
     if abs(now - began) > NAMED_WITHIN or not written.keys() <= files.keys():
         return None
     added = tuple(new for new in written.values() if new is not None)
@@ -113,8 +116,8 @@ def plan_erase(
 def plan_searched(
     table: Table, files: Collection[str], searched: Collection[str], id: str, now: datetime
 ) -> Commit | None:
-    """The commit that moves the head once each of the files was searched for erased records; None
-    if one was not: it came meanwhile. Pure."""
+    """Return the commit that moves the head after all `files` were searched for erased records;
+    None if a file was added meanwhile and not searched. Pure."""
     if not set(files) <= set(searched):
         return None
     return Commit(id, heads(table), (Change("main"),), expire=plan_expiry(table, id, now))

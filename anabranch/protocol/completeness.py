@@ -1,5 +1,5 @@
-"""Whether all events of a day have arrived: the ingest hours that can contain them, by the stream's
-bounds, and which of these are accepted."""
+"""Completeness of event time: whether all ingest hours that can contain events of a day, by the
+stream's bounds, are accepted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOMENT = timedelta(microseconds=1)
 @dataclass(frozen=True)
 class EventTimeCompleteness:
     """The ingest hours `first` to `last`, both included, that can contain events of a time; `last`
-    is None where the stream has no bound for late events. `accepted`: the number of accepted hours.
+    is None if the stream has no bound for late events. `accepted`: the number of accepted hours.
     `waiting`: sealed hours that are not accepted. `open`: the first hour that is not sealed yet.
-    `complete_at`: when the last hour ends, the earliest time at which all events can have
+    `complete_at`: the end of the last hour, the earliest time at which all events can have
     arrived."""
 
     stream: str
@@ -35,7 +35,7 @@ class EventTimeCompleteness:
 
 
 def parse_event_time(text: str) -> tuple[datetime, datetime]:
-    """The span `[start, end)` of a day (UTC) such as 2026-11-20, or of an hour such as
+    """Return the span `[start, end)` of a day (UTC) such as 2026-11-20, or of an hour such as
     2026-11-20T13. Raises ConfigurationError."""
     if "T" in text:
         return start_of(text), end_of(text)
@@ -50,10 +50,10 @@ def parse_event_time(text: str) -> tuple[datetime, datetime]:
 
 
 def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str | None, str | None]:
-    """The first and the last ingest hour that can contain an event of `[start, end)`; None where
-    there is no bound. Pure.
+    """Return the first and the last ingest hour that can contain an event of `[start, end)`; None
+    without a bound. Pure.
 
-    An hour takes events from `past` before its start to `future` after its end, both included.
+    An hour accepts events from `past` before its start to `future` after its end, both included.
     """
     first = last = None
     if bounds.future is not None:
@@ -67,11 +67,11 @@ def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str |
 def plan_open_spans(
     bounds: EventTime, state: State
 ) -> list[tuple[datetime, datetime | None]] | None:
-    """The disjoint spans of event time, both ends included and in order, that hours which are not
-    accepted can contain events of. The end of an unbounded span is None; the result is None where
-    the stream has no bound for late events. Pure.
+    """Return the spans of event time that hours without acceptance can contain events of: disjoint,
+    ordered, both ends included. The end of an unbounded span is None; the result is None if the
+    stream has no bound for late events. Pure.
 
-    A time is complete when it touches none of them: `plan_hours`, seen from the hours.
+    A time outside all of them is complete. This is the inverse of `plan_hours`.
     """
     if bounds.past is None:
         return None
@@ -92,9 +92,9 @@ def plan_open_spans(
 
 
 def completeness(stream: Stream, state: State, text: str) -> EventTimeCompleteness:
-    """Whether every hour that can contain events of a day, or an hour, of event time is accepted.
-    Pure. Raises ConfigurationError for a stream without an event time, and for a text that is not a
-    time.
+    """Return whether every ingest hour that can contain events of a day or an hour is accepted.
+    Raises ConfigurationError for a stream without an event time and for a text that is no time.
+    Pure.
     """
     if stream.event_time is None:
         raise ConfigurationError(

@@ -1,8 +1,9 @@
-"""Dead letters: their table follows the rows' publish, which names the staged files.
+"""Dead letters: a commit to their own table follows the publish of rows, which names the staged
+files.
 
-The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it
-is remembered by id, and the next process rolls a missing one forward. Staged dead letters wait
-without a limit: a branch protects their snapshot from expiry. If the snapshot is gone all the same,
+The two tables cannot change in one commit. The rows' commit is authoritative; the commit of the
+dead letters records their id, and the next process makes a missing one. Staged dead letters wait
+without a time limit: a branch protects their snapshot from expiry. If the snapshot is gone anyway,
 copies of its files are published, since the program that expired it deletes the files. Missing
 files do not block publishes: the loss is logged once, and the batch layer restates its hours that
 lack them.
@@ -53,7 +54,7 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
-_NAMED = 24  # sets that the ledger names
+_NAMED = 24  # the most sets that the ledger names
 _CHUNK = 1 << 20
 
 
@@ -62,8 +63,8 @@ class Complete:
     """Dead letters that are published and complete: the sets with these `ids`, and those of each
     hour that branch `batch` had accepted by its publish `content`.
 
-    It stays true, since neither a set that is done nor what a revision lacks changes: the ledger's
-    snapshots state it.
+    The ledger's snapshots state it. It stays true: a published set does not change, nor do the
+    missing dead letters of a revision.
     """
 
     content: str
@@ -71,16 +72,15 @@ class Complete:
 
     @staticmethod
     def of(state: State) -> Complete | None:
-        """Those of a state whose sets are all done and of whose accepted hours none lacks any; None
-        where they are more than a snapshot names. Pure."""
+        """Return the dead letters of a state in which all sets are published and no accepted hour
+        lacks any; None if there are more sets than a snapshot names. Pure."""
         ids = state.waiting_letters
         return Complete(state.content["batch"], ids) if len(ids) <= _NAMED else None
 
     def covers(self, state: State) -> bool:
-        """Whether these are all the dead letters that are to be published, or to be looked for, in
-        a state. Pure.
+        """Whether these include all dead letters that a state has to publish or to check. Pure.
 
-        A `batch` made again from `main` names no publish, whatever its hours are.
+        False for a `batch` that was recreated from `main`: it names no publish.
         """
         content = state.content["batch"]
         return bool(content) and content == self.content and state.waiting_letters <= self.ids
@@ -95,7 +95,7 @@ class Complete:
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
-    """The entry of a speed publish for the dead letters of its micro-batch."""
+    """Return the entry of a speed publish for the dead letters of its micro-batch."""
     return {
         "id": staged.wap_id,
         "at": now.isoformat(),
@@ -107,8 +107,8 @@ def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
 def waiting_batch(
     staged: Staged | None, hour: str, revision: int, now: datetime, id: str | None = None
 ) -> dict[str, Any]:
-    """The entry of a batch publish for the dead letters of its hour; without any, the hour is
-    emptied, under `id`."""
+    """Return the entry of a batch publish for the dead letters of its hour. If `staged` is None,
+    the entry has `id` and removes the hour's earlier dead letters."""
     paths = [f.file_path for f in staged.files] if staged is not None else []
     wap_id = staged.wap_id if staged is not None else id or new_id()
     return {
@@ -122,8 +122,8 @@ def waiting_batch(
 
 
 def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
-    """The entry of a swap to another layer: the hour's dead letters in `main` become that
-    layer's."""
+    """Return the entry of a swap to another layer: `main` gets that layer's dead letters of the
+    hour."""
     return {
         "id": id or new_id(),
         "at": now.isoformat(),
@@ -135,17 +135,17 @@ def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None
 
 
 def is_due(state: State, item: Mapping[str, Any]) -> bool:
-    """Whether a set of dead letters is to be published: the rows' table, loaded after that of the
-    dead letters, still names it, and for no revision that was replaced since. Pure.
+    """Whether a set of dead letters is to be published: the rows' table, loaded after the dead
+    letters table, still names it, and its revision was not replaced. Pure.
 
-    One that is not named any more was published, or is of a rows' publish that was taken back.
+    A set that is no longer named was published, or its publish of rows was rolled back.
     """
     waiting, hour = {i["id"]: i for i in state.dead_letters}, item.get("hour")
     if item["id"] not in waiting or item["layer"] != "batch":
         return item["id"] in waiting
     if (accepted := state.accepted.get(str(hour))) is not None:
         return bool(accepted.revision == item["revision"])
-    # No hour is forgotten while dead letters of it wait; by older versions it was.
+    # Older versions removed hours from the accepted ones while dead letters of them waited.
     newest = max(
         i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch"
     )
@@ -153,17 +153,17 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
 
 
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
-    """Publish every set of dead letters that a rows' publish named; returns the ids that are
-    published now.
+    """Publish every set of dead letters that a publish of rows named; return the ids of all sets
+    that are published.
 
-    Each is published once, by any process: the dead letters' own snapshots remember the ids. Raises
-    Transient.
+    Each set is published once, by any process: the snapshots of the dead letters table record the
+    ids. Raises Transient.
     """
     done = set()
     rows_table, table = ".".join(state.table.name()), None
     for item in state.dead_letters:
         for _ in range(20):
-            # Each is decided by the table as the one before it left it; refused, by a fresh one.
+            # Decide on the table after the previous set; after a refusal, on a fresh load.
             table = _publish(lake, table or lake.load(table_name), rows_table, item)
             if table is not None:
                 break
@@ -177,16 +177,16 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
 
 
 def is_done(table: Table, item: Mapping[str, Any]) -> bool:
-    """Whether the dead letters' table remembers a set of them as published. Pure."""
+    """Whether the dead letters table records a set as published. Pure."""
     return item["id"] in _remembered(table)[item["layer"]]
 
 
 def plan_changes(
     state: State, item: Mapping[str, Any], files: tuple[DataFile, ...], hour_of: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    """The changes of a due set of dead letters: `files` are its own, `hour_of` maps their paths to
-    hours. Pure. No changes for a swap of an hour that another layer serves by now: a later swap
-    replaces this one.
+    """Return the changes of a due set of dead letters: `files` are its own, `hour_of` maps their
+    paths to hours. Empty for a swap of an hour that another layer serves now: a later swap replaces
+    this one. Pure.
     """
     layer, hour = item["layer"], item.get("hour")
     if layer == "main":
@@ -211,8 +211,8 @@ def plan_commit(
     lacks: bool,
     now: datetime,
 ) -> Commit:
-    """The commit of a set's changes; the branches remember it as done. What other sets wait for
-    stays staged, however long. `lacks`: files of it are gone. Pure."""
+    """Return the commit of a set's changes; the branches record the set as published. Staged files
+    of other waiting sets never expire. `lacks`: whether files of the set are gone. Pure."""
     id, hour = str(item["id"]), item.get("hour")
     remembered, staged = _remembered(table), staged_snapshot(table, id)
     waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
@@ -237,17 +237,18 @@ def plan_commit(
 
 
 def named_files(state: State) -> frozenset[str]:
-    """The paths of the files that publishes of rows name, and that wait to be published. Pure."""
+    """Return the paths of the files that publishes of rows name and that are not published yet.
+    Pure."""
     return frozenset(path for item in state.dead_letters for path in item["paths"])
 
 
 def is_named(state: State, staged: Staged) -> bool:
-    """Whether a publish of rows names what is staged. Pure."""
+    """Whether a publish of rows names these staged dead letters. Pure."""
     return any(item["id"] == staged.wap_id for item in state.dead_letters)
 
 
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
-    """Forget staged dead letters that their publisher will not publish, unless a publish of rows
+    """Discard staged dead letters that their publisher will not publish, unless a publish of rows
     names them."""
     if is_named(load_state(lake, stream.table), staged):
         LOG.info(
@@ -260,13 +261,13 @@ def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
 
 
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
-    """The hours whose accepted revision, which is named too, lacks dead letters: their files were
-    lost before they were published. Raises Transient."""
+    """Return the hours whose accepted revision lacks dead letters, with that revision: their files
+    were lost before they were published. Raises Transient."""
     return plan_lost(lake.load(stream.dead_letters_table), state) if may_lack(state) else {}
 
 
 def may_lack(state: State) -> bool:
-    """Whether any are to be published or looked for: hours without records have no dead letters.
+    """Whether dead letters may have to be published or checked: only hours with records have any.
     Pure."""
     return bool(state.dead_letters) or any(
         accepted.cut.offsets for accepted in state.accepted.values()
@@ -274,7 +275,7 @@ def may_lack(state: State) -> bool:
 
 
 def plan_lost(table: Table, state: State) -> dict[str, int]:
-    """`lost_hours` of the loaded table of dead letters. Pure."""
+    """Return the result of `lost_hours` from a loaded dead letters table. Pure."""
     lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
     return {
         h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r
@@ -282,13 +283,13 @@ def plan_lost(table: Table, state: State) -> dict[str, int]:
 
 
 def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any]) -> Table | None:
-    """The dead letters' table in which nothing of an item is left to do; None when its publish was
-    refused."""
+    """Publish a set of dead letters if it is due; return the table after it, or None if the publish
+    was refused or has to be decided again."""
     layer, hour = item["layer"], item.get("hour")
     if is_done(table, item):
         return table
-    # The rows' state after the dead letters' table: what an acceptance since then publishes refuses
-    # this one.
+    # Load the rows' state after the dead letters table: a later acceptance then changes that table,
+    # and this publish is refused.
     state = load_state(lake, rows_table)
     if not is_due(state, item):
         LOG.info(
@@ -312,7 +313,7 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
         )
         return table
     if lake.clock.now(table.metadata.last_updated_ms) - began > NAMED_WITHIN:
-        # A copy that nothing names may be an orphan by now.
+        # Orphan removal may have deleted copies that no snapshot names.
         return None
     landed = lake.land(
         table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC))
@@ -343,8 +344,8 @@ def _remembered(table: Table) -> dict[str, list[str]]:
 
 
 def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-    """The files of an item, as they were staged, or else copies of those that storage still has by
-    the paths that it names; and the paths that it has not. Raises Transient."""
+    """Return the staged files of a set, else copies of its files that storage still has; and the
+    paths of the missing files. Raises Transient."""
     paths: list[str] = item["paths"]
     if not paths:
         return (), ()
@@ -367,8 +368,8 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
 
 
 def _copy(table: Table, path: str) -> str | None:
-    """Copy a file to a name that only its own path gives, and that no other program's list of files
-    to delete has; None when the file is gone."""
+    """Copy a file to a name derived from its path, which no other program's list of files to delete
+    contains. Returns the new path, or None if the file is gone."""
     copy = _copy_of(path)
     try:
         with (
@@ -387,14 +388,14 @@ def _copy_of(path: str) -> str:
 
 
 def _from_footer(table: Table, path: str) -> DataFile:
-    """A file as a manifest entry: its own footer contains the partition, counts and bounds."""
+    """Return the manifest entry of a file, with partition, counts and bounds from its footer."""
     data_file = parquet_file_to_data_file(table.io, table.metadata, path)
     data_file.spec_id = table.metadata.default_spec_id
     return data_file
 
 
 def _staged(table: Table, id: str) -> Staged | None:
-    """The staged snapshot of an id; None also when storage lacks its manifests."""
+    """Return the staged snapshot of an id; None if there is none or storage lacks its manifests."""
     try:
         return find_staged(table, id)
     except Transient as error:
@@ -406,15 +407,15 @@ def _staged(table: Table, id: str) -> Staged | None:
 def _is_published(
     table: Table, branch: str, files: tuple[DataFile, ...], paths: Collection[str]
 ) -> bool:
-    """Whether a branch has one of the files that an item names, or its copy: they are published
-    together, and a file twice has its records twice."""
+    """Whether a branch has a file of a set, or its copy. The files of a set are published together;
+    a second publish would repeat their records."""
     have = files_by_hour(table, branch, {hour_of_file(table, f) for f in files})
     names = {name for path in paths for name in (path, _copy_of(path))}
     return any(not names.isdisjoint(of_hour) for of_hour in have.values())
 
 
 def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
-    """The ids that a branch remembers as done once `id` is done; waiting ids are never forgotten.
-    Pure."""
+    """Return the ids that a branch records as published after `id`: the newest _REMEMBERED, and all
+    that still wait. Pure."""
     ids = [*before, id]
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

@@ -1,7 +1,7 @@
 """The history of hours: every decision, the changes between revisions, and which revisions can
-still be read. A restatement tags `main` as it was before; the tag's name is `<hour>-r<revision>`.
-The tagged snapshot itself shows whether it contains that revision: if an operator had assigned the
-hour to the speed layer, it contains the speed layer's rows.
+still be read. A restatement tags the previous snapshot of `main` as `<hour>-r<revision>`. The
+tagged snapshot does not always contain that revision: if an operator had assigned the hour to the
+speed layer, it contains the speed layer's rows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
 
 @dataclass(frozen=True)
 class Tagged:
-    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its
-    end."""
+    """A tag of a replaced revision: its snapshot, the number of the hour's rows in it, and the time
+    (UTC) at which it expires."""
 
     name: str
     snapshot_id: int
@@ -40,8 +40,8 @@ class Tagged:
 
 @dataclass(frozen=True)
 class DecisionFacts:
-    """A decision, the operator's `act` that it follows from, and of an accepted revision what it
-    `changed` (`changed_values`), and whether and how its rows can be read."""
+    """A decision and the operator's `act` that it follows from. For an accepted revision also the
+    values that it `changed` (`changed_values`), and whether and how its rows can be read."""
 
     hour: str
     at: datetime
@@ -60,8 +60,8 @@ class DecisionFacts:
 
 
 def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFacts]:
-    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to
-    read what it replaced. Raises Transient when the lake does not answer."""
+    """Return every decision about one hour, or about all if None, by hour, oldest first. Raises
+    Transient if the lake does not answer."""
     wanted_hours = [hour] if hour is not None else None
     rows = Ledger(lake, stream.hours_table).history(wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(lake, stream.table)
@@ -75,8 +75,7 @@ def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFact
 
 
 def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The ledger's rows, and behind them the decisions that still wait on a branch to be written.
-    Pure."""
+    """Return the ledger's rows, followed by the decisions that still wait on a branch. Pure."""
     known = {row.decision_id for row in rows}
     return [
         *rows,
@@ -87,7 +86,7 @@ def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> lis
 def history_rows(
     table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]
 ) -> list[DecisionFacts]:
-    """The decisions of `rows` (the ledger's, oldest first) hour by hour. Pure."""
+    """Return the decisions of `rows` (ledger rows, oldest first), ordered by hour. Pure."""
     made = []
     for hour in sorted({row.hour for row in rows}):
         of_hour = [row for row in rows if row.hour == hour]
@@ -125,7 +124,7 @@ def _decision(
 
 
 def _why(row: LedgerRow) -> str | None:
-    """Why a decision without a reason of its own was taken."""
+    """Return the reason of a decision that has none of its own."""
     if row.decision != "accepted":
         return None
     return "restated (`anabranch batch --restate`)" if row.revision > 1 else None
@@ -134,8 +133,8 @@ def _why(row: LedgerRow) -> str | None:
 def _readable(
     table: str, row: LedgerRow, newest: int, tag: Tagged | None
 ) -> tuple[str | None, str | None, str]:
-    """The tag and the command that read a revision's rows, where there are such, and in words
-    whether they can be."""
+    """Return the tag and the command that read a revision's rows, None if there is none, and a text
+    about whether the rows can be read."""
     query = hour_query(table, row.hour)
     if row.revision == newest:
         return None, query, "it is the newest revision"
@@ -148,20 +147,20 @@ def _readable(
 
 
 def hour_query(table: str, hour: str) -> str:
-    """The command that reads the rows of an hour."""
+    """Return the command that reads the rows of an hour."""
     return f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{hour}'\""
 
 
 def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:
-    """The values that differ between two revisions: `{name: [before, after]}`, as JSON values.
-    Pure."""
+    """Return the values that differ between two revisions: `{name: [before, after]}`, as JSON
+    values. Null equals 0. Pure."""
     one, other = before.as_columns(), after.as_columns()
     pairs = {name: [one.get(name), other.get(name)] for name in _COMPARED}
     return {name: pair for name, pair in pairs.items() if (pair[0] or 0) != (pair[1] or 0)}
 
 
 def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
-    """The changes between two revisions, in words: `good 40 to 41 (+1)`."""
+    """Format the changes between two revisions: `good 40 to 41 (+1)`."""
     parts = []
     for name, (one, other) in changed.items():
         if isinstance(one, int | None) and isinstance(other, int | None):
@@ -172,7 +171,8 @@ def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
 
 
 def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagged]:
-    """The tags that are left of `revisions` (hour, revision) of a loaded table."""
+    """Return the remaining tags of `revisions` (hour, revision) in a loaded table, by name. Raises
+    Transient."""
     by_name = {}
     for hour, revision in dict.fromkeys(revisions):
         name = f"{hour}-r{revision}"

@@ -1,9 +1,9 @@
-"""Deliveries: which accepted hour was delivered to which target of egress, append-only, beside the
-stream's tables.
+"""Deliveries of accepted hours to targets of egress: an append-only table beside the stream's
+tables.
 
-The newest row of a target is its position: the token of the changes (`serving_layer.changes`) to go
-on from. Delivering again restores a row that a crash prevented, and a lost table; it changes
-nothing at the target.
+The newest row of a target is its position: the token of the changes (`serving_layer.changes`) to
+continue from. Repeating a delivery restores a row that a crash prevented, or a lost table, and
+changes nothing at the target.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ DELIVERIES_SCHEMA = Schema(
 
 _ARROW = schema_to_pyarrow(DELIVERIES_SCHEMA)
 _COLUMNS = tuple(f.name for f in DELIVERIES_SCHEMA.fields if f.name != "code_version")
-# Commits among which the newest delivery to a target is looked for first.
+# The newest commits, which are searched first for the newest delivery to a target.
 _RECENT = 200
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """An hour that is whole at a target. `token` is the place in the changes behind it."""
+    """An hour that is complete at a target. `token` is the position in the changes after it."""
 
     delivery_id: str
     hour: str
@@ -75,7 +75,7 @@ class Delivery:
 
 
 def record(lake: Lake, name: str, delivery: Delivery) -> None:
-    """Write a delivery that the table does not contain yet. Raises Transient, or Terminal for a
+    """Write a delivery if the table does not contain it yet. Raises Transient, or Terminal for a
     missing table."""
 
     def missing(table: Table) -> pa.Table | None:
@@ -94,8 +94,8 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
 
 
 def newest(lake: Lake, name: str, target: str, place: str | None = None) -> Delivery | None:
-    """The newest delivery to a target, at any of its places without `place`; None for none. Raises
-    Transient, or Terminal for a missing table."""
+    """Return the newest delivery to a target, at `place` or at any of its places; None if there is
+    none. Raises Transient, or Terminal for a missing table."""
     table = lake.load(name)
     recent = max(0, table.metadata.next_sequence_number() - _RECENT)
     with lake_errors(f"read table {name}"):

@@ -1,8 +1,8 @@
-"""Erasures: which records were erased by the values of a column, as far as each branch records it.
+"""Erasures of records by values of a column, as the branches record them.
 
-An erasure is of the records that Kafka had accepted when it was requested: those before `ends`. So
-both layers judge a record alike, whenever they read it. The ledger has keyed hashes of the values,
-and the places of erased dead letters.
+An erasure covers the records that Kafka had accepted when it was requested, which are before
+`ends`. So both layers decide alike about a record, whenever they read it. The ledger has keyed
+hashes of the values, and the places (partition and offset) of erased dead letters.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Erasure:
-    """The erasure of rows by values of `column`, requested `at`, of which nothing is to be left by
-    `until`.
+    """The erasure of records by values of `column`, requested `at`, to be complete by `until`.
 
-    It is of the records of hours before `since`, and of later ones before `ends` in the log of
-    `topic_id`. `places`: how often places of dead letters were added. `changed`: when records last
-    left a branch. `done`: when none was left.
+    It covers the records of hours before `since`, and records before `ends` in the log of
+    `topic_id`. `places`: how often places of dead letters were added. `changed`: when records were
+    last removed from a branch. `done`: when none was left. Times are UTC.
     """
 
     id: str
@@ -43,16 +42,16 @@ class Erasure:
 
     @property
     def mark(self) -> str:
-        """What rows are staged by: it changes when places are added."""
+        """The mark of rows that were staged with the erasure; it changes when places are added."""
         return f"{self.id}:{self.places}"
 
     def covered(self, hour: str, topic_id: str, ranges: Ranges) -> Ranges:
-        """The part of an hour's `ranges` in a log that the erasure is of."""
+        """Return the part of an hour's `ranges` in a log that the erasure covers."""
         return clip(ranges, {p: self.offsets(hour, topic_id, p) for p in ranges})
 
     def offsets(self, hour: str, topic_id: str, partition: int) -> tuple[int, int]:
-        """The offsets of a partition that the erasure is of, in an hour of a log. A log that was
-        left may have had partitions that the position's does not have."""
+        """Return the range `[start, end)` of a partition that the erasure covers in an hour of a
+        log. A log that was left may have had partitions that the position's log does not have."""
         if hour < self.since:
             return 0, _EVERYTHING
         return 0, self.ends.get(partition, 0) if topic_id == self.topic_id else 0
@@ -85,34 +84,34 @@ class Erasure:
 
 @dataclass(frozen=True)
 class Erasures:
-    """All erasures of a stream whose records a layer may read again, in the order of their ids."""
+    """All erasures of a stream whose records a layer may read again, ordered by id."""
 
     all: tuple[Erasure, ...] = ()
 
     def of(self, id: str) -> Erasure | None:
-        """The erasure with an id; None where there is none."""
+        """Return the erasure with this id, or None."""
         return next((one for one in self.all if one.id == id), None)
 
     def __getitem__(self, id: str) -> Erasure:
-        """The erasure with an id. Raises KeyError."""
+        """Return the erasure with this id. Raises KeyError."""
         return {one.id: one for one in self.all}[id]
 
     def covering(self, hour: str, topic_id: str, ranges: Ranges) -> tuple[Erasure, ...]:
-        """The erasures of records in an hour's `ranges` of a log."""
+        """Return the erasures that cover a part of an hour's `ranges` in a log."""
         return tuple(one for one in self.all if one.covered(hour, topic_id, ranges))
 
     def marks(self, hour: str, topic_id: str, ranges: Ranges) -> frozenset[str]:
-        """What the rows of an hour's `ranges` are to be staged by."""
+        """Return the marks with which rows of an hour's `ranges` must be staged."""
         return frozenset(one.mark for one in self.covering(hour, topic_id, ranges))
 
     def plus(self, erasure: Erasure) -> Erasures:
-        """With an erasure, in place of an earlier state of it. Pure."""
+        """Return the erasures with this one, in place of its earlier state. Pure."""
         others = (one for one in self.all if one.id != erasure.id)
         return Erasures(tuple(sorted((*others, erasure), key=lambda one: one.id)))
 
     @property
     def changed(self) -> datetime | None:
-        """When records last left a branch; None: never."""
+        """The time (UTC) when records were last removed from a branch; None if never."""
         return max((one.changed for one in self.all if one.changed is not None), default=None)
 
     def to_json(self) -> str:
@@ -124,7 +123,7 @@ class Erasures:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Erasures:
-        """What the branches record together: of each erasure the furthest state. One that was set
+        """Return the most advanced state of each erasure on any branch. A branch that was rolled
         back has an older one."""
         found = Erasures()
         for one in (one for branch in branches for one in Erasures.from_properties(branch).all):

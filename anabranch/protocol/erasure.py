@@ -1,12 +1,12 @@
-"""Erase: the publishes by which records with some values of a column leave every branch.
+"""Erasure: the publishes that remove records with some values of a column from every branch.
 
-1. The ledger gets the keyed hashes, then one publish records the erasure on each branch. It moves
-   every head: whatever was staged without it is staged again, without these records.
+1. The keyed hashes are written to the ledger, then one publish records the erasure on each branch.
+   It moves every head, so rows that were staged before are staged again, without these records.
 2. Files with such rows are replaced by files without them, on every branch that has them, some
-   hours in a commit. The hour's account changes with it.
-3. The places of such dead letters go to the ledger and to the hours' accounts by a publish that
-   moves every head again; then the dead letters leave their own table.
-4. Once every record that the erasure is of was read, and nothing is left, it is recorded as done.
+   hours in a commit, which also changes the accounts of the hours.
+3. The places of such dead letters are written to the ledger and to the hours' accounts by a publish
+   that moves every head again; then the dead letters are removed from their own table.
+4. After every record that the erasure covers was read and none is left, it is recorded as done.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 Files = Mapping[str, Mapping[str, "DataFile"]]
-"""By path, within an hour: the files of a branch."""
+"""The files of a branch, by hour and path."""
 
 
 def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
-    """The files of all branches, by path. Pure."""
+    """Return the files of all branches by path. Pure."""
     return {
         path: f
         for files in there.values()
@@ -46,26 +46,27 @@ def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
 
 
 UNSERVED = "unserved"
-"""What marks a row of the ledger that records files which no branch of the rows has: `main` has the
-same rows as before."""
+"""The key that marks a ledger row about files that no branch of the rows table has: the rows of
+`main` did not change."""
 
 Rewritten = Mapping[str, "DataFile | None"]
-"""By the path of a file with erased records, the file that has the others; None where it has no
-others."""
+"""For the path of each file with erased records, the file with its other records; None if there are
+no others."""
 
 
 def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
-    """The publish that records an erasure on each branch; None when they have it. Pure."""
+    """Return the publish that records an erasure on each branch; None if they have it. Pure."""
     return None if state.erasures.of(erasure.id) is not None else _recorded(state, erasure, id)
 
 
 def held_against(
     state: State, erasure: Erasure, hours: Collection[str], now: datetime
 ) -> str | None:
-    """What of a request to erase is held, in words; None for nothing. Pure.
+    """Return a description of a hold on records of a request to erase; None if there is no hold.
+    Pure.
 
-    `hours`: those that have such records. Records that are yet to be read may be of any hour from
-    the open one to that of `now`.
+    `hours`: the hours with such records. Records that are not read yet may be of any hour from the
+    open one to that of `now`.
     """
     holds = state.holds
     found = ((hour, hold) for hour in sorted(hours) if (hold := holds.of(hour)) is not None)
@@ -92,12 +93,11 @@ def plan_rewrite(
     began: datetime,
     now: datetime,
 ) -> Publish | None:
-    """The publish that replaces each file of `rewritten` on every branch that has it. Pure.
+    """Return the publish that replaces each file of `rewritten` on every branch that has it. Pure.
 
-    `there`: the files of each branch, by branch. None when a file left every branch since, by a
-    compaction or a rebuild, or when the new files may be orphans by now: `began` is when writing
-    them began, `now` a time after `state` was loaded. A file that only some branches have is
-    replaced there.
+    `there`: the current files by branch. None if a compaction or a rebuild has removed a file from
+    every branch, or if orphan removal may have deleted the new files: `began` is when writing them
+    began, `now` a time after `state` was loaded.
     """
     if not _can_replace(rewritten, there, began, now):
         return None
@@ -106,8 +106,8 @@ def plan_rewrite(
 
 
 def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
-    """The publish after which no layer stages the dead letters again whose places the `decisions`
-    have. Pure."""
+    """Return the publish after which no layer stages the dead letters at the places in `decisions`
+    again. Pure."""
     return replace(
         _recorded(state, replace(erasure, places=erasure.places + 1), id),
         decisions=tuple(decisions),
@@ -117,8 +117,9 @@ def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], 
 def plan_unserved(
     state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime
 ) -> Publish:
-    """The publish whose `decisions` record files that no branch of the rows has: files of the
-    archive that are about to be replaced, and files that former snapshots alone have. Pure."""
+    """Return the publish whose `decisions` record files that no branch of the rows table has: files
+    of the archive that are about to be replaced, and files that only former snapshots have.
+    Pure."""
     unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
     return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
 
@@ -132,8 +133,8 @@ def plan_letters(
     began: datetime,
     now: datetime,
 ) -> Commit | None:
-    """The commit of the dead letters' table that replaces each file of `rewritten`, as
-    `plan_rewrite`. Pure."""
+    """Return the commit to the dead letters table that replaces each file of `rewritten`, as
+    `plan_rewrite` does for rows. Pure."""
     if not _can_replace(rewritten, there, began, now):
         return None
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters)
@@ -149,7 +150,7 @@ def _can_replace(
 def _replacing(
     rewritten: Rewritten, there: Mapping[str, Files], properties: Mapping[str, str] | None = None
 ) -> tuple[Change, ...]:
-    """The changes by which each branch gets the new files in place of those that it has."""
+    """Return the changes that replace the files of `rewritten` on each branch that has them."""
     changes = []
     for branch in BRANCHES:
         removed = tuple(
@@ -161,7 +162,7 @@ def _replacing(
 
 
 def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
-    """The publish that records that nothing is left on any branch. Pure."""
+    """Return the publish that records that no branch has erased records any more. Pure."""
     return _recorded(state, replace(erasure, changed=now, done=now), id)
 
 
@@ -173,10 +174,13 @@ def plan_forget(
     now: datetime,
     archived: Collection[str] = (),
 ) -> Publish | None:
-    """The publish after which the branches no longer record erasures that are done, whose deadline
-    has passed, of which nothing is left (`finished`), and that no layer can read a record of: none
-    that Kafka has, with `log_starts`, and none of the hours that are `archived`; None where there
-    is none. Pure."""
+    """Return the publish that removes completed erasures from the branches; None if there is none.
+    Pure.
+
+    An erasure is removed if it is done and in `finished` (no copy is left), its deadline has
+    passed, and no layer can read its records again: Kafka has deleted them (`log_starts`) or its
+    log was left, and no hour in `archived` has any.
+    """
 
     def may_be_archived(one: Erasure, hour: str) -> bool:
         cut = state.cuts.get(hour)
@@ -198,8 +202,7 @@ def plan_forget(
 
 
 def is_read(state: State, erasure: Erasure) -> bool:
-    """Whether the table has every record that an erasure is of, as far as it will ever have it.
-    Pure."""
+    """Whether every record that an erasure covers was read, or is in a log that was left. Pure."""
     if _is_left(state, erasure):
         return True
     read = dict(state.position.offsets)
@@ -211,16 +214,15 @@ def is_read(state: State, erasure: Erasure) -> bool:
 
 
 def _is_left(state: State, erasure: Erasure) -> bool:
-    """Whether the log that an erasure is of was left. A stream that has read nothing has not begun
-    with its log."""
+    """Whether the stream left the log of an erasure. A stream without a topic id has left none."""
     return state.position.topic_id not in ("", erasure.topic_id)
 
 
 def plan_account(
     before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]
 ) -> HourAccount:
-    """An accepted hour's account once so many of its rows and dead letters, by partition, are
-    erased; of `before`, its account until then. Empty without one. Pure."""
+    """Return an accepted hour's account after the erasure of these numbers of rows and dead
+    letters, by partition. `before`: its account until then; empty without one. Pure."""
     if before is None or before.good is None:
         return HourAccount()
     gone = sum(rows.values()) + sum(dead.values())
@@ -244,7 +246,7 @@ def _less(account: Account, rows: int, dead: int) -> Account:
 
 
 def places_of(history: Iterable[LedgerRow]) -> dict[str, set[tuple[int, int]]]:
-    """By hour, where its erased dead letters were: partition and offset, by the ledger. Pure."""
+    """Return the places (partition, offset) of erased dead letters in the ledger, by hour. Pure."""
     places: dict[str, set[tuple[int, int]]] = {}
     for row in history:
         if row.erasure is not None and row.decision == "erased":
@@ -260,8 +262,8 @@ def erased_of_hour(
     places: Collection[tuple[int, int]],
     files: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What a row of the ledger records of the part of an erasure in one hour: how many rows by
-    partition, the places of dead letters, and the files that had them."""
+    """Return the ledger's JSON about an erasure in one hour: the number of rows and dead letters,
+    their total by partition, the places of the dead letters, and the files that had them."""
     counts = dict(rows)
     for p, _ in places:
         counts[p] = counts.get(p, 0) + 1
@@ -276,7 +278,7 @@ def erased_of_hour(
 
 
 def log_of(state: State, hour: str) -> str:
-    """The topic id of the log that an hour is of. Pure."""
+    """Return the topic id of an hour's log. Pure."""
     if (cut := state.cuts.get(hour)) is not None:
         return cut.topic_id
     left = next((adoption for adoption in state.timeline.adoptions if hour <= adoption.hour), None)
@@ -284,7 +286,7 @@ def log_of(state: State, hour: str) -> str:
 
 
 def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
-    """What an hour's rows are to be staged by; a value to compare. Pure."""
+    """Return the marks with which an hour's rows must be staged; only for comparison. Pure."""
     return frozenset(
         f"erased {mark}" for mark in state.erasures.marks(hour, cut.topic_id, cut.ranges)
     )

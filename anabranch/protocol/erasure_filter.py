@@ -1,4 +1,4 @@
-"""The filter by which a layer leaves erased records out: the hashes of the erasures that cover its
+"""The filter of erased records that a layer leaves out: the hashes of the erasures that cover its
 offsets, and the places of erased dead letters of its hours."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from anabranch.protocol.state import State
 
 @dataclass(frozen=True)
 class Request:
-    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of
-    their key. `source`: what the column was made of, as `source_of`; None of a request of an older
-    version."""
+    """The request of an erasure in the ledger: its column, the keyed hashes of its values, and the
+    id of their key. `source`: the source of the column's values (`source_of`); None in requests of
+    older versions."""
 
     column: str
     key: str
@@ -31,7 +31,8 @@ class Request:
 
 @dataclass(frozen=True)
 class HashedValues:
-    """The erased values of a column, and the offsets whose records they erase."""
+    """The hashes of erased values of a column, and the offset ranges in which records with these
+    values are erased."""
 
     column: str
     key: Key
@@ -39,13 +40,13 @@ class HashedValues:
     ranges: Ranges
 
     def matches(self, value: str) -> bool:
-        """Whether records with a value, as text, are erased."""
+        """Whether records with this value, as a string, are erased."""
         return self.key.hash(self.column, value) in self.hashes
 
 
 @dataclass(frozen=True)
 class HourFilter:
-    """The records that are left out of an hour: those with values, and those at places."""
+    """The records to leave out of an hour, by value and by place (partition, offset)."""
 
     hour: str
     values: tuple[HashedValues, ...]
@@ -54,7 +55,7 @@ class HourFilter:
 
 @dataclass(frozen=True)
 class ErasureFilter:
-    """The records that are left out of some hours."""
+    """The records to leave out, by hour."""
 
     hours: tuple[HourFilter, ...]
 
@@ -67,10 +68,10 @@ def load_filter(
     topic_id: str,
     by_hour: Mapping[str, Ranges],
 ) -> ErasureFilter | None:
-    """The filter of some offsets by hour, of one log; None where no erasure is of them. The filter
-    is that of the marks that `state` gives. Raises ConfigurationError without the key of an
-    erasure, and for a column that is made of something else than at its request; Terminal where the
-    ledger lacks its hashes, Transient."""
+    """Return the filter for offsets of one log, by hour; None if no erasure covers them. It has the
+    erasures of `state`, whose marks the staged rows get. Raises ConfigurationError if the key of an
+    erasure is missing or the source of its column changed, Terminal if the ledger lacks its hashes,
+    Transient."""
     covering = {h: state.erasures.covering(h, topic_id, ranges) for h, ranges in by_hour.items()}
     wanted = {one.id: one for erasures in covering.values() for one in erasures}
     if not wanted:
@@ -105,8 +106,8 @@ def load_filter(
 
 
 def source_of(environment: Environment, stream: Stream, column: str) -> str:
-    """What a stream's file makes a column of, and by which secret, if it is a keyed hash: what its
-    values follow from."""
+    """Return the source of a column in the stream's file, and the id of the secret if the column is
+    a keyed hash. Both determine its values."""
     source, secret = stream.source_of(column), environment.masking_secret
     is_masked = any(one.masks for one in stream.select or () if one.name == column)
     return f"{source} by secret {Key(secret).id}" if is_masked and secret is not None else source
@@ -115,9 +116,8 @@ def source_of(environment: Environment, stream: Stream, column: str) -> str:
 def require_sources(
     environment: Environment, stream: Stream, ledger: Ledger, erasures: Erasures
 ) -> None:
-    """Raise ConfigurationError where the column of an erasure is made of something else than at its
-    request: its hashes are of the former values. Raises Terminal and Transient as
-    `load_requests`."""
+    """Raise ConfigurationError if the source of an erasure's column changed since its request: its
+    hashes are of the former values. Raises Terminal and Transient as `load_requests`."""
     _require_sources(environment, stream, load_requests(ledger, erasures.all))
 
 
@@ -137,7 +137,7 @@ def _require_sources(
 
 
 def keys_of(environment: Environment) -> dict[str, Key]:
-    """The keys of the configuration, by their ids; the current one first."""
+    """Return the keys of the configuration by id, the current one first."""
     if environment.erasure is None:
         return {}
     secrets = (environment.erasure.key, *environment.erasure.former_keys)
@@ -149,8 +149,8 @@ _REQUESTS: dict[tuple[str, str], Request] = {}
 
 
 def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Request]:
-    """The requests of some erasures, by id. Each is read once in a process: it never changes.
-    Raises Terminal for one that the ledger lacks, Transient."""
+    """Return the requests of these erasures by id. A process reads each once: it never changes.
+    Raises Terminal if the ledger lacks one, Transient."""
     missing = [one for one in erasures if (ledger.name, one.id) not in _REQUESTS]
     if missing:
         rows = ledger.requests({hour_of(one.at) for one in missing})

@@ -1,7 +1,7 @@
-"""Expired hours: those whose rows have left every branch, because the stream's file keeps rows for
-a limited time.
+"""Expired hours: retention has removed their rows from every branch, because the stream's file
+keeps rows for a limited time.
 
-Each branch records them, so that a branch that is set back or recreated brings none of them back.
+Each branch records them, so that a branch that is rolled back or recreated restores none of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ EXPIRED = "anabranch.expired"
 
 @dataclass(frozen=True)
 class Expired:
-    """All hours before `before`, except those in the spans `kept` (first and last included, in
-    order). `at`: when hours expired last; snapshots that are older may have rows of them."""
+    """All hours before `before`, except the spans `kept` (first and last included, in order). `at`:
+    the time (UTC) of the last expiry; older snapshots may have rows of expired hours."""
 
     before: str = ""
     kept: tuple[tuple[str, str], ...] = ()
@@ -34,18 +34,20 @@ class Expired:
         return at < 0 or self.kept[at][1] < hour
 
     def first_kept(self, first: str) -> str:
-        """The oldest hour of a stream whose first hour is `first` that has not expired. Pure."""
+        """Return the oldest hour that has not expired, of a stream that begins with `first`.
+        Pure."""
         return self.kept[0][0] if self.kept else max(self.before, first)
 
     def count(self, first: str) -> int:
-        """The number of expired hours of a stream whose first hour is `first`. Pure."""
+        """Return the number of expired hours of a stream that begins with `first`. Pure."""
         if self.before <= first:
             return 0
         kept = sum(len(hours_between(one, shift(last, 1))) for one, last in self.kept)
         return len(hours_between(first, self.before)) - kept
 
     def plus(self, hours: Collection[str], first: str, at: datetime) -> Expired:
-        """With `hours` as well, of a stream whose first hour is `first`. Pure."""
+        """Return the expired hours with `hours` added, of a stream that begins with `first`.
+        Pure."""
         known = self.before or first
         before = max(known, shift(max(hours), 1))
         kept = {hour for one, last in self.kept for hour in hours_between(one, shift(last, 1))}
@@ -53,7 +55,7 @@ class Expired:
         return Expired(before, tuple(spans_of(kept - set(hours))), at)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the JSON object."""
         return vars(self) | {"at": self.at.isoformat() if self.at is not None else None}
 
     def to_json(self) -> str:
@@ -69,8 +71,8 @@ class Expired:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Expired:
-        """What the branches record together: the most hours. A branch that was set back has an
-        older value, and hours only ever expire."""
+        """Return the most expired hours that a branch records. A branch that was rolled back has an
+        older value, and the number of expired hours only grows."""
         return max(map(Expired.from_properties, branches), key=Expired._extent)
 
     def _extent(self) -> tuple[str, int, float]:

@@ -1,10 +1,9 @@
-"""Tags for an hour of a group: `group-<group>-<hour>` on each table, once the hour and all earlier
+"""Tags for an hour of a group: `group-<group>-<hour>` on each table, after the hour and all earlier
 ones are accepted in every stream of the group.
 
-A tag is on a snapshot of branch `batch`, so it shows each hour up to its own in the accepted
-revision, and no rows of the speed layer. A restatement moves the tags of its hour and of later
-hours in its own commit (`moved_tags`). docs/decisions/0047-tags-of-a-groups-hour.md has the
-reasons.
+A tag refers to a snapshot of branch `batch`, which has the accepted revision of each hour up to the
+tag's, and no rows of the speed layer. A restatement moves the tags of its hour and of later hours
+in its own commit (`moved_tags`). docs/decisions/0047-tags-of-a-groups-hour.md has the reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 GROUP_TAG = "group-"
-"""The prefix of a group's tags; the group, `-` and the hour follow."""
+"""The prefix of a group's tags, before the group, `-` and the hour."""
 
 _NAMED = re.compile(rf"{GROUP_TAG}(.+)-(\d{{4}}-\d\d-\d\dT\d\d)")
 _HOUR = timedelta(hours=1)
@@ -39,12 +38,12 @@ _AT_ONCE = 8
 
 
 def group_tag(group: str, hour: str) -> str:
-    """The name of the tag. Pure."""
+    """Return the name of the tag. Pure."""
     return f"{GROUP_TAG}{group}-{hour}"
 
 
 def tagged_hours(table: Table, group: str | None = None) -> dict[str, str]:
-    """The tags of groups that a loaded table has, of one group or of all: name -> hour, oldest hour
+    """Return the group tags of a loaded table, of one group or of all: hour by name, oldest hour
     first. Pure."""
     found = {}
     for name, ref in table.metadata.refs.items():
@@ -56,8 +55,9 @@ def tagged_hours(table: Table, group: str | None = None) -> dict[str, str]:
 
 
 def moved_tags(table: Table, hours: Iterable[str]) -> dict[str, int]:
-    """The tags of groups that show one of `hours`, and when each ends (ms since the epoch). The
-    commit that replaces rows of these hours on `batch` moves them to its snapshot. Pure."""
+    """Return the group tags whose snapshots contain one of `hours`, and when each expires (ms since
+    the epoch). The commit that replaces rows of these hours on `batch` moves them to its snapshot.
+    Pure."""
     first, metadata, moved = min(hours), table.metadata, {}
     for name, hour in tagged_hours(table).items():
         snapshot, age = (
@@ -70,8 +70,8 @@ def moved_tags(table: Table, hours: Iterable[str]) -> dict[str, int]:
 
 
 def plan_hours(through: str, tagged: Iterable[str], first: str, at_most: int) -> list[str]:
-    """The complete hours that get a tag: those since the newest tagged one, or since the stream's
-    first, but only the newest `at_most`, oldest first. Pure."""
+    """Return the complete hours to tag, oldest first: those after the newest tagged one, or from
+    the stream's first, but only the newest `at_most`. Pure."""
     begin = max([shift(first, -1), shift(through, -at_most), *tagged])
     return hours_between(shift(begin, 1), shift(through, 1)) if begin < through else []
 
@@ -79,15 +79,15 @@ def plan_hours(through: str, tagged: Iterable[str], first: str, at_most: int) ->
 def plan_tags(
     state: State, group: str, through: str, keep: timedelta, now: datetime
 ) -> Commit | None:
-    """The commit that tags the hours of a group that are complete `through` an hour; None when
-    there is nothing to tag. It requires the head of `batch` and moves no head, so it refuses no
-    publish. Pure."""
+    """Return the commit that tags the hours of a group that are complete `through` an hour; None if
+    there is nothing to tag. It requires the head of `batch` and moves no head, so no publish is
+    refused because of it. Pure."""
     if (own := complete_through(state)) is None or own < through:
         return None
     table, made = state.table, head(state.table, "batch")
     tagged = tagged_hours(table, group).values()
     hours = plan_hours(through, tagged, state.timeline.first, max(1, keep // _HOUR))
-    # Iceberg counts from when the snapshot was made.
+    # Iceberg counts the age from the snapshot's timestamp.
     age = int(now.timestamp() * 1000) - made.timestamp_ms + int(keep.total_seconds() * 1000)
     tags = tuple(Tag(group_tag(group, hour), made.snapshot_id, age) for hour in hours)
     return Commit(new_id(), {"batch": made.snapshot_id}, (), tags=tags) if tags else None
@@ -106,9 +106,9 @@ def tag_hours(group: str, through: str, members: Iterable[GroupedStream]) -> lis
     """Tag the hours of a group that are complete `through` an hour, on each member's table. Returns
     the hours that got a tag in some table, oldest first.
 
-    Idempotent: an hour that has its tag gets no other, and what a killed call left undone the next
-    one does. An error of one table does not stop the others. Raises the first one: Transient when
-    the lake does not answer, or other commits come first for a quarter of a minute.
+    Idempotent: hours with a tag are skipped, and the next call completes the work of a killed one.
+    An error of one table does not stop the others; the first one is raised: Transient if the lake
+    does not answer, or if other commits land first for a quarter of a minute.
     """
     with ThreadPoolExecutor(_AT_ONCE, "tag") as threads:
         tagging = [threads.submit(_tag, group, through, member) for member in members]

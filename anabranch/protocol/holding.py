@@ -1,4 +1,4 @@
-"""Hold hours, or release them: one publish that changes no rows, and a row of the ledger with the
+"""Holding and releasing hours: one publish that changes no rows, and a ledger row with the
 operator's act."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before.
-    `erasures`: the ids of those that were requested before a hold and are not done."""
+    """The holds of a stream after the act. `changed` is False if they were so already. `erasures`:
+    the ids of erasures that were requested before a hold and are not done."""
 
     holds: tuple[Hold, ...]
     changed: bool
@@ -34,13 +34,13 @@ class Held:
 
 
 def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> Holds | None:
-    """The holds after an operator's act; None when they are so already. Pure. Raises Refused for an
-    hour to hold that has expired."""
+    """Return the holds after an operator's act; None if they do not change. Raises Refused for a
+    hold of an expired hour. Pure."""
     before = state.holds
     if release:
         is_held = any(hold.first <= last and first <= hold.last for hold in before.holds)
         return before.without(first, last, act.at) if is_held else None
-    # A hold may be of centuries to come.
+    # A hold may extend centuries into the future.
     until = min(last, state.expired.before)
     gone = (
         next((h for h in hours_between(first, until) if state.is_expired(h)), None)
@@ -61,8 +61,8 @@ def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> H
 def plan_held(
     state: State, holds: Holds, first: str, last: str, act: Act, id: str, now: datetime
 ) -> Publish:
-    """The publish that records the holds on each branch. It moves every head, so no expiry that was
-    decided before lands. Pure."""
+    """Return the publish that records the holds on each branch. It moves every head, so expiries
+    that were decided before are refused. Pure."""
     said = {HOLDS: holds.to_json()}
     kind: Kind = "held" if act.name == "hold" else "released"
     span = first if first == last else f"{first}..{last}"
@@ -75,9 +75,11 @@ def plan_held(
 
 
 def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = False) -> Held:
-    """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours;
-    or end that. Raises Refused, Transient. Idempotent: once it returns, nothing that was decided
-    before removes data of these hours, but for erasures that were requested before.
+    """Hold the hours `first` to `last`, both included, whatever the retention in the stream's file;
+    with `release`, end that. Idempotent. Raises Refused, Transient.
+
+    After a hold, no expiry that was decided before removes data of these hours; erasures that were
+    requested before still do.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("release" if release else "hold", why)
@@ -110,8 +112,8 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
 
 
 def _move_other_heads(publisher: Publisher) -> None:
-    """Dead letters and archived records expire in commits of their own tables. This refuses those
-    that were decided before."""
+    """Move the heads of the dead letters table and the archive, which have expiry commits of their
+    own: expiries that were decided before are refused."""
     lake, stream = publisher.lake, publisher.stream
     for name in (stream.dead_letters_table, stream.archive_table):
         if lake.exists(name):

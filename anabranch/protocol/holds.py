@@ -1,7 +1,7 @@
-"""Holds: hours that an operator keeps beyond their time, until the hold is released.
+"""Holds: hours that an operator keeps beyond their retention, until the hold is released.
 
-Each branch records all holds with the moment of the last change; the newest record counts, so a
-branch that is set back loses none.
+Each branch records all holds with the time of the last change; the newest record counts, so a
+branch that is rolled back loses none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOLDS = "anabranch.holds"
 
 @dataclass(frozen=True)
 class Hold:
-    """The hours `first` to `last`, both included, and by whom, when and why they are held."""
+    """A hold of the hours `first` to `last`, both included, with operator, time and reason."""
 
     first: str
     last: str
@@ -36,7 +36,7 @@ class Hold:
 
     @property
     def reason(self) -> str:
-        """Why its hours stay, in words."""
+        """The reason why its hours are kept, for messages."""
         return f"kept by {self.by} since {self.at:%F %T} UTC: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,22 +45,23 @@ class Hold:
 
 @dataclass(frozen=True)
 class Holds:
-    """All holds of a stream, and when they changed last; None: never."""
+    """All holds of a stream, and the time (UTC) of their last change; None if they never
+    changed."""
 
     holds: tuple[Hold, ...] = ()
     changed: datetime | None = None
 
     def of(self, hour: str) -> Hold | None:
-        """The first hold of an hour; None for an hour that is not held."""
+        """Return the first hold of an hour; None if it is not held."""
         return next((hold for hold in self.holds if hour in hold), None)
 
     def plus(self, hold: Hold) -> Holds:
-        """With one more. Pure."""
+        """Return the holds with this one added. Pure."""
         return Holds((*self.holds, hold), hold.at)
 
     def without(self, first: str, last: str, at: datetime) -> Holds:
-        """Without the hours `first` to `last`; the rest of each hold on either side of them stays.
-        Pure."""
+        """Return the holds without the hours `first` to `last`; the rest of each hold, before and
+        after them, stays. Pure."""
         left: list[Hold] = []
         for hold in self.holds:
             if hold.last < first or last < hold.first:
@@ -88,19 +89,19 @@ class Holds:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Holds:
-        """The holds by the newest record of any branch."""
+        """Return the newest record of the holds on any branch."""
         never = datetime.min.replace(tzinfo=UTC)
         return max(map(Holds.from_properties, branches), key=lambda holds: holds.changed or never)
 
 
 def new_hold(first: str, last: str, act: Act) -> Hold:
-    """A hold by an operator's act, which has a reason."""
+    """Return a hold from an operator's act, which has a reason."""
     return Hold(first, last, f"{act.user}@{act.host}", act.at, act.why or "")
 
 
 def parse_hours(text: str) -> tuple[str, str]:
-    """The first and the last of `2026-11-21T03`, `2026-11-21T03..2026-11-21T07`, or of a day (UTC)
-    such as 2026-11-21. Raises ConfigurationError."""
+    """Return the first and the last hour of `2026-11-21T03`, `2026-11-21T03..2026-11-21T07`, or a
+    day (UTC) such as 2026-11-21. Raises ConfigurationError."""
     try:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
@@ -114,7 +115,7 @@ def parse_hours(text: str) -> tuple[str, str]:
 
 
 def span_words(holds: Sequence[Hold]) -> list[str]:
-    """Each hold in words. Pure."""
+    """Format each hold: its hours and the reason. Pure."""
     return [
         f"{h.first if h.first == h.last else f'{h.first}..{h.last}'}: {h.reason}" for h in holds
     ]

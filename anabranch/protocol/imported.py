@@ -1,10 +1,10 @@
 """Imported hours: hours before the stream's first, whose rows come from files and not from Kafka.
 
-They are of a log of their own, whose topic id is `import`: the rows of an hour have the offsets
-from 0 on in partition -1. So an imported hour has a cut and an account as every hour has, and ends
-like an hour of a log that was left by `anabranch adopt`. They are imported newest first: the
-stream's first hour moves back with each publish, so it says how far an import has come, and no hour
-between is without an account.
+They belong to a log of their own, whose topic id is `import`: the rows of an hour have the offsets
+from 0 on in partition -1. So an imported hour has a cut and an account like every hour, and ends
+like an hour of a log that was left by `anabranch adopt`. Hours are imported newest first: the
+stream's first hour moves back with each publish, so it shows the progress of an import, and no hour
+between lacks an account.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 PARTITION = -1
-"""The partition of imported rows; Kafka has none below 0."""
+"""The partition of imported rows; Kafka's partitions are never negative."""
 
 SOURCE = "import"
-"""The source of imported rows, among the sources of an hour's records."""
+"""The name of imported rows among the sources of an hour's records."""
 
 
 @dataclass(frozen=True)
 class ImportedHour:
-    """An hour to publish: its files, which hold its good rows, and its account."""
+    """An hour to publish: the files with its good rows, and its account."""
 
     hour: str
     files: tuple[DataFile, ...]
@@ -59,19 +59,19 @@ class ImportedHour:
 
 
 def cut_of(rows: int) -> Cut:
-    """The cut of an imported hour of so many rows of its source."""
+    """Return the cut of an imported hour with this number of source rows."""
     return Cut(IMPORTED, {PARTITION: (0, rows)})
 
 
 def plan_hours(
     state: State, first: str, last: str | None, keep: timedelta | None, now: datetime
 ) -> list[str]:
-    """The hours from `first` to `last` that are yet to be imported, newest first. `last`: None for
-    the hour before the stream's first. Pure.
+    """Return the hours from `first` to `last` that are not imported yet, newest first. `last`: None
+    for the last hour before Kafka's first. Pure.
 
-    Raises Refused for hours that Kafka's records are in, that would leave hours between without an
-    account, or that are older than rows are kept; and for a stream whose first hour is not decided
-    yet.
+    Raises Refused for hours that have records of Kafka, that would leave hours between without an
+    account, or that are older than rows are kept; for a stream whose first hour is not decided yet,
+    and for one with expired hours.
     """
     of_kafka, known = state.timeline.first_of_kafka, state.timeline.first
     end = last or shift(of_kafka, -1)
@@ -106,8 +106,8 @@ def plan_hours(
 
 
 def begins_of(state: State, of_ledger: ledger.Ledger) -> Offsets:
-    """The offsets at which the stream begins in Kafka. Raises Refused when the ledger lacks its
-    first hour, Transient."""
+    """Return the offsets at which the stream begins in Kafka. Raises Refused if the ledger lacks
+    its first hour, Transient."""
     timeline = state.timeline
     if timeline.imported_through:
         return timeline.adoptions[0].begins
@@ -131,12 +131,13 @@ def plan_import(
     reason: str,
     act: Act | None = None,
 ) -> Publish | None:
-    """The publish of hours that end where the table's first hour begins, each accepted. Pure.
+    """Return the publish that accepts consecutive hours up to the table's first hour. Pure.
 
-    `batch` and `main` get their files. The speed layer's branch gets none: it has never read them.
-    `begins`: where the stream begins in Kafka. None when the table begins elsewhere by now, since
-    another import was first or a branch was set back, or when the files may be orphans by now:
-    `began` is when writing them began, `now` a time after `state` was loaded.
+    `batch` and `main` get their files; the speed branch gets none, since the speed layer has never
+    read them. `begins`: the offsets at which the stream begins in Kafka. None if the table's first
+    hour has changed, since another import landed first or a branch was rolled back, or if orphan
+    removal may have deleted the files: `began` is when writing them began, `now` a time after
+    `state` was loaded.
     """
     hours = tuple(sorted(one.hour for one in imported))
     timeline = state.timeline
@@ -170,8 +171,8 @@ def plan_import(
 
 
 def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:
-    """The timeline that begins with an imported hour. The log of imported hours ends where Kafka's
-    first hour begins."""
+    """Return the timeline that begins with an imported hour. The log of imported hours ends where
+    Kafka's first hour begins."""
     of_kafka, adoptions = timeline.first_of_kafka, timeline.adoptions
     if not timeline.imported_through:
         adoptions = (Adoption(shift(of_kafka, -1), IMPORTED, dict(begins)), *adoptions)
@@ -184,7 +185,7 @@ def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:
 
 
 def require_of_kafka(state: State, hour: str) -> None:
-    """Refuse to build an imported hour again. Raises Refused."""
+    """Raise Refused if the hour was imported: it cannot be rebuilt."""
     if hour <= state.timeline.imported_through:
         raise Refused(
             f"hour {hour}: expected an hour of Kafka's records, found that it was imported; its "
@@ -196,7 +197,8 @@ def require_of_kafka(state: State, hour: str) -> None:
 def account_of(
     rows: int, duplicate: int, erased: int, imported: Mapping[str, object]
 ) -> HourAccount:
-    """The account of an hour of so many source rows: offsets = good + duplicate + erased."""
+    """Return the account of an imported hour from the numbers of its source rows, duplicates and
+    erased rows: offsets = good + duplicate + erased."""
     good = rows - duplicate - erased
     part = Account(rows, good, 0, duplicate, {}, erased or None)
     return HourAccount(

@@ -1,8 +1,8 @@
 """The ledger: every decision about every hour, append-only, ordered by the table's sequence
 numbers.
 
-A decision stays in the properties of its branch until its row has been read back from the ledger.
-So the next process writes a row that a crash prevented.
+A decision stays in the properties of its branch until its row has been found in the ledger. So the
+next process writes a row that a crash prevented.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# The prefix of the reason of an hour that an operator accepted although rules objected.
+# The prefix of the reason of an hour that an operator accepted although rules failed.
 BY_CHOICE = "accepted by choice"
 
 LEDGER_SCHEMA = Schema(
@@ -147,7 +147,7 @@ _JSON = (
     "imported",
 )
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
-"""The long columns, for readers that need none of them."""
+"""The long columns, which many readers do not need."""
 
 BULKY_BUT_ERASURES = tuple(name for name in BULKY if name != "erasure")
 """The long columns that readers of erasures do not need."""
@@ -164,12 +164,12 @@ ACT_COLUMNS = (
     "recorded_at",
     "act",
 )
-"""The columns to read of rows that follow from operators' acts."""
+"""The columns that `Ledger.acts` reads."""
 
 _OF_REQUESTS = (*ACT_COLUMNS, "erasure")
 _ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
-# A decision is made before its row is appended; clocks of two machines are never this far apart.
+# A decision is older than the append of its row, by clocks that differ by less than this.
 _APART = timedelta(hours=2)
 _NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
@@ -190,7 +190,8 @@ def decision(
     act: Act | None = None,
     erasure: Mapping[str, Any] | None = None,
 ) -> LedgerRow:
-    """A decision made now, with the offsets of its cut unless `account` has its own count."""
+    """Return a decision of the time `now`, with the offset count of its cut unless `account` has
+    one."""
     counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
     if cut is not None and account.offsets is None:
         counted["offsets"] = cut.offsets
@@ -211,8 +212,8 @@ def decision(
 
 
 class Ledger:
-    """The ledger's table of one stream. Each method loads it; each raises Transient when the lake
-    does not answer."""
+    """The ledger table of one stream. Each method loads it; each raises Transient if the lake does
+    not answer."""
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
@@ -227,8 +228,8 @@ class Ledger:
     ) -> frozenset[str]:
         """Write the decisions that wait on the branches, each with the snapshot of its publish.
 
-        Returns the ids that the ledger contains; those `confirmed` were read back before. An append
-        states which dead letters are complete: `complete_letters`.
+        Returns the ids found in the ledger, with those `confirmed` before. An append states which
+        dead letters are complete: `complete_letters`.
         """
         waiting = [row for row in state.decisions if row.decision_id not in confirmed]
         made = snapshots_by_commit(state.table) if waiting else {}
@@ -239,10 +240,9 @@ class Ledger:
         return confirmed | written
 
     def record(self, waiting: Iterable[LedgerRow], complete_letters: str = "") -> frozenset[str]:
-        """Write the decisions that the ledger does not contain yet; returns the ids that were read
-        back from it.
+        """Write the decisions that the ledger does not contain yet; return the ids found in it.
 
-        A writer that finds very many files afterwards compacts some of them.
+        Compacts some files if there are very many.
         """
         wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
         parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
@@ -251,8 +251,8 @@ class Ledger:
         )
 
     def complete_letters(self) -> str:
-        """What the ledger states of dead letters, as this object read it last; empty for nothing.
-        Raises Transient."""
+        """Return the ledger's statement about complete dead letters, as this object last read it;
+        empty if there is none. Raises Transient."""
         if self._complete_letters is None:
             self._complete_letters = complete_letters(self._lake.load(self._name))
         return self._complete_letters
@@ -261,7 +261,7 @@ class Ledger:
         known: set[str] = set()
 
         def missing(table: Table) -> pa.Table | None:
-            # Recomputed by every attempt: another process may have restored the same rows.
+            # Every attempt computes it: another process may have restored the same rows.
             known.update(_known(table, wanted))
             rows = plan_missing(wanted, known)
             for row in rows:
@@ -283,10 +283,10 @@ class Ledger:
     def history(
         self, hours: Span | Collection[str] | None = None, without: Collection[str] = ()
     ) -> list[LedgerRow]:
-        """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read,
-        and they are None.
+        """Return the decisions about `hours`, or all if None, oldest first. Columns `without` are
+        not read and are None.
 
-        Only files that may hold one of the hours are opened: name the hours that are needed. Raises
+        Opens only files that may contain one of the hours: pass the hours that are needed. Raises
         Transient.
         """
         if hours is not None and not isinstance(hours, Span) and not hours:
@@ -296,15 +296,15 @@ class Ledger:
             return _decisions(read(table, hours, _columns(table, without)))
 
     def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
-        """The decisions that were recorded with this sequence or later, oldest first; as `history`
-        otherwise."""
+        """Return the decisions with this sequence number or a higher one, oldest first; otherwise
+        as `history`."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
             return _decisions(read_since(table, sequence, _columns(table, without)))
 
     def acts(self) -> list[LedgerRow]:
-        """The rows that follow from operators' acts, those that decide nothing too, oldest first;
-        of the columns in `ACT_COLUMNS`. Raises Transient."""
+        """Return the rows that follow from operators' acts, with rows that decide nothing, oldest
+        first; only the columns in `ACT_COLUMNS`. Raises Transient."""
         table = self._lake.load(self._name)
         if "act" not in table.schema().column_names:
             return []
@@ -313,7 +313,7 @@ class Ledger:
         return sorted((row for rows in answers for row in rows), key=_ORDER)
 
     def requests(self, hours: Collection[str]) -> list[LedgerRow]:
-        """The requests to erase that were recorded under some hours, oldest first. Raises
+        """Return the erasure requests that were recorded under these hours, oldest first. Raises
         Transient."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
@@ -323,23 +323,24 @@ class Ledger:
         return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
 
     def first_hour(self) -> str:
-        """The hour from which on the ledger has rows, if it is kept for a limited time; else an
-        empty text. Raises Transient."""
+        """Return the first hour that the ledger keeps, or an empty string if it keeps all. Raises
+        Transient."""
         return self._lake.load(self._name).properties.get(FIRST_HOUR, "")
 
     def removed_through(self) -> int:
-        """The newest sequence of a row that has left; 0 for none. Raises Transient."""
+        """Return the highest sequence number of a removed row; 0 if none was removed. Raises
+        Transient."""
         return removed_through(self._lake.load(self._name))
 
     def known_hours(self) -> frozenset[str]:
-        """The hours that the ledger has a decision about. Raises Transient."""
+        """Return the hours that the ledger has a decision about. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             return _together(_HOURS.ask(self._lake.load(self._name)))
 
     def remarkable_hours(self) -> frozenset[str]:
-        """The hours whose newest decision is a refusal, with offsets lost to retention, or with a
-        difference between the layers that unread offsets of the speed layer do not explain. Raises
-        Transient."""
+        """Return the hours whose newest decision is a refusal, and hours with offsets lost to
+        retention or with a difference between the layers that unread offsets of the speed layer do
+        not explain. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             answers = _REMARKABLE.ask(self._lake.load(self._name)).values()
         last: dict[str, tuple[datetime, str]] = {}
@@ -350,18 +351,17 @@ class Ledger:
         return refused.union(*(hours for hours, _ in answers))
 
     def acceptances(self) -> frozenset[Acceptance]:
-        """Every acceptance of any hour that the ledger has, and each erasure in one. Raises
-        Transient."""
+        """Return all acceptances of hours and all erasures in the ledger. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             return frozenset[Acceptance]().union(
                 *_ACCEPTANCES.ask(self._lake.load(self._name)).values()
             )
 
     def accepted(self, state: State, hour: str) -> Accepted | None:
-        """The accepted revision of an hour; read from the ledger if the state no longer remembers
-        the hour.
+        """Return the accepted revision of an hour, from the ledger if the state no longer lists it;
+        None if the hour is not accepted.
 
-        Raises Refused when the ledger does not have it.
+        Raises Refused if the ledger does not have it.
         """
         if not state.is_accepted(hour) or hour in state.accepted:
             return state.accepted.get(hour)
@@ -374,28 +374,27 @@ class Ledger:
         return last
 
     def remembering(self, state: State, hours: Iterable[str]) -> State:
-        """The state with each accepted hour of `hours` remembered one by one; forgotten ones are
-        read from the ledger.
+        """Return the state with all accepted hours of `hours` listed; hours that it no longer lists
+        are read from the ledger.
 
-        Raises Refused when the ledger does not have one.
+        Raises Refused if the ledger does not have one.
         """
         return plan_remembering(state, hours, lambda hour: self.accepted(state, hour))
 
     def partitions_before(self, state: State, hour: str) -> Mapping[int, Account]:
-        """The account of each partition in the accepted revision of an hour; empty when the ledger
-        does not contain it. Of an hour that is not accepted, what was erased of it."""
+        """Return the account of each partition in the accepted revision of an hour; empty if the
+        ledger does not have it. For an hour that is not accepted, the erased offsets."""
         return partitions_before(state, hour, self.history([hour]))
 
 
 def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
-    """The decisions, of `wanted` by id, whose ids are not among `known`. Pure."""
+    """Return the decisions of `wanted` (by id) whose ids are not in `known`. Pure."""
     return [row for id, row in wanted.items() if id not in known]
 
 
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
-    """The ids, of these decisions, that the ledger contains. Files are read only for those that an
-    append may have written which is not named in the metadata any more; a decision is always among
-    the rows of its hour."""
+    """Return the ids of `wanted` that the ledger contains. Files are read only for ids whose append
+    the metadata may no longer list; a decision is always among the rows of its hour."""
     named, since = newest_ids(table)
     older = {
         row.hour
@@ -414,18 +413,17 @@ def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
 
 
 def _decisions(rows: pa.Table) -> list[LedgerRow]:
-    """The rows that decide something about an hour."""
+    """Return the rows that decide something about an hour."""
     return _in_order(rows.filter(pc.invert(pc.is_in(rows["decision"], _NOTES))))
 
 
 def _in_order(rows: pa.Table) -> list[LedgerRow]:
-    # Rows of one commit that are of one moment: by their hours, in whatever files they are.
+    # The hour orders rows of the same commit and time, in whatever files they are.
     return sorted(_from_arrow(rows), key=_ORDER)
 
 
 def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, the refusal that no later decision, by a build or an operator, has replaced.
-    Pure."""
+    """Return, by hour, the refusal that no later acceptance or override has replaced. Pure."""
     refusals: dict[str, LedgerRow] = {}
     for row in rows:
         if row.decision == "refused":
@@ -436,7 +434,7 @@ def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 
 
 def refusals_since_acceptance(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, the newest refusal behind the newest acceptance. Pure."""
+    """Return, by hour, the newest refusal after the newest acceptance. Pure."""
     return open_refusals(row for row in rows if row.decision != "served")
 
 
@@ -482,7 +480,8 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
 
 
 def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetime, str]]]:
-    """The hours with losses and differences, and the newest decision of each hour with its time."""
+    """Return the hours with losses or differences, and the newest decision of each hour with its
+    time."""
     # Most rows have one of few values.
     diffs = {
         text
@@ -513,7 +512,7 @@ _ACTS = PerFile(ACT_COLUMNS, _of_acts)
 
 
 def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
-    """The newest accepted revision in the rows of one hour, with its cut. Pure."""
+    """Return the newest accepted revision in the rows of one hour, with its cut. Pure."""
     revisions = [
         Accepted(row.revision, row.cut, by_choice=(row.reason or "").startswith(BY_CHOICE))
         for row in rows
@@ -523,8 +522,8 @@ def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
 
 
 def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """The decisions about an hour: those that the ledger has, then those that wait for their row.
-    Pure."""
+    """Return the decisions about an hour: those in the ledger, then those that still wait on a
+    branch. Pure."""
     rows = {row.decision_id: row for row in (*recorded, *state.decisions) if row.hour == hour}
     return [row for row in rows.values() if row.decision not in NOTES]
 
@@ -532,7 +531,7 @@ def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list
 def partitions_before(
     state: State, hour: str, recorded: Iterable[LedgerRow]
 ) -> Mapping[int, Account]:
-    """As `Ledger.partitions_before`, of an hour's rows. Pure."""
+    """Return the result of `Ledger.partitions_before` from the hour's rows. Pure."""
     rows = with_waiting(state, hour, recorded)
     if state.is_accepted(hour):
         row = newest(rows).get(hour)
@@ -547,20 +546,20 @@ def partitions_before(
 def plan_remembering(
     state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]
 ) -> State:
-    """The state in which each accepted one of `hours` is remembered: `read` is asked for those that
-    are forgotten."""
+    """Return the state with all accepted hours of `hours` listed; `read` returns the revision of an
+    hour that the state no longer lists."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
     recalled = {h: a for h in forgotten if (a := read(h)) is not None}
     return replace(state, accepted=state.accepted | recalled) if recalled else state
 
 
 def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, its current row in the ledger.
+    """Return the current row of each hour in the ledger.
 
     The newest decision of an hour counts; fields that it lacks (counts, quality) come from the
     newest decision that has them. A refusal after an acceptance changes only the reason, since the
-    accepted revision stays; a change of the serving layer changes only that, an erasure only the
-    account. An hour that has expired keeps the account of its accepted revision.
+    accepted revision stays. A change of the serving layer changes only that layer, an erasure only
+    the account. An expired hour keeps the account of its accepted revision.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -616,7 +615,8 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
 def _cut(
     known: dict[tuple[str | None, str | None], Cut | None], key: tuple[str | None, str | None]
 ) -> Cut | None:
-    """The cut of two columns; the rows of an hour mostly have the same."""
+    """Return the cut of the topic id and ranges in `key`; `known` caches it, since most rows of an
+    hour have the same."""
     if key not in known:
         topic_id, ranges = key
         known[key] = cut_from(topic_id, json.loads(ranges)) if ranges else None

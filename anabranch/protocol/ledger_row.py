@@ -1,8 +1,8 @@
-"""A row of the ledger: one decision about one hour, and the account that it rests on.
+"""A row of the ledger: one decision about one hour, and the account that it is based on.
 
-It has two forms beside this one: the ledger's columns, and the JSON that waits in a branch's
-properties until the row has been read back. A field without a value is None here, null in the
-ledger, and absent from the JSON.
+It has two other forms: the ledger's columns, and the JSON that waits in a branch's properties until
+the row has been found in the ledger. A field without a value is None here, null in the ledger, and
+absent from the JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Kind = Literal[
 ]
 
 NOTES: tuple[Kind, ...] = ("redelivered", "held", "released", "erasing")
-"""Rows that record an operator's act and decide nothing about their hour."""
+"""The kinds of rows that record an operator's act and decide nothing about their hour."""
 
 Entries = tuple[Mapping[str, Any], ...]
 """Values stored as JSON: expectations, and rows by their position."""
@@ -67,8 +67,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Speed compared with batch, counted as in `serving_layer.layer_diff.kinds.Difference`.
-    `duplicate` and `unread` are None in rows written before these fields existed."""
+    """The difference of speed from batch, counted as in
+    `serving_layer.layer_diff.kinds.Difference`. `duplicate` and `unread` are None in rows written
+    before these fields existed."""
 
     missing: int
     extra: int
@@ -83,8 +84,8 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """The quality gate's result; its expectations are JSON. A field is None in rows written before
-    it existed."""
+    """The result of the quality gate, with its expectations as JSON. A field is None in rows
+    written before it existed."""
 
     passed: bool
     failed: Entries = ()
@@ -100,9 +101,9 @@ class QualityResult:
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """How many of an hour's records of Kafka each decoder decoded: Python `workers`, and `spark`
-    what they left. Of the records of workers, `compared` were decoded by Spark as well; `differing`
-    has places and columns of the first whose values differ."""
+    """The number of an hour's Kafka records by decoder: Python `workers`, and `spark` for the
+    records that workers left. Spark also decoded `compared` of the workers' records; `differing`
+    has the partition, offset and column of the first values that differ."""
 
     workers: int
     spark: int
@@ -115,10 +116,9 @@ class Decoders:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """How a decision was reached: since when, by which Spark, with how many files of how many
-    bytes, and as part of which runs of a scheduler (the run that started it, and that run's
-    outermost one, as OpenLineage's clients write them: NAMESPACE/JOB/RUN ID). `decoders`: for a
-    build."""
+    """The run that reached a decision: its start, Spark version, number of files and bytes.
+    `parent` and `root` are the scheduler's run that started it and the outermost run of that one,
+    as OpenLineage clients write them: NAMESPACE/JOB/RUN ID. `decoders`: only for a build."""
 
     began: datetime
     spark: str | None = None
@@ -134,16 +134,16 @@ class RunFacts:
 
 
 def _shape(sample: Any) -> Any:
-    """Earlier versions stored the values themselves."""
+    """Return the shape of a sample; earlier versions stored the value itself."""
     return shape_of(sample) if sample is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """A field that the schema does not know, and in how many of an hour's good records it was.
-    `first` and `last` are (partition, offset), by partition, then offset; `sample` is the shape of
-    a value as JSON text, cut short, and `type` what the values that were looked at would be as a
-    column; None where none was, or all were null."""
+    """A field that the schema does not contain, and the number of an hour's good records with it.
+    `first` and `last` are (partition, offset), ordered by partition, then offset. `sample` is the
+    shape of a value as truncated JSON text, `type` the column type of the sampled values; None if
+    no value was sampled or all were null."""
 
     name: str
     records: int
@@ -173,9 +173,9 @@ class UnknownFields:
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
     """The counts of an hour, the sources of its records, the results of its checks, and the run
-    that produced them. `erased` is None for an hour of which nothing was erased, `imported` for one
-    whose records are of Kafka; of an imported hour it has where its rows came from, and their
-    checksum (`anabranch.protocol.imported`)."""
+    that produced them. `erased` is None if nothing of the hour was erased. `imported` is None for
+    records of Kafka; for an imported hour it has the source and checksum of its rows
+    (`anabranch.protocol.imported`)."""
 
     offsets: int | None = None
     good: int | None = None
@@ -194,7 +194,7 @@ class HourAccount:
     imported: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields that have a value, as JSON values."""
         values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
         if self.partitions is not None:
             values["partitions"] = {
@@ -212,10 +212,10 @@ class HourAccount:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow(HourAccount):
-    """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of
-    the ledger, and `publish` is the publish that it waits with. `act` is the operator's act that it
-    follows from, `erasure` the part of an erasure that it records (`anabranch.protocol.erasure`).
-    Columns that were not read are None too."""
+    """A decision about an hour. While it waits for its ledger row, `sequence` and `snapshot_id` are
+    None and `publish` is the id of its publish. `act` is the operator's act that it follows from,
+    `erasure` the part of an erasure that it records (`anabranch.protocol.erasure`). Columns that
+    were not read are None too."""
 
     hour: str
     decision: Kind
@@ -234,14 +234,14 @@ class LedgerRow(HourAccount):
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> LedgerRow:
-        """From the fields' values. A year has some 20,000 rows, and a frozen `__init__` takes six
-        times as long."""
+        """Return a row with these fields. A year has some 20,000 rows, and the frozen `__init__`
+        takes six times as long."""
         row = object.__new__(LedgerRow)
         vars(row).update(values)
         return row
 
     def as_waiting(self) -> dict[str, Any]:
-        """As it waits in a branch's properties."""
+        """Return the JSON of the row for a branch's properties."""
         account = self.as_dict()
         row = {
             "id": self.decision_id,
@@ -287,8 +287,8 @@ class LedgerRow(HourAccount):
         )
 
     def as_columns(self) -> dict[str, Any]:
-        """By the ledger's columns, each value as JSON has it; but for the sequence, which the
-        append gives."""
+        """Return the ledger's columns with JSON values, without the sequence, which the append
+        sets."""
         act = {"act": self.act.as_dict()} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
         return (
@@ -314,7 +314,7 @@ ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))
 
 
 def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
-    """The cut of a row, from its two columns."""
+    """Return the cut of a row from its two columns."""
     return Cut.from_dict({"topic_id": topic_id or "", "ranges": ranges})
 
 
@@ -338,10 +338,10 @@ PARSED: dict[str, Callable[[Any], Any]] = {
     "unknown": partial(from_json, UnknownFields),
     "act": Act.from_dict,
 }
-"""Of the columns that hold JSON, those that are more than what JSON gives."""
+"""Parsers of JSON columns by name, for columns that have a type of their own."""
 
 
 def _present_fields(value: Any) -> dict[str, Any]:
-    """The fields of a flat dataclass that have a value, as JSON."""
+    """Return the fields of a flat dataclass that have a value, as JSON values."""
     values = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -2,8 +2,8 @@
 
 A run is recorded when it ends, whether or not its steps succeeded, in a commit that moves no head.
 So two runs that end at once do not overwrite each other, and no publish is refused because of one.
-The table keeps the newest runs, and the newest complete one. A run that was killed, or that cannot
-reach the lake at its end, is not recorded.
+The table keeps the newest runs and the newest complete one. A run that was killed or cannot reach
+the lake at its end is not recorded.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LONGEST_REASON = 400
 
 @dataclass(frozen=True)
 class Size:
-    """A number of files, and their bytes."""
+    """The number of some files and their total bytes."""
 
     files: int = 0
     bytes: int = 0
 
     @staticmethod
     def of(sizes: Collection[int]) -> Size:
-        """Of files with so many bytes each."""
+        """Return the size of files with these bytes each."""
         return Size(len(sizes), sum(sizes))
 
     def __add__(self, other: Size) -> Size:
@@ -49,8 +49,8 @@ class Size:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """What a run did to a table: snapshots and tags that it expired, by how many files merging made
-    it fewer, unreferenced files that it deleted, and those that it spared for their age."""
+    """The changes of a run to a table: the number of snapshots and tags that it expired, the number
+    of files saved by merging, the orphan files that it deleted, and those too new to delete."""
 
     expired: int = 0
     merged: int = 0
@@ -68,16 +68,16 @@ class MaintainedTable:
 
 @dataclass(frozen=True)
 class MaintainedFolder:
-    """What a run deleted of the temporary folders of killed processes."""
+    """The temporary files of killed processes that a run deleted."""
 
     gone: Size = Size()
 
 
 @dataclass(frozen=True)
 class MaintenanceRun:
-    """A run of maintenance: how many hours it took off the speed branch, what it did by table and
-    to temporary folders, how long each step took, why steps failed, and of how many hours it
-    removed the rows from every branch."""
+    """A run of maintenance: the number of hours that it removed from the speed branch
+    (`speed_hours`) and from every branch (`expired_hours`), its changes by table and by temporary
+    folder, the duration in seconds and the reason of failure by step."""
 
     began: datetime
     ended: datetime
@@ -90,16 +90,16 @@ class MaintenanceRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every step was done."""
+        """Whether every step succeeded."""
         return not self.failed
 
     @property
     def whole(self) -> MaintainedTable:
-        """What it did to all tables together."""
+        """The sum of its changes to all tables."""
         return sum(self.tables.values(), MaintainedTable())
 
     def to_json(self) -> str:
-        """As the table carries it: some hundred bytes."""
+        """Return the value of the table property: some hundred bytes."""
         seconds = {step: round(value, 3) for step, value in self.seconds.items()}
         failed = {step: reason[:_LONGEST_REASON] for step, reason in self.failed.items()}
         values = asdict(self) | {"seconds": seconds, "failed": failed}
@@ -108,20 +108,20 @@ class MaintenanceRun:
 
 
 def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:
-    """The runs recorded in a table's properties, newest first. Pure."""
+    """Return the runs recorded in a table's properties, newest first. Pure."""
     return tuple(run for _, run in _by_key(properties))
 
 
 def newest_complete(runs: Iterable[MaintenanceRun]) -> MaintenanceRun | None:
-    """Of runs that come newest first, the newest that did all its steps. Pure."""
+    """Return the newest complete run; `runs` are ordered, newest first. Pure."""
     return next((run for run in runs if run.is_complete), None)
 
 
 def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> Commit:
-    """The commit that records a run and removes the runs that are not kept. Pure.
+    """Return the commit that records a run and removes the runs that are not kept. Pure.
 
-    It sets a key before it removes it: PyIceberg fails to remove a key that another process has
-    removed meanwhile.
+    The commit sets each key that it removes: PyIceberg fails to remove a key that another process
+    has already removed.
     """
     key = _PREFIX + id
     runs = [(key, run), *_by_key(properties)]
@@ -139,19 +139,19 @@ def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> 
 
 
 def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
-    """Record a run that has ended in the table's properties. Raises Transient."""
+    """Record a finished run in the table's properties. Raises Transient."""
     id = uuid.uuid4().hex
 
     def plan(table: Table) -> Commit | None:
-        # The answer of the attempt before may have been lost.
+        # The previous attempt may have landed with its answer lost.
         return None if _PREFIX + id in table.properties else plan_record(table.properties, id, run)
 
     lake.commit_until_landed(table_name, f"record the maintenance of {table_name}", plan)
 
 
 def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
-    """The runs by key, newest first. Skips values that do not parse: edited by hand, or of a later
-    version."""
+    """Return keys and runs, newest first. Skips values that do not parse: edited by hand, or of a
+    later version."""
     runs = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):

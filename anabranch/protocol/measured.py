@@ -1,9 +1,9 @@
-"""Measurements of the jobs, as totals by layer, in a property of `main`'s snapshots that every
-publish carries on.
+"""Measurements of the jobs: totals by layer, in a snapshot property of `main` that every publish
+carries over.
 
-A publish records its durations in its own commit. So the totals count each publish that landed
-once, outlive the process, and do not depend on snapshots that expire. They start at zero with the
-table, or with a `main` that was recreated.
+A publish records its durations in its own commit. So the totals count each landed publish once,
+outlive the process, and do not depend on snapshots that expire. They start at zero with the table,
+or with a `main` that was recreated.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from anabranch.protocol.ledger_row import Layer
 MEASURED = "anabranch.measured"
 
 BOUNDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, math.inf)
-"""The upper bounds, in seconds, that durations are counted by."""
+"""The upper bounds of the histogram's buckets, in seconds."""
 
 READABLE = "readable"
-"""From when Kafka acknowledged a micro-batch's oldest record until the commit that made it
+"""The time from Kafka's acknowledgement of a micro-batch's oldest record to the commit that made it
 readable."""
 STAGE = "stage"
-"""Staging a micro-batch; of the batch layer, building an hour: reading, staging and checking it."""
+"""The time to stage a micro-batch; for the batch layer, to read, stage and check an hour."""
 PUBLISH = "publish"
-"""From when rows were staged until the commit that names them: turns of others, and refusals."""
+"""The time from staged rows to their commit: turns of other publishers, and refusals."""
 COMMIT = "commit"
-"""The commit itself; the next publish of the same process records it."""
+"""The time of the commit itself; the next publish of the same process records it."""
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Durations, by the least bound that each is within."""
+    """A histogram of durations: their sum in seconds, and counts by the smallest bound that each is
+    within, not cumulative."""
 
     sum: float = 0.0
     counts: Mapping[float, int] = field(default_factory=dict)
@@ -53,8 +54,8 @@ class Durations:
         )
 
     def since(self, before: Durations) -> Durations:
-        """The durations since `before`; all of them if `before` is not their past: `main` was
-        recreated."""
+        """Return the durations since `before`; all of them if `before` is not an earlier state,
+        because `main` was recreated."""
         left = {
             b: n - before.counts.get(b, 0)
             for b, n in self.counts.items()
@@ -65,8 +66,8 @@ class Durations:
         return Durations(max(0.0, self.sum - before.sum), left)
 
     def quantile(self, share: float) -> float | None:
-        """The bound that at least this share of the durations is within; None of none, infinity
-        beyond all bounds."""
+        """Return the smallest bound that at least this share of the durations is within; None if
+        there are no durations, infinity if it is beyond all finite bounds."""
         wanted, seen = share * self.count, 0
         for bound in sorted(self.counts):
             seen += self.counts[bound]
@@ -89,7 +90,7 @@ def _name(bound: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the jobs of a layer measured: durations by name, and counts by name and label
+    """The measurements of a layer's jobs: durations by name, and counts by name and label
     (`anabranch.common.counters`)."""
 
     durations: Mapping[str, Durations] = field(default_factory=dict)
@@ -123,18 +124,18 @@ class Measured:
 
 
 def read_measured(text: str | None) -> dict[Layer, Measured]:
-    """The measurements in a value of the property, by layer; without layers that have none yet.
+    """Return the measurements in a value of the property, by layer; layers without any are absent.
     Pure."""
     return {layer: Measured.from_json(data) for layer, data in json.loads(text or "{}").items()}
 
 
 class Meter:
-    """Adds to each publish of a job the measurements since its last publish that landed. For one
-    thread.
+    """A meter of a job: it adds the measurements since the last landed publish to each publish. For
+    one thread.
 
     With the process's own tally they include the CPU time of the job's processes, from their start
-    on. A stream of many in one process has a tally of its own: its share of the CPU time is not
-    known.
+    on. In a process with many streams, each stream has a tally of its own: its share of the CPU
+    time is unknown.
     """
 
     def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
@@ -145,8 +146,8 @@ class Meter:
     def to_properties(
         self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]
     ) -> dict[str, str]:
-        """The properties of a publish on `main`: the totals so far, these durations, and all not
-        published yet."""
+        """Return the properties of a publish on `main`: the totals so far, with these durations and
+        everything not published yet."""
         if self._tally is TALLY:
             count_cpu()
         self._pending = self._tally.totals()
@@ -160,5 +161,6 @@ class Meter:
         return {MEASURED: json.dumps(said, separators=(",", ":"))}
 
     def landed(self, commit_seconds: float) -> None:
-        """The last measurements have landed, in a commit that took so many seconds."""
+        """Record that the last measurements have landed, and the duration of their commit in
+        seconds."""
         self._published, self._commit = self._pending, commit_seconds

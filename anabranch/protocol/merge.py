@@ -1,8 +1,8 @@
-"""The merge: `main` has, for each hour, the files of the layer that serves it. Deterministic and
-idempotent.
+"""The merge: it gives `main`, for each hour, the files of the layer that serves it. Deterministic
+and idempotent.
 
-Speed and batch publish `main` in their own commits, so a merge seldom has anything to do; it
-repairs what a crash, an override or a restored branch left. A swap copies no data.
+Speed and batch publish to `main` in their own commits, so a merge is seldom needed: after a crash,
+an override or a restored branch. A swap copies no data.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ class Swap:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: the swaps that it made or refused, and the state after it."""
+    """The result of a merge: the swaps made or refused, and the state after it."""
 
     swaps: list[Swap]
     state: State
 
 
 def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Swap]:
-    """The hours in which `main` differs from the layer that should serve them, oldest first. Pure.
+    """Return the hours in which `main` differs from the layer that should serve them, oldest first.
+    Pure.
 
-    An hour that `main` serves from batch is not swapped to a speed layer that does not cover it.
+    A swap that would remove rows is refused if the layer does not cover the hour.
     """
     swaps = []
     for hour in sorted({*main, *speed, *batch}):
         layer = state.served_by(hour)
-        # A branch that was set back brings no expired hour back.
+        # A branch that was rolled back must not restore an expired hour.
         wanted = (
             {} if state.is_expired(hour) else (batch if layer == "batch" else speed).get(hour, {})
         )
@@ -69,18 +70,15 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
         add = tuple(f for path, f in wanted.items() if path not in have)
         remove = tuple(f for path, f in have.items() if path not in wanted)
         reason = None if state.is_expired(hour) else coverage.uncovered_reason(state, layer, hour)
-        # Never replace rows of `main` by a layer that has fewer offsets.
+        # Never replace rows of `main` by those of a layer that covers fewer offsets.
         refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
         swaps.append(Swap(hour, layer, add, remove, refused, state.is_expired(hour)))
     return swaps
 
 
 def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
-    """The one publish that makes those of `swaps` that are not refused, and remembers the others'
-    hours as kept.
-
-    None when `main` needs none. Pure.
-    """
+    """Return the publish that makes the swaps that are not refused and records the hours of the
+    others as kept; None if `main` needs none. Pure."""
     kept = tuple(s.hour for s in swaps if s.refused is not None)
     if len(kept) == len(swaps) and state.is_merged and kept == state.retained_hours:
         return None
@@ -95,7 +93,7 @@ def _swap(swaps: Sequence[Swap]) -> Change:
 
 
 def _hours_to_compare(state: State) -> set[str]:
-    """The hours in which `main` may differ from the layer that should serve them."""
+    """Return the hours in which `main` may differ from the layer that should serve them."""
     layers: tuple[Layer, ...] = ("speed", "batch")
     return {
         h for b in layers for h in hours_apart(state.table, "main", b) if state.served_by(h) == b
@@ -103,8 +101,8 @@ def _hours_to_compare(state: State) -> set[str]:
 
 
 def needs_merge(state: State) -> bool:
-    """Whether a merge has something to do: a branch moved without `main`, or a retained hour is
-    covered. Pure."""
+    """Whether a merge is needed: a branch moved without `main`, or a retained hour is now covered.
+    Pure."""
     return not state.is_merged or any(
         coverage.uncovered_reason(state, state.served_by(h), h) is None
         for h in state.retained_hours
@@ -112,11 +110,11 @@ def needs_merge(state: State) -> bool:
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> Merged:
-    """Correct `main` in one zero-copy publish; returns the swaps that were (with `dry_run`: would
-    be) made or refused, and the state after it.
+    """Correct `main` in one publish that copies no data; return the swaps made or refused (with
+    `dry_run`: to be made or refused) and the state after it.
 
-    Without `everything`, nothing is compared when `main` is recorded as merged from the branches as
-    they are.
+    Without `everything`, compares nothing if `main` is recorded as merged from the current
+    branches.
     """
 
     def decide() -> Decision[list[Swap]]:

@@ -1,5 +1,5 @@
-"""Overrides: an operator assigns an hour to one layer with a reason; swap and override land in one
-commit."""
+"""Overrides: an operator assigns an hour to a layer and gives a reason; the swap and the override
+land in one commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Choice = Literal["speed", "batch", "auto"]
 
 @dataclass(frozen=True)
 class Served:
-    """The layer that serves the hour now. `changed` is False when it already did."""
+    """The layer that serves the hour now. `changed`: whether the override changed."""
 
     hour: str
     layer: Layer
@@ -43,9 +43,10 @@ class Served:
 
 
 def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, Layer], Layer]:
-    """The overrides after `choice`, and the layer that then serves the hour. Pure.
+    """Return the overrides after `choice`, and the layer that then serves the hour. Pure.
 
-    Raises Refused, with the reason, when that layer's rows do not cover the hour's cut.
+    Raises Refused with the reason if the overrides change and that layer's rows do not cover the
+    hour's cut.
     """
     overrides = {h: layer for h, layer in state.overrides.items() if h != hour}
     if choice != "auto":
@@ -74,16 +75,14 @@ def plan_served(
     why: str,
     act: Act | None = None,
 ) -> Publish:
-    """The publish of an override that `plan_override` allows: override and swap in one. Pure.
-
-    `accepted` is what is accepted of the hour.
-    """
+    """Return the publish of an override that `plan_override` allows: override and swap in one
+    commit. `accepted` is the accepted revision of the hour. Pure."""
     kept = [h for h in state.retained_hours if h != hour]
     properties = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
     changes = [Change("main", properties=properties, copy={hour: layer})]
     if accepted is not None and layer == "speed":
-        # Remembered one by one from now on: a recreated batch branch could not distinguish it from
-        # other hours.
+        # The branch lists the hour from now on: a recreated batch branch could not distinguish it
+        # from other hours.
         changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
@@ -95,12 +94,13 @@ def plan_served(
 
 
 def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Served:
-    """Assign a sealed hour to a layer, or remove that override (`auto`); later publishes and merges
+    """Assign a sealed hour to a layer, or remove its override (`auto`); later publishes and merges
     respect it.
 
-    One zero-copy swap with the override; the ledger's row and the hour's dead letters follow.
-    Raises Refused when the layer's rows do not cover the hour or it has expired, ConfigurationError
-    for an hour before the first, Transient for one that is not sealed.
+    Publishes the override and a swap without copying data; the ledger row and the hour's dead
+    letters follow. Raises Refused if the layer's rows do not cover the hour or the hour has
+    expired, ConfigurationError for an hour before the first, NotYet for an hour that is not sealed,
+    Transient.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("serve-hour", why)

@@ -7,14 +7,14 @@ until it is removed or its timeout has passed. A publisher that sees a timeout p
 turn.
 
 1. Join: a publisher that was refused, or that finds others before it, adds its turn at the end of
-  the queue.
+   the queue.
 2. Wait: a publisher that is about to commit and finds a turn before its own waits for that turn,
-  then decides again.
+   then decides again.
 3. Leave: the publish that lands removes the turn in the same commit; otherwise the publisher
-  removes it at its end.
+   removes it at its end.
 
-A waiter measures a timeout by its own clock, from when it first saw that turn at the head: no
-clocks are compared.
+A waiter measures a timeout by its own clock, from when it first saw that turn at the head: clocks
+of different processes are never compared.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ TRIES, LEAST, MOST = 4.0, 10.0, 60.0
 TRY_AND_A_HALF, LIMIT = 1.5, 300.0
 # The timeout of a turn of an older version, whose property is only an id.
 BARE_BOUND = 5.0
-# A publisher joins after this many refusals in a row, or after one refusal of an attempt this long
+# A publisher joins after this many refusals, or after one refusal if an attempt took this long
 # (seconds).
 REFUSALS, LONG_TRY = 3, 0.3
 # The longest queue; further publishers continue without a turn.
 LONGEST_LINE = 16
-# Joining is a commit, which others may precede: retry for this many seconds.
+# Joining is a commit, which may be refused: it is retried for this many seconds.
 ASKING = 15.0
 # Commits that began before their publishers could see the turn land within this many seconds.
 SETTLING = 2.0
@@ -72,7 +72,7 @@ class Turn:
     asked_at: str = ""
 
     def to_properties(self) -> dict[str, str]:
-        """The table properties of the turn. Older versions wait for the bare id."""
+        """Return the table properties of the turn. Older versions wait for the bare id."""
         values = {
             "number": self.number,
             "bound": self.bound,
@@ -84,7 +84,7 @@ class Turn:
 
     @property
     def who(self) -> str:
-        """For a log line."""
+        """The description of the turn for log lines."""
         return f"{self.what} ({self.by}, turn {self.id})" if self.what else f"turn {self.id}"
 
 
@@ -92,7 +92,7 @@ Line = tuple[Turn, ...]
 
 
 def read_line(properties: Mapping[str, str]) -> Line:
-    """The turns in a table's properties, in queue order."""
+    """Return the turns in a table's properties, in queue order."""
     turns = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):
@@ -120,20 +120,20 @@ def _read(id: str, text: str) -> Turn:
 
 
 def turn_bound(longest: float) -> float:
-    """The timeout of a turn, from its owner's longest attempt in seconds. Pure."""
+    """Return the timeout of a turn, from its owner's longest attempt, both in seconds. Pure."""
     return min(LIMIT, max(LEAST, min(MOST, TRIES * longest), TRY_AND_A_HALF * longest))
 
 
 def plan_turn(line: Line, turn: Turn) -> Turn | None:
-    """`turn` at the end of the queue; None when the queue is full. Pure."""
+    """Return `turn` with the last number of the queue; None if the queue is full. Pure."""
     if len(line) >= LONGEST_LINE:
         return None
     return replace(turn, number=max((t.number for t in line), default=0) + 1)
 
 
 def should_ask(refusals: int, longest: float) -> bool:
-    """Whether a publisher joins the queue after this many refusals, with its longest attempt in
-    seconds. Pure.
+    """Whether a publisher joins the queue after this number of refusals, given its longest attempt
+    in seconds. Pure.
 
     An attempt of one second always loses against a publisher that commits every second.
     """
@@ -141,17 +141,19 @@ def should_ask(refusals: int, longest: float) -> bool:
 
 
 def turn_before(line: Line, mine: str | None, over: str | None = None) -> Turn | None:
-    """The turn to wait for before a publisher with turn `mine` commits; None when it is first.
+    """Return the turn to wait for before a publisher with turn `mine` commits; None if it is first.
     Pure.
 
-    `over` was waited for already. A publisher that is not in the queue comes after all turns.
+    `over` is a turn that the publisher has already waited for. A publisher that is not in the queue
+    comes after all turns.
     """
     first = next((t for t in line if t.id != over), None)
     return None if first is None or first.id == mine else first
 
 
 def turn_to_yield_to(line: Line, waited: str | None, has_yielded: bool) -> Turn | None:
-    """The turn that the speed layer waits for before it stages or commits a micro-batch. Pure.
+    """Return the turn that the speed layer waits for before it stages or commits a micro-batch.
+    Pure.
 
     It waits once for each turn, and for at most one turn in each micro-batch, so it publishes
     between any two turns.
@@ -160,15 +162,15 @@ def turn_to_yield_to(line: Line, waited: str | None, has_yielded: bool) -> Turn 
 
 
 def is_over(turn: Turn, seconds: float) -> bool:
-    """Whether a turn that has been at the head for so many seconds has timed out. Pure."""
+    """Whether a turn that has been at the head for `seconds` has timed out. Pure."""
     return seconds >= turn.bound
 
 
 def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
-    """`commit`, which also removes a turn from the queue. Pure.
+    """Return `commit` with the removal of a turn from the queue. Pure.
 
-    It sets a key before it removes it: PyIceberg fails to remove a key that another process has
-    removed meanwhile.
+    The commit sets each key that it removes: PyIceberg fails to remove a key that another process
+    has already removed.
     """
     keys = (_PREFIX + id, *((TURN,) if properties.get(TURN) == id else ()))
     if not any(key in properties for key in keys):
@@ -181,11 +183,10 @@ def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> 
 
 
 def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> Turn | None:
-    """Add a new turn at the end of the queue, with a timeout that follows from the longest attempt
-    so far.
+    """Add a new turn at the end of the queue and return it; its timeout follows from the longest
+    attempt so far.
 
-    None when the queue is full, or when other commits come first for ASKING seconds. Raises
-    Transient.
+    None if the queue is full, or if other commits land first for ASKING seconds. Raises Transient.
     """
     by, at = (
         f"{socket.gethostname()}:{os.getpid()}",
@@ -195,7 +196,7 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
     for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
         line = read_line(table.properties)
-        # The answer of the attempt before may have been lost.
+        # The previous attempt may have landed with its answer lost.
         if own := next((t for t in line if t.id == wanted.id), None):
             return own
         turn = plan_turn(line, wanted)
@@ -210,10 +211,11 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
 
 
 def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
-    """Remove a turn from the queue: one's own that no publish removed, or another's that timed out.
+    """Remove a turn from the queue: the caller's own, if no publish removed it, or another one that
+    timed out.
 
-    When other commits come first for ASKING seconds, the turn stays until a waiter sees its timeout
-    pass.
+    If other commits land first for ASKING seconds, the turn stays until a waiter sees its timeout
+    pass. Raises Transient.
     """
     for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
@@ -231,11 +233,11 @@ def wait_for_turn(
     waited: str | None,
     stop: threading.Event | None = None,
 ) -> str | None:
-    """Wait until `turn` is removed or its timeout has passed, counted from now; a turn that timed
-    out is removed.
+    """Wait until `turn` is removed or its timeout has passed, counted from now; remove a turn that
+    timed out.
 
-    Does not wait for `waited`, the turn of an earlier call, again. `stop` ends the wait at once.
-    Returns the turn to pass as `waited` to the next call.
+    Does not wait again for `waited`, the turn of an earlier call. `stop` ends the wait at once.
+    Returns the turn to pass as `waited` to the next call. Raises Transient.
     """
     if turn is None or turn == waited:
         return turn
@@ -270,7 +272,7 @@ def _find(lake: Lake, table_name: str, id: str) -> Turn | None:
 
 
 class YieldToQueue:
-    """The speed layer's side of the queue: it waits once for each turn, and publishes between any
+    """The speed layer's side of the queue: it waits once for each turn and publishes between any
     two."""
 
     def __init__(self, lake: Lake, table_name: str, stop: threading.Event | None = None) -> None:
@@ -279,7 +281,8 @@ class YieldToQueue:
         self._has_held = False
 
     def wait_if_first(self, properties: Mapping[str, str]) -> bool:
-        """Wait for a turn in the loaded properties; False when there is none to wait for."""
+        """Wait for the first turn in the loaded properties; return False if there is none to wait
+        for."""
         turn = turn_to_yield_to(read_line(properties), self._waited, self._has_held)
         if turn is None:
             return False
@@ -290,13 +293,13 @@ class YieldToQueue:
         return True
 
     def published(self) -> None:
-        """Record a publish: the layer waits for the next turn again."""
+        """Record a publish: from now on the layer waits for the next turn."""
         self._has_held = False
 
 
 class QueueEntry:
-    """A publisher's entry in the queue, until it landed or gave up; without `takes_turns` it never
-    joins."""
+    """The entry of a publisher in the queue, until its publish landed or it gave up. Without
+    `takes_turns` it never joins."""
 
     def __init__(self, lake: Lake, table_name: str, what: str, takes_turns: bool) -> None:
         self._lake, self._table_name, self._what, self._takes_turns = (
@@ -312,11 +315,11 @@ class QueueEntry:
         self._inner = 0
 
     def wait_for_others(self, properties: Mapping[str, str], deadline: float) -> bool:
-        """Wait for the turns before this one, according to the loaded properties; False when there
-        are none.
+        """Wait for the turns before this one in the loaded properties; return False if there are
+        none.
 
         Joins the queue if it is not in it yet, so publishes land in request order. Does not wait
-        after `deadline`, of the monotonic clock.
+        after `deadline` (monotonic clock, seconds).
         """
         first = self._before(properties)
         if first is None:
@@ -330,28 +333,28 @@ class QueueEntry:
         return True
 
     def refused(self, seconds: float) -> None:
-        """Record a refused attempt and its seconds; join the queue when `should_ask`."""
+        """Record a refused attempt and its duration in seconds; join the queue if `should_ask`."""
         self._refusals, self._longest = self._refusals + 1, max(self._longest, seconds)
         if self._takes_turns and self._turn is None and should_ask(self._refusals, self._longest):
             self._ask()
             self._settle()
 
     def with_removal(self, properties: Mapping[str, str], commit: Commit) -> Commit:
-        """The commit, which also removes its turn; unchanged in a publish inside another publish's
-        decision."""
+        """Return the commit with the removal of this entry's turn; unchanged for a publish inside
+        another publish's decision."""
         if self._turn is None or self._inner:
             return commit
         return plan_taking_back(properties, self._turn.id, commit)
 
     def landed(self) -> None:
-        """Record that the publish landed, and removed the turn."""
+        """Record that the publish landed and removed the turn."""
         if not self._inner:
             self._turn = None
 
     @contextmanager
     def inside(self) -> Iterator[QueueEntry]:
-        """This entry, for a publish inside this one's decision (a merge that has to come first): it
-        must not wait for this turn."""
+        """Yield this entry to a publish inside this one's decision (a merge that has to come
+        first), which must not wait for this turn."""
         self._inner += 1
         try:
             yield self
@@ -359,8 +362,8 @@ class QueueEntry:
             self._inner -= 1
 
     def leave(self) -> None:
-        """Remove a turn that no publish removed. If the lake does not answer, the turn ends by its
-        timeout."""
+        """Remove a turn that no publish removed. If the lake does not answer, the turn times
+        out."""
         if self._turn is None:
             return
         try:
@@ -392,8 +395,7 @@ class QueueEntry:
             )
 
     def _settle(self) -> None:
-        # A long attempt would be lost to a commit that began before its publisher could see the
-        # turn.
+        # Commits that began before their publishers could see the turn would refuse a long attempt.
         time.sleep(min(SETTLING, self._longest / 4))
 
 
@@ -402,7 +404,8 @@ _ENTRY: ContextVar[QueueEntry | None] = ContextVar("queue_entry", default=None)
 
 @contextmanager
 def queue_entry(lake: Lake, table_name: str, what: str, takes_turns: bool) -> Iterator[QueueEntry]:
-    """The entry of a publish, until it landed or gave up."""
+    """Yield the entry of a publish until it landed or gave up: the outer publish's entry if it is
+    inside one for the same table that takes turns."""
     outer = _ENTRY.get()
     if outer is not None and takes_turns and outer.is_for(table_name):
         with outer.inside():

@@ -1,4 +1,4 @@
-"""Restore a ledger: write the rows that it lacks, from the state on the branches."""
+"""Restoring a ledger: its missing rows are written from the state on the branches."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def plan_rows(
     now: datetime,
     first: str = "",
 ) -> list[LedgerRow]:
-    """Rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut, revision,
-    and the counts that the branches have (`good` and `dead`: the rows of the batch branches, by
-    hour; those of an expired hour are not known). The ids are deterministic, so two processes that
+    """Return rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut,
+    revision, and the counts that the branches have (`good` and `dead`: the rows of the batch
+    branches by hour; unknown for an expired hour). The ids are deterministic, so two processes that
     restore at once write each row once.
     """
     rows = []
@@ -60,7 +60,7 @@ def plan_rows(
 
 
 def missing_hours(state: State, known: Collection[str], first: str = "") -> list[str]:
-    """The sealed hours, from `first` on, that are not `known`. Pure."""
+    """Return the sealed hours from `first` on that are not in `known`. Pure."""
     return [
         h
         for h in hours_between(max(state.timeline.first, first), state.timeline.open)
@@ -69,10 +69,10 @@ def missing_hours(state: State, known: Collection[str], first: str = "") -> list
 
 
 def restore_ledger(lake: Lake, stream: Stream) -> int:
-    """Write the ledger rows that are missing for hours of the table; returns how many. Idempotent.
-
-    Decisions that wait on a branch are written first, since they have more fields. Raises
+    """Write the missing ledger rows of the table's hours; return their number. Idempotent. Raises
     Transient.
+
+    Writes decisions that wait on a branch first, since they have more fields.
     """
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:

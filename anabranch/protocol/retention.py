@@ -1,9 +1,9 @@
-"""Retention: which hours have been kept long enough, what keeps others longer, and the publish by
-which hours leave.
+"""Retention: the hours that are due to expire, the reasons why others are kept longer, and the
+publish that removes hours.
 
-The rows of an hour leave every branch in one publish, by metadata alone: every data file belongs to
-one ingest hour. The hour stays accepted, and the ledger keeps its account; its newest row says
-`expired`. It is never rebuilt again.
+One publish removes the rows of an hour from every branch, by metadata alone: every data file
+belongs to one ingest hour. The hour stays accepted, and the ledger keeps its account; the decision
+of its newest row is `expired`. It is never rebuilt.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _GRACE = timedelta(days=1)  # maintenance runs once a day
 
 Undelivered = Mapping[str, Collection[str] | None]
-"""By target of egress, the hours that it has yet to get; None for all of them."""
+"""The hours that each target of egress has not received yet, by target; None for all hours."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """`leaving`: the hours to remove now, oldest first. `kept`: hours past their time, and what
-    keeps them."""
+    """Hours past their retention. `leaving`: the hours to remove now, oldest first. `kept`: the
+    reasons why other hours are kept, by hour."""
 
     leaving: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -52,13 +52,13 @@ def plan_due(
     undelivered: Undelivered,
     finished: Confirmed = NOTHING_CONFIRMED,
 ) -> Due:
-    """The hours whose rows have been kept for `keep` since the hour ended, and that have not
+    """Return the hours whose rows have been kept for `keep` since the hour ended, and that have not
     expired. Pure.
 
-    Only accepted hours leave, and none that an operator holds. An hour stays while a publish of it
-    is incomplete, while an hour that is not accepted yet, or not finally, looks for duplicates in
-    it, and until each target of egress has it. `finished`: the decisions and dead letters that wait
-    on a branch and were seen to be complete.
+    Only accepted hours are removed, and none that an operator holds. An hour is kept while a
+    publish of it is incomplete, while it or an hour with it in its look-back is not accepted or
+    will be rebuilt, and until each target of egress has it. `finished`: the waiting decisions and
+    dead letters that are known to be complete.
     """
     if keep is None:
         return Due()
@@ -82,8 +82,8 @@ def plan_due(
 
 @dataclass(frozen=True)
 class Overdue:
-    """Hours that are more than a day past their time and that no operator holds: how many, the
-    oldest, and what keeps that one; None if the next maintenance may remove it."""
+    """Hours that are more than a day past their retention and that no operator holds: their number,
+    the oldest, and why it is kept; None if the next maintenance may remove it."""
 
     hours: int
     oldest: str
@@ -93,8 +93,8 @@ class Overdue:
 def find_overdue(
     state: State, keep: timedelta | None, now: datetime, lookback: int
 ) -> Overdue | None:
-    """The hours that should have expired a day ago; None for no hour. What targets of egress wait
-    for is not looked up. Pure."""
+    """Return the hours that should have expired a day ago; None if there are none. Pending
+    deliveries of egress are not considered. Pure."""
     due = plan_due(state, keep + _GRACE if keep is not None else None, now, lookback, {})
     kept = {hour: reason for hour, reason in due.kept.items() if state.holds.of(hour) is None}
     oldest = min((*due.leaving, *kept), default=None)
@@ -118,7 +118,8 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
 
 
 def _looked_at(state: State, lookback: int) -> dict[str, str]:
-    """The hours of the look-backs of hours that are yet to be accepted, or to be decided again."""
+    """Return why hours are kept that are in the look-back of an hour that is not accepted or will
+    be rebuilt, by hour."""
     undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
     undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {
         state.timeline.open
@@ -146,10 +147,10 @@ def plan_expire(
     id: str,
     now: datetime,
 ) -> Publish:
-    """The publish by which the rows of `hours` leave every branch. Pure.
+    """Return the publish that removes the rows of `hours` from every branch. Pure.
 
-    `speed_hours`: the hours that the speed branch has rows of. `revisions`: the accepted revisions,
-    for the ledger.
+    `speed_hours`: the hours that the speed branch has rows of. `revisions`: the accepted revisions
+    by hour, for the ledger.
     """
     first = min(state.timeline.first, *hours)
     said = {EXPIRED: state.expired.plus(hours, first, now).to_json()}
@@ -171,7 +172,7 @@ def plan_expire(
 
 
 def letters_expired(table: Table) -> Expired:
-    """The hours whose dead letters have expired, by a loaded table of dead letters."""
+    """Return the hours whose dead letters have expired, from the loaded dead letters table."""
     return Expired.of_branches(branch_properties(table, branch) for branch in BRANCHES)
 
 
@@ -182,8 +183,8 @@ def plan_due_letters(
     now: datetime,
     finished: Confirmed = NOTHING_CONFIRMED,
 ) -> Due:
-    """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for
-    duplicates in them, and egress delivers none. Pure."""
+    """Return the hours whose dead letters are due, as `plan_due`; those of the hours in `expired`
+    have expired. They are in no look-back, and egress does not deliver them. Pure."""
     return plan_due(replace(state, expired=expired), keep, now, 0, {}, finished)
 
 
@@ -196,9 +197,9 @@ def plan_expire_letters(
     now: datetime,
     at_most: int,
 ) -> Commit | None:
-    """The commit by which the dead letters of `due` hours leave every branch, of at most so many
-    hours; and those of expired hours that came back. `content`: the hours that any branch has dead
-    letters of. None for no hour. Pure."""
+    """Return the commit that removes the dead letters of `due` hours, and of expired hours whose
+    dead letters came back, from every branch; at most `at_most` hours. `content`: the hours that
+    any branch has dead letters of. None if there are none to remove. Pure."""
     expired, wanted = letters_expired(table), set(due)
     gone = tuple(sorted(h for h in content if h in wanted or h in expired))[:at_most]
     if not gone:
@@ -217,13 +218,13 @@ def plan_expire_letters(
 def plan_ledger_start(
     state: State, letter_hours: Iterable[str], keep: timedelta, now: datetime
 ) -> str | None:
-    """The first hour of the ledger once all quarters of a year have left that ended `keep` ago and
-    that have neither rows, nor dead letters (of `letter_hours`), nor the request of an erasure
-    left; None for no quarter. Pure."""
+    """Return the first hour of the ledger after the removal of quarters of a year, oldest first:
+    quarters that ended `keep` ago and that have no rows, dead letters (`letter_hours`), waiting
+    decisions or erasure requests. None if no quarter is removed. Pure."""
     first_kept = state.expired.first_kept(state.timeline.first)
     if first_kept <= state.timeline.first:
         return None
-    # The next process writes decisions that wait on a branch again, if the ledger lacks their rows.
+    # The next process writes waiting decisions again if the ledger lacks their rows.
     waiting = (row.hour for row in state.decisions)
     requests = (hour_of(erasure.at) for erasure in state.erasures.all)
     kept = (*letter_hours, *waiting, *requests)
@@ -233,9 +234,9 @@ def plan_ledger_start(
 
 
 def plan_uncovered(state: State, speed_hours: Iterable[str], drop: Sequence[str]) -> Timeline:
-    """The timeline that counts `drop` (in order) as not covered by the speed layer, whose branch
-    has rows of `speed_hours`. Pure. It stays small: before `covered_from` it lists only hours that
-    are kept.
+    """Return the timeline in which the speed layer does not cover the hours `drop` (in order).
+    `speed_hours`: the hours that the speed branch has rows of. The timeline stays small: before
+    `covered_from` it lists only the hours that are kept. Pure.
     """
     timeline = state.timeline
     covered_from = max(timeline.covered_from, shift(drop[-1], 1))
@@ -248,13 +249,13 @@ def plan_uncovered(state: State, speed_hours: Iterable[str], drop: Sequence[str]
 
 
 def is_kept(state: State, hour: str, lookback: int = 0) -> bool:
-    """Whether neither an hour nor one of the `lookback` hours before it has expired. Pure."""
+    """Whether neither the hour nor any of the `lookback` hours before it has expired. Pure."""
     return not any(state.is_expired(shift(hour, -back)) for back in range(lookback + 1))
 
 
 def require_kept(state: State, hour: str, lookback: int = 0) -> None:
-    """Refuse what would bring rows of an expired hour back, or needs its rows. `lookback`: for how
-    many hours before it duplicates are looked for. Raises Refused."""
+    """Raise Refused if the hour has expired, or one of the `lookback` hours before it, whose rows
+    are needed to find duplicates."""
     if is_kept(state, hour, lookback):
         return
     if state.is_expired(hour):

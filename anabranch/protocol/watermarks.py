@@ -1,7 +1,6 @@
-"""Watermarks: what a publish promises readers of `main`: the hour through which it is complete, and
-the moment through which it is fresh. Both follow from the state after the publish, which records
-them: as properties of the table, and of the snapshot that it makes on `main`. Readers of any engine
-find them without a client of ours. Pure.
+"""Watermarks: the hour through which `main` is complete, and the time through which it is fresh.
+Both follow from the state after a publish, which writes them to the properties of the table and of
+its snapshot on `main`. Readers with any engine find them without a client library. Pure.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ FRESH_THROUGH = "anabranch.fresh-through"
 
 @dataclass(frozen=True)
 class Watermarks:
-    """`complete_through` is the last hour such that it and all before it are accepted.
-    `fresh_through` is a moment up to which `main` holds what Kafka had acknowledged and gives to
-    readers of committed records, so nothing of what lies behind an open transaction. None: nothing
-    yet.
+    """The watermarks of `main`; None if there is none yet.
 
-    Of a whole hour, a moment is one of Kafka's timestamps, by which hours are cut; within the
-    running hour, one of the speed layer's clock.
+    `complete_through`: the last hour such that it and all earlier hours are accepted.
+    `fresh_through`: a time such that `main` has all records that Kafka had acknowledged by then and
+    returns with `read_committed`, so no records after the start of an open transaction. At the end
+    of an hour it is a time of Kafka's timestamps, by which hours are cut; within the running hour,
+    of the speed layer's clock.
     """
 
     complete_through: str | None = None
     fresh_through: datetime | None = None
 
     def to_properties(self) -> dict[str, str]:
-        """As snapshots and the table carry them: hours as everywhere, the time as
-        `2026-11-21T03:12:45.123Z`, rounded down. None is left out."""
+        """Return the properties for snapshot and table, without None. The time is written as
+        `2026-11-21T03:12:45.123Z`, rounded down."""
         said = {}
         if self.complete_through is not None:
             said[COMPLETE_THROUGH] = self.complete_through
@@ -54,12 +53,13 @@ class Watermarks:
 def plan_watermarks(
     state: State, before: Watermarks, is_merged: bool, read_until: datetime | None = None
 ) -> Watermarks:
-    """What a publish promises that leaves `state` behind, after what `main` promised `before`.
+    """Return the watermarks of `main` after a publish that results in `state`; `before`: the
+    watermarks before it.
 
-    Fresh through what was promised before, the end of the hours that `main` holds whole, and
-    `read_until`: when the log ended at the position at the latest, as far as the publisher knows.
-    Only the first of them while `main` is not merged. An hour that lacks records which the speed
-    layer jumped over, and that is not accepted, holds it back.
+    `fresh_through` is the latest of its value before, the end of the last hour up to which `main`
+    has all records, and `read_until`, the latest known time at which the log ended at the position.
+    The end of hours and `read_until` count only if `main` is merged. An hour that lacks records
+    which the speed layer jumped over, and that is not accepted, holds both back.
     """
     candidates = [before.fresh_through]
     if is_merged:
@@ -74,8 +74,8 @@ def plan_watermarks(
 
 
 def complete_through(state: State) -> str | None:
-    """The last hour such that it and all before it, from the stream's first, are accepted; None
-    when there is none."""
+    """Return the last hour such that it and all earlier ones, from the stream's first, are
+    accepted; None if there is none."""
     timeline = state.timeline
     hour = max(timeline.first, min(state.settled_before, timeline.open))
     waiting = min((h for h in timeline.sealed if h not in state.accepted), default=timeline.open)
@@ -86,9 +86,9 @@ def complete_through(state: State) -> str | None:
 
 
 def complete_through_all(hours: Collection[str | None]) -> str | None:
-    """The last hour that is complete in each of several streams; None when one of them has none,
-    and of no stream. Hours are cut by Kafka's time, so that it is one cut through all of them.
-    Pure."""
+    """Return the last hour that is complete in each of several streams; None if one of them has
+    none, or if there are no streams. Hours are cut by Kafka's timestamps, so the hour is the same
+    cut in all of them. Pure."""
     known = [hour for hour in hours if hour is not None]
     return min(known) if known and len(known) == len(hours) else None
 
@@ -96,19 +96,19 @@ def complete_through_all(hours: Collection[str | None]) -> str | None:
 def waiting_since(
     stamps: Collection[int], fresh_through: datetime | None, now: datetime
 ) -> datetime | None:
-    """When Kafka received the oldest of some records, by their timestamps in milliseconds: not
-    after now, whatever a producer stamped them with, and not before what `main` is fresh through;
-    None of no record. Pure."""
+    """Return the time (UTC) at which Kafka received the oldest of some records, from their
+    timestamps in milliseconds: never after `now`, whatever the producers wrote, and never before
+    `fresh_through`. None if there are no records. Pure."""
     if not stamps:
         return None
-    # A stamp below 0 means a record without a timestamp.
+    # A negative timestamp means a record without one.
     oldest = datetime.fromtimestamp(min(max(0, min(stamps)) / 1000, now.timestamp()), UTC)
     return max(oldest, fresh_through) if fresh_through is not None else oldest
 
 
 def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:
-    """The last hour such that `main` contains it and all earlier hours completely, by the decided
-    ends."""
+    """Return the last hour such that `main` contains it and all earlier hours completely, by the
+    decided ends; None if there is none."""
     timeline, cuts = state.timeline, state.cuts
     ended = sorted(timeline.boundaries)
     frontier = shift(ended[-1], 1) if ended else timeline.open
@@ -120,27 +120,26 @@ def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> st
         lacks = cut is None and not wanted <= ends.keys()
         return lacks or any(state.position.offsets.get(p, 0) < end for p, end in ends.items())
 
-    # Ends never fall from one hour to the next of a log.
+    # Ends never decrease from one hour of a log to the next.
     hours = [*(h for h in by_speed if h >= timeline.since), *ended]
     at = bisect_left(hours, True, key=is_behind)
     missing = [h for h in (hours[at] if at < len(hours) else None, lacking) if h is not None]
     last = shift(min([frontier, *missing]), -1)
-    # Where a log was given up, records went on coming in its last hour, which belong to the hour
-    # after it.
+    # An adoption cuts its hour early: records received later in that hour belong to the next one.
     while any(a.hour == last for a in timeline.adoptions):
         last = shift(last, -1)
     return last if last >= timeline.first else None
 
 
 def _by_speed(state: State) -> list[str]:
-    """The sealed hours that are served from the speed layer, oldest first."""
+    """Return the sealed hours that are served from the speed layer, oldest first."""
     sealed = {*state.timeline.sealed, *state.overrides}
     return sorted(h for h in sealed if state.is_sealed(h) and state.served_by(h) == "speed")
 
 
 def _lacking(state: State, by_speed: Sequence[str]) -> str | None:
-    """The oldest hour served from the speed layer that `main` does not have whole, whatever the
-    position: jumped over, dropped since, or kept by a merge until the speed layer covers it."""
+    """Return the oldest hour served from the speed layer that `main` lacks records of, whatever the
+    position: jumped over, dropped since, or retained by a merge until the speed layer covers it."""
     timeline = state.timeline
     lacking = set(state.retained_hours)
     if timeline.skipped or timeline.covered_from:
