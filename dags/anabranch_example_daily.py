@@ -1,5 +1,5 @@
-"""An example: a DAG that starts when all hours of a day are authoritative. Put your own task in its
-place."""
+"""Example: a DAG that starts when all hours of a day are authoritative. Replace its task by your
+own."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer,
-merged and verified.
+"""One DAG for each stream: it seals, rebuilds, merges and verifies each hour once it has ended.
 
-Wiring only: every task is one `anabranch` command that an operator can run by hand. The hours of a
-stream with `group:` are run by its group's DAG (anabranch_hourly_group.py); this one is then for
-runs by hand.
+Wiring only: every task is one `anabranch` command that an operator can run by hand. The DAG of a
+stream with `group:` has no schedule and is for manual runs: its group's DAG runs the hours
+(anabranch_hourly_group.py).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ despite gaps or the quality gate: trigger the DAG with `hour`, `accept` and `why
 
 
 def stream_dag(stream: str) -> DAG:
-    """The DAG of one stream; its data interval is the hour."""
+    """Return the DAG of one stream; its data interval is the hour."""
     start = start_hour(stream)
     with DAG(
         dag_id=f"anabranch_hourly__{stream}",
@@ -80,8 +79,8 @@ def stream_dag(stream: str) -> DAG:
         merge = AnabranchOperator(
             task_id="merge", arguments=["merge", stream], trigger_rule="all_done"
         )
-        # A run's state is its last task's. Without this task, the run fails when any earlier task
-        # failed.
+        # Leaf tasks determine the state of a run. merge succeeds also after a failure of seal or
+        # rebuild; verify does not, so the run fails.
         verify = VerifyOperator(task_id="verify", stream=stream)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify

@@ -1,4 +1,4 @@
-"""One DAG a group: one Spark job rebuilds each hour of all its streams; a mapped task for each
+"""One DAG for each group: one Spark job rebuilds an hour of all its streams; a mapped task for each
 stream shows its result.
 
 Wiring only: every task runs `anabranch` commands that an operator can run by hand.
@@ -47,7 +47,7 @@ is: trigger `anabranch_hourly__STREAM` with `hour`, `accept` and `why`.
 
 
 def group_dag(group: str, members: list[str]) -> DAG:
-    """The DAG of one group; its data interval is the hour."""
+    """Return the DAG of one group; its data interval is the hour."""
     starts = [start for start in map(start_hour, members) if start is not None]
     with DAG(
         dag_id=f"anabranch_hourly_group__{group}",
@@ -73,8 +73,8 @@ def group_dag(group: str, members: list[str]) -> DAG:
             task_id="stream", map_index_template="{{ task.stream }}"
         )
         each = mapped.expand(outcome=rebuild.output)
-        # By default it would be skipped, and the run succeed, where one stream is skipped and
-        # another one failed.
+        # With the default trigger rule, `accepted` would be skipped and the run would succeed if
+        # one stream is skipped and another fails.
         (
             wait
             >> rebuild
@@ -90,7 +90,7 @@ def group_dag(group: str, members: list[str]) -> DAG:
 
 
 def _egress(member: str, target: str) -> AnabranchOperator:
-    """The deliveries of a stream, or of each stream of a family."""
+    """Return the task that delivers the hours of a stream, or of each stream of a family."""
     task_id = f"egress__{member}__{target}"
     if member in families():
         arguments = ["egress", "STREAM", "--target", target]

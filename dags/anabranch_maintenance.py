@@ -1,5 +1,4 @@
-"""One DAG for each stream and each family of topics: daily maintenance deletes unreferenced files.
-Wiring only."""
+"""One DAG for each stream and each family of topics: it runs the daily maintenance. Wiring only."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ batch layer has served for long, and deletes unreferenced files. The ages are th
 
 
 def maintenance_dag(name: str, is_family: bool) -> DAG:
-    """The DAG of one stream, or of all streams of a family."""
+    """Return the DAG of one stream, or of all streams of a family."""
     of = f"each stream of family {name}" if is_family else name
     with DAG(
         dag_id=f"anabranch_maintenance__{name}",

@@ -1,10 +1,10 @@
-"""Shared by the DAG files: the streams, an operator for one `anabranch` command, and a stream's
+"""Code that the DAG files share: the streams, operators for `anabranch` commands, and the streams'
 settings for Airflow. Defines no DAG.
 
 `ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under
-`streams/` are the streams. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`),
-for one that lives in an environment of its own. `ANABRANCH_ON_FAILURE` names a callback,
-`module.function`, for a task that failed for good.
+`streams/` define the streams. `ANABRANCH_COMMAND` is the command to run (default `anabranch`), for
+one in another Python environment. `ANABRANCH_ON_FAILURE` names the `on_failure_callback` of each
+task, as `module.function`.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
-# libyaml reads a file ten times as fast as Python does.
+# libyaml reads a file ten times as fast as the loader in Python.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# The hour of a run: given by an operator, else the run's data interval.
+# The hour of a run: its param `hour`, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
 
 def streams() -> list[str]:
-    """The streams that have a file of their own in the configuration folder, sorted."""
+    """Return the streams with a file of their own in the configuration folder, sorted."""
     return [name for name in _files() if "topics" not in _document(name)]
 
 
 def families() -> list[str]:
-    """The files of families of topics, sorted."""
+    """Return the names of the files of families of topics, sorted."""
     return [name for name in _files() if "topics" in _document(name)]
 
 
 @cache
 def _files() -> list[str]:
-    """The files of streams, and of families of topics (`topics` in place of `topic`)."""
+    """Return the names of the files of streams, and of families (`topics` instead of `topic`)."""
     return sorted(
         f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations")
     )
 
 
 def group(stream: str) -> str | None:
-    """The group of the stream's file, None without one."""
+    """Return the `group` of the stream's file; None without a valid one."""
     name = _document(stream).get("group")
     return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) else None
 
 
 def groups() -> dict[str, list[str]]:
-    """By group, its streams and families of topics."""
+    """Return the streams and families of topics by group."""
     members: dict[str, list[str]] = {}
     for stream in _files():
         if (name := group(stream)) is not None:
@@ -84,14 +84,14 @@ def groups() -> dict[str, list[str]]:
 
 
 def settings(stream: str) -> dict[str, Any]:
-    """The sections `airflow` and `batch` of the stream's file; empty if it cannot be read, since
-    each task reports that."""
+    """Return the sections `airflow` and `batch` of the stream's file; empty if it cannot be read,
+    which each task reports."""
     sections = {key: _document(stream).get(key) for key in ("airflow", "batch")}
     return {key: value for key, value in sections.items() if isinstance(value, dict)}
 
 
 def targets(stream: str) -> list[str]:
-    """The names of the stream's `egress` targets; none if its file cannot be read."""
+    """Return the names of the stream's `egress` targets; empty if its file cannot be read."""
     listed = _document(stream).get("egress")
     names = (
         [target.get("name") for target in listed if isinstance(target, dict)]
@@ -107,8 +107,8 @@ def targets(stream: str) -> list[str]:
 
 @cache
 def _document(stream: str) -> dict[str, Any]:
-    """The stream's file above `defaults.yaml`, read once for each parsing; empty if the file cannot
-    be read."""
+    """Return the stream's file merged over `defaults.yaml`, read once for each parsing; empty if
+    the file cannot be read."""
     own = _read(CONF / "streams" / f"{stream}.yaml")
     return _merge(_defaults(), own) if own else {}
 
@@ -127,7 +127,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As the commands do: mappings key by key; any other value of `own` replaces the default.
+    """Merge mappings key by key, as the commands do; any other value of `own` replaces the default.
     Pure."""
     both = {
         key for key in own if isinstance(own[key], dict) and isinstance(defaults.get(key), dict)
@@ -136,13 +136,14 @@ def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def duration(value: object, otherwise: timedelta) -> timedelta:
-    """Parse `2 minutes` and the like; `otherwise` for other text, which the commands refuse."""
+    """Parse a duration such as `2 minutes`. Return `otherwise` for other text, which the commands
+    refuse."""
     match = re.fullmatch(r"\s*(\d+)\s*(second|minute|hour|day|week)s?\s*", str(value))
     return timedelta(**{f"{match[2]}s": int(match[1])}) if match else otherwise
 
 
 def longest_grace(names: Iterable[str]) -> int:
-    """The longest `batch.grace` of the streams, in seconds."""
+    """Return the longest `batch.grace` of the streams, in seconds."""
     graces = (
         duration(settings(name).get("batch", {}).get("grace"), timedelta(minutes=2))
         for name in names
@@ -151,7 +152,8 @@ def longest_grace(names: Iterable[str]) -> int:
 
 
 def start_hour(stream: str) -> datetime | None:
-    """The stream's `airflow.start`; None without one, or for one that the commands refuse."""
+    """Return the stream's `airflow.start`; None without one, or for one that the commands
+    refuse."""
     hour = settings(stream).get("airflow", {}).get("start")
     try:
         return (
@@ -164,8 +166,7 @@ def start_hour(stream: str) -> datetime | None:
 
 
 def hour_params(of_one: bool = True) -> dict[str, Param]:
-    """Parameters of a run by hand. An hour is accepted in spite of its refusal for one stream
-    only."""
+    """Return the params of a manual run; `accept` only for the DAG of one stream."""
     params = {
         "hour": Param(
             None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."
@@ -182,7 +183,7 @@ def hour_params(of_one: bool = True) -> dict[str, Param]:
 
 
 def default_args(stream: str) -> dict[str, Any]:
-    """Settings of every task of a stream."""
+    """Return the default arguments of a stream's tasks."""
     callback = os.environ.get("ANABRANCH_ON_FAILURE")
     return {
         "owner": settings(stream).get("airflow", {}).get("owner", "anabranch"),
@@ -196,15 +197,17 @@ def default_args(stream: str) -> dict[str, Any]:
 
 
 def hours_asset(stream: str) -> Asset:
-    """Its event is an authoritative hour of the stream: accepted, served by batch, and verified."""
+    """Return the asset whose event is an authoritative hour of the stream: accepted, served by
+    batch, and verified."""
     return Asset(
         name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch"
     )
 
 
 def partitions_asset(stream: str) -> Asset:
-    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`. An asset of its
-    own: Airflow starts no DAG of a plain asset schedule for an event with a partition key."""
+    """Return the asset of the same event with the hour, such as 2026-11-21T03, as `partition_key`.
+    It is separate because Airflow starts no DAG with a plain asset schedule for an event with a
+    partition key."""
     return Asset(
         name=f"anabranch_partitions__{stream}",
         uri=f"anabranch://partitions/{stream}",
@@ -213,15 +216,16 @@ def partitions_asset(stream: str) -> Asset:
 
 
 def restated_days_asset(stream: str) -> Asset:
-    """Its event is a day, such as 2026-11-21, all hours of which are accepted and one of which was
-    restated just now. The day is its `partition_key`."""
+    """Return the asset whose event is a day with a new restatement, once all its hours are
+    accepted. The day, such as 2026-11-21, is the `partition_key`."""
     name, uri = f"anabranch_restated_days__{stream}", f"anabranch://restated-days/{stream}"
     return Asset(name=name, uri=uri, group="anabranch")
 
 
 def group_hours_asset(group: str) -> Asset:
-    """Its event is an hour that is complete in every stream of a group, with all earlier hours, and
-    tagged on each table. The hour, such as 2026-11-21T03, is its `partition_key`."""
+    """Return the asset whose event is an hour that is complete in every stream of a group, with all
+    earlier hours, and tagged on each table. The hour, such as 2026-11-21T03, is the
+    `partition_key`."""
     return Asset(
         name=f"anabranch_group_hours__{group}",
         uri=f"anabranch://group-hours/{group}",
@@ -230,8 +234,8 @@ def group_hours_asset(group: str) -> Asset:
 
 
 def day_schedule(stream: str) -> PartitionedAssetTimetable:
-    """The schedule of a DAG that runs for each day of a stream: once all 24 hours are accepted, and
-    again for each hour of it that is restated afterwards. The run's `partition_key` is the day."""
+    """Return the schedule of a DAG that runs for each day of a stream: once all 24 hours are
+    accepted, and again for each later restatement. The run's `partition_key` is the day."""
     hours, days = partitions_asset(stream), restated_days_asset(stream)
     whole_day = RollupMapper(
         upstream_mapper=StartOfDayMapper(input_format="%Y-%m-%dT%H"), window=DayWindow()
@@ -258,9 +262,9 @@ class CommandBroken(AirflowFailException):
 class AnabranchOperator(BaseOperator):
     """Runs one `anabranch` command and streams its output into the task's log.
 
-    Arguments that render empty are left out. Exit code 0 is success. 75 is transient: the task
-    fails and may be retried. Any other code fails the task for good; 70 is reported as unexpected,
-    not as refused. The error has the last lines of the output.
+    Arguments that render empty are omitted. Exit code 0 is success. 75, or an end by a signal, is
+    transient: the task fails and may be retried. Any other code fails the task without a retry; 70
+    is reported as unexpected, not as refused. The error has the last lines of the output.
     """
 
     template_fields: Sequence[str] = ("arguments",)
@@ -286,8 +290,8 @@ class AnabranchOperator(BaseOperator):
         _require_success(command, self._process.returncode, last)
 
     def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
-        """The JSON output of a command that only reads, where it ends with one of these exit
-        codes."""
+        """Run a command that only reads, and return its JSON output. Raises AirflowException for an
+        exit code other than `codes`."""
         command = _command([*arguments, "--output", "json"])
         with _started(command, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
@@ -303,10 +307,10 @@ class AnabranchOperator(BaseOperator):
 
 class FamilyOperator(AnabranchOperator):
     """Runs one command for each stream of a family of topics that has its tables; the argument
-    `STREAM` is its name.
+    `STREAM` is replaced by the stream's name.
 
-    The error of one stream does not stop the others. The task fails as the first one with an error
-    did, and is tried again where one error is transient.
+    The error of one stream does not stop the others. The task then fails with the first transient
+    error, so that it is retried, else with the first error.
     """
 
     def __init__(self, *, family: str, arguments: Sequence[str], **kwargs: Any) -> None:
@@ -328,7 +332,7 @@ class FamilyOperator(AnabranchOperator):
             )
 
     def _streams(self) -> list[str]:
-        # It refuses where another stream's file is wrong, or Kafka does not list new topics.
+        # Exit code 1 also if another stream's file is wrong, or if Kafka does not list the topics.
         listed = self.ask(["streams", "--all"], codes=(0, REFUSED))
         rows = [row for row in listed if row["family"] == self.family]
         if unknown := next((row["error"] for row in rows if row["state"] == "unknown"), None):
@@ -373,7 +377,7 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
 
 
 class HourOperator(AnabranchOperator):
-    """Runs one command on its run's hour, and can read the hour's state."""
+    """Runs one command for the hour of its run, and can read the hour's state."""
 
     template_fields: Sequence[str] = ("arguments", "hour")
 
@@ -386,8 +390,8 @@ class HourOperator(AnabranchOperator):
         return self.ask(["explain", self.stream, self.hour])
 
     def rebuild_hour(self, arguments: Sequence[str], context: Any) -> None:
-        """Rebuild the hour as a child of this task's run in lineage. The reason of a refusal stays
-        on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
+        """Rebuild the hour as a child of this task's run in lineage. After a refusal, push the XCom
+        `refused` with `hour`, `revision`, `reason` and `at`."""
         try:
             self.run_command([*arguments, *_rebuild_arguments(self, context)])
         except CommandRefused:
@@ -430,14 +434,15 @@ class SealOperator(HourOperator):
         try:
             facts = self.explain()
         except AirflowException:
-            return None  # the error is logged and raised
+            return None  # the caller raises the error of the seal
         return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
 def rebuild_options(
     params: Mapping[str, Any], run_id: str, run_type: str, cleared: int
 ) -> list[str]:
-    """Options of a rebuild, by the run's params; a cleared run and a backfill restate. Pure."""
+    """Return the options of a rebuild by the run's params; a cleared run and a backfill restate.
+    Pure."""
     again = cleared > 0 or run_type == "backfill"
     why = params.get("why") or (f"Airflow run {run_id}" if again else "")
     flags = {"--restate": params.get("restate") or again, "--accept": params.get("accept")}
@@ -445,9 +450,9 @@ def rebuild_options(
 
 
 def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
-    """A task's try and its DAG run as OpenLineage's clients write them, NAMESPACE/JOB/RUN ID, with
-    the ids that Airflow's OpenLineage provider gives them: by the provider itself where it is
-    installed."""
+    """Return a task's try and its DAG run as NAMESPACE/JOB/RUN ID, the form of OpenLineage's
+    clients, with the run ids of Airflow's OpenLineage provider. If the provider is installed, it
+    derives them."""
     try:
         macros = importlib.import_module("airflow.providers.openlineage.plugins.macros")
     except ImportError:
@@ -459,7 +464,7 @@ def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
 
 
 def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
-    """The same ids as the provider derives them. Pure."""
+    """Derive the same ids as the provider. Pure."""
     dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
     of_try = _static_uuid(
         at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}"
@@ -469,8 +474,8 @@ def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
 
 
 def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
-    """A UUID of version 7 whose random bits are a digest, as OpenLineage's `generate_static_uuid`
-    makes it."""
+    """Return a UUID of version 7 whose random bits are a digest, as OpenLineage's
+    `generate_static_uuid` does."""
     at = instant.astimezone(UTC)
     digest = (
         int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84
@@ -480,7 +485,7 @@ def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
 
 
 class RebuildOperator(HourOperator):
-    """Rebuilds an hour, by `rebuild_options`."""
+    """Rebuilds an hour with the `rebuild_options` of its run."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
@@ -490,7 +495,7 @@ class RebuildOperator(HourOperator):
 
 
 def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
-    """The options of a rebuild by a task: `rebuild_options`, and its runs for lineage."""
+    """Return the `rebuild_options` of a task's run, and its parent runs for lineage."""
     run = context["dag_run"]
     options = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
     try:
@@ -502,12 +507,12 @@ def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
 
 
 class VerifyOperator(HourOperator):
-    """Verifies an hour, and notifies downstream DAGs by the events of its assets. Each event's
-    extra has `hour`, `revision`, `rows` and `snapshot_id`."""
+    """Verifies an hour, and notifies downstream DAGs with asset events. The extra of each event has
+    `hour`, `revision`, `rows` and `snapshot_id`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         arguments = ["audit", stream, "--hours", HOUR, "--no-kafka"]
-        # Airflow itself gives `outlets` to a mapped task.
+        # Airflow also passes `outlets` when it creates a mapped task.
         super().__init__(
             stream=stream, arguments=arguments, **kwargs | {"outlets": _outlets(stream)}
         )
@@ -517,7 +522,8 @@ class VerifyOperator(HourOperator):
         return self.announce(context)
 
     def announce(self, context: Any) -> dict[str, Any]:
-        """Set this task's asset events."""
+        """Set this task's asset events, and return their extra. Raises AirflowFailException unless
+        the hour is accepted."""
         facts = self.explain()
         if facts["state"] != "accepted":
             raise AirflowFailException(
@@ -531,7 +537,7 @@ class VerifyOperator(HourOperator):
             "snapshot_id": facts["snapshot_id"],
         }
         if self.stream not in streams():
-            # Airflow knows the assets of streams that have a DAG of their own.
+            # A family's stream: Airflow knows only the assets of streams with a DAG of their own.
             self.outlets = []
             return extra
         hours, partitions, restated_days = _outlets(self.stream)
@@ -542,7 +548,7 @@ class VerifyOperator(HourOperator):
             events[restated_days].extra = extra
             events[restated_days].add_partitions(day)
         else:
-            # Airflow makes an event for each outlet that a task ends with.
+            # Airflow emits an event for each outlet that the task has at its end.
             self.outlets = [hours, partitions]
         return extra
 
@@ -558,9 +564,9 @@ def _outlets(stream: str) -> list[Asset]:
 class GroupRebuildOperator(AnabranchOperator):
     """Seals and rebuilds an hour of all streams of a group in one Spark job.
 
-    Its result is a list of outcomes, one for each stream: what `StreamOfGroupOperator` is mapped
-    over. A stream that is refused or fails does not fail this task. It fails when there are no
-    outcomes, or when each is transient.
+    Returns a list of outcomes, one for each stream, over which `StreamOfGroupOperator` is mapped. A
+    stream that is refused or fails does not fail this task. The task fails when there are no
+    outcomes, or when all are transient.
     """
 
     template_fields: Sequence[str] = ("arguments", "hour")
@@ -595,7 +601,7 @@ class GroupRebuildOperator(AnabranchOperator):
         return outcomes
 
     def _logged(self, last: deque[str]) -> str:
-        """What the command prints, with its log in the task's meanwhile."""
+        """Log the command's standard error line by line, and return its standard output."""
         assert self._process is not None
         assert self._process.stdout is not None
         printed: list[str] = []
@@ -611,8 +617,8 @@ class GroupRebuildOperator(AnabranchOperator):
 
 
 def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str, Any]:
-    """What a stream's part of the group's output says about an hour. `cleared`: how often the run
-    was cleared. Pure."""
+    """Return the outcome of an hour from a stream's part of the group's output. `cleared`: how
+    often the run was cleared. Pure."""
     rows = {row["hour"]: row for row in view["hours"]}
     row = rows.get(hour, {"state": "failed", "revision": 0, "reason": None})
     reason = view["error"] or row["reason"] or ""
@@ -627,12 +633,12 @@ def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str,
 
 
 class StreamOfGroupOperator(VerifyOperator):
-    """One stream's hour of a group's run: fails as its rebuild did, or merges and verifies it and
-    notifies downstream.
+    """Processes one stream's hour in a group's run: merges it, then fails as its rebuild failed, or
+    verifies the hour and notifies downstream DAGs.
 
-    `outcome` is its part of the result of `GroupRebuildOperator`. After a transient failure, and
-    when this task alone was cleared, it rebuilds the hour of this stream by itself; cleared, it
-    restates an accepted one.
+    `outcome` is the stream's element of the result of `GroupRebuildOperator`. After a transient
+    failure, and when only this task was cleared, the task rebuilds the hour of its stream itself; a
+    cleared task restates an accepted hour.
     """
 
     template_fields: Sequence[str] = ("arguments", "hour", "rebuild")
@@ -665,8 +671,8 @@ class StreamOfGroupOperator(VerifyOperator):
 
 
 class GroupHourOperator(AnabranchOperator):
-    """Tags a group's complete hours on each table, and notifies downstream DAGs by an event of
-    `group_hours_asset` for the run's hour and for each hour that was tagged just now.
+    """Tags a group's complete hours on each table, and notifies downstream DAGs with an event of
+    `group_hours_asset` for the run's hour and for each newly tagged hour.
 
     Skipped while the group is not complete through the run's hour: an earlier hour of a stream
     waits, and its own run has failed. Once that hour is accepted, its run emits the events of both.

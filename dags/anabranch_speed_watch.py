@@ -1,7 +1,9 @@
-"""One DAG for each stream: checks every five minutes whether the speed layer keeps up. Wiring only.
+"""One DAG for each stream: it checks every five minutes whether the speed layer keeps up. Wiring
+only.
 
-If the stream's file has `airflow.speed_restart`, a command, it restarts a late speed layer; two at
-once are safe, since only one of them publishes. Otherwise the run fails, and triggers its alerts.
+If the stream's file has the command `airflow.speed_restart`, the DAG runs it to restart a late
+speed layer. Two speed layers at once are safe, since only one of them publishes. Without the
+command, the run fails and triggers its alerts.
 """
 
 from __future__ import annotations

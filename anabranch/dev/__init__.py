@@ -1,4 +1,4 @@
-"""A whole Anabranch on one machine: a real Kafka broker, a real S3 server, producers and demos.
+"""Anabranch on one machine: a Kafka broker, an S3 server, producers and demos.
 
-Nothing here runs in production, and only `anabranch dev` needs it.
+Not for production. Only `anabranch dev` and the demos use it.
 """

@@ -1,5 +1,5 @@
-"""The audit that ends every story: what Kafka acknowledged against what `main` and the dead letters
-serve now."""
+"""The audit at the end of a demo: it compares the records that Kafka acknowledged with `main` and
+the dead letters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from anabranch.protocol.state import load_state
 if TYPE_CHECKING:
     from anabranch.job import Job
 
-# The bytes of the event that a row came from, so that their hash can be compared with the
-# acknowledged one's.
+# Returns the bytes of a row's event, whose hash is compared with the acknowledged one.
 AsSent = Callable[[Mapping[str, Any]], bytes]
 
 
@@ -55,7 +54,7 @@ def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Reconciliation:
 
 
 def run_audit(story: Story, job: Job, acks: Iterable[Ack], as_sent: AsSent) -> None:
-    """The audit as a story's last step. Raises Refused if `main` is not exact."""
+    """Run the audit as the last step of a story. Raises Refused if `main` is not exact."""
     with story.awaiting("comparing"):
         comparison = audit(job, acks, as_sent)
     for line in comparison.sentences():
@@ -68,7 +67,7 @@ def run_audit(story: Story, job: Job, acks: Iterable[Ack], as_sent: AsSent) -> N
 
 
 def game_event_as_sent(row: Mapping[str, Any]) -> bytes:
-    """The bytes of the game event that a row came from."""
+    """Return the bytes of a row's game event."""
     names = ("event_id", "event_type", "game", "player_id", "event_time", "platform")
     event = {name: row[name] for name in names}
     moment: datetime = row["event_time"]

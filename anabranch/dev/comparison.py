@@ -1,4 +1,4 @@
-"""Comparison: what a producer was acknowledged for against what the tables serve, record by record.
+"""Comparison of the records that Kafka acknowledged with those that the tables serve, one by one.
 Pure."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ At = tuple[int, int]
 
 
 class ServedRecord(NamedTuple):
-    """A row or dead letter of a serving table; `sha256` is of the value that it came from, None for
-    a null value."""
+    """A row or dead letter of a serving table. `sha256`: the hash of the value of its record, None
+    for a null value."""
 
     partition: int
     offset: int
@@ -24,7 +24,7 @@ class ServedRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """An account of every (partition, offset). The last four name what must not be there."""
+    """The account of every (partition, offset). The last four fields list the errors."""
 
     acknowledged: int
     rows: int
@@ -40,7 +40,7 @@ class Reconciliation:
         return not (self.lost or self.twice or self.foreign or self.changed)
 
     def sentences(self) -> list[str]:
-        """The account, and a sample of whatever is wrong with it."""
+        """Return the account as lines, with a sample of each error."""
         lines = [
             f"acknowledged by Kafka            {self.acknowledged:>9,}",
             f"rows in main                     {self.rows:>9,}",
@@ -67,9 +67,11 @@ def compare(
     dead_letters: Iterable[ServedRecord],
     by_batch: Callable[[int, int], bool],
 ) -> Reconciliation:
-    """Each acknowledged record has to be served once, with its own content: malformed as a dead
-    letter, all others as a row. Only where the batch layer serves (`by_batch`: partition, offset)
-    may a record be absent, and only if a row of the same bytes is there.
+    """Compare acknowledged records with rows and dead letters.
+
+    Each record must be served once, with its own content: a malformed one as a dead letter, any
+    other as a row. Only a record that the batch layer serves (`by_batch`: partition, offset) may be
+    missing, and only if a row has the same bytes.
     """
     acknowledged = {(ack.partition, ack.offset): ack for ack in acks}
     good, dead = list(rows), list(dead_letters)

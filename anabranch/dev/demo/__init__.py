@@ -1,9 +1,9 @@
-"""The demo: real events through Kafka, Spark and S3 into one table that stays exact while the speed
+"""The demo: events go through Kafka, Spark and S3 into one table, which stays exact while the speed
 layer is killed.
 
-`make demo`; on a cluster and in a catalog of yours, `make demo MASTER=spark://…
-CATALOG=postgresql+psycopg2://…`. Exit code 0 only if every acknowledged record is in `main` exactly
-once, or is accounted for by name.
+Run `make demo`, or with your cluster and catalog `make demo MASTER=spark://…
+CATALOG=postgresql+psycopg2://…`. The exit code is 0 only if every acknowledged record is in `main`
+exactly once, is a dead letter, or is a duplicate of a row.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 EVENTS = 30_000
 PAST_HOURS = 3
 RATE = 200
-# Held back, so that the hours that wait take the speed layer minutes and there is time to kill it
-# in one of them.
+# Throttled, so that the past hours take the speed layer minutes and it can be killed within one.
 THROTTLED = {"trigger": "2 seconds", "max_offsets_per_trigger": 600}
-# At the head: the newest event in `main` is at most this old.
+# The speed layer is at the head when the newest event in `main` is younger than this.
 FRESH_SECONDS = 10.0
 _SECONDS = 600.0
 
@@ -53,7 +52,7 @@ FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY reve
 
 
 def run(story: Story, elsewhere: Elsewhere) -> None:
-    """The whole story. Raises Refused if `main` is not exact at its end."""
+    """Run the whole demo. Raises Refused if `main` is not exact at its end."""
     story.title(
         "Events leave Kafka through two arms, speed and batch, and meet again in one exact "
         "Iceberg table."
@@ -103,7 +102,7 @@ class _Demo:
             f"Kafka answers at {services.bootstrap_servers}, S3 at {services.s3_endpoint}; the "
             f"folder is {self._space.folder}"
         )
-        # An hour can be sealed once its grace has passed, so that is where the past ends.
+        # The past ends with the last hour whose grace has passed: it can be sealed.
         until = hours.start_of(hours.hour_of(datetime.now(UTC) - self._job.stream.batch.grace))
         began = time.monotonic()
         with self._story.awaiting("sending events") as show:
@@ -165,7 +164,7 @@ class _Demo:
                 nonlocal started
                 state = self._state()
                 parts = rest_of(_by_hour(state), state.position.offsets)
-                # The ends of the past hours are published with its first rows.
+                # The first rows are published with the ends of the past hours.
                 if not parts:
                     show(f"{time.monotonic() - began:.0f} s")
                     return None
@@ -218,7 +217,7 @@ class _Demo:
                 parts = rest_of(_by_hour(state), state.position.offsets)
                 show(_progress(parts, state.position.offsets))
                 waiting = [(hour, size(rest) / size(whole)) for hour, whole, rest in parts if rest]
-                # Without one, a slow batch run has let it pass all past hours.
+                # No hour is waiting if the speed layer read all of them during a slow batch run.
                 return (
                     True
                     if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9)
@@ -252,7 +251,7 @@ class _Demo:
         self._story.say(
             f"Killed its processes {', '.join(map(str, killed))}: the JVM and its Python", "red"
         )
-        # Only now, since its last publish may have landed until the end.
+        # Read after the kill: the last publish may have succeeded until the end.
         position = self._state().position.offsets
         self._story.say(f"The table's position is {_words(position)}: that is the only state")
         checkpoints = self._space.checkpoints()
@@ -393,7 +392,7 @@ class _Demo:
             ("hour", "state", "served by", "revision", "rows", "dead letters", "duplicates"), lines
         )
 
-    # Questions to the table.
+    # Reads of the table.
     def _state(self) -> State:
         return load_state(self._job.lake, self._job.stream.table)
 
@@ -408,7 +407,7 @@ class _Demo:
         return status.status(self._job).lag.offsets
 
     def _newest(self) -> datetime | None:
-        """The newest Kafka timestamp in `main`, of this hour and the one before."""
+        """Return the newest Kafka timestamp in `main`, of the current and the previous hour."""
         since = hours.hour_of(datetime.now(UTC) - timedelta(hours=1))
         table = self._job.lake.load(self._job.stream.table)
         scan = table.scan(
@@ -426,7 +425,7 @@ def _require_all_acknowledged(sent: Sent) -> None:
 
 
 def _by_hour(state: State) -> dict[str, Ranges]:
-    """The ranges of the hours whose ends are decided, oldest first, sealed or not."""
+    """Return the ranges of the hours with a known end, sealed or not, oldest first."""
     ranges = {hour: cut.ranges for hour, cut in sorted(state.cuts.items())}
     start = dict(state.timeline.start)
     for hour, ends in sorted(state.timeline.boundaries.items()):
@@ -436,7 +435,7 @@ def _by_hour(state: State) -> dict[str, Ranges]:
 
 
 def rest_of(by_hour: Mapping[str, Ranges], position: Offsets) -> list[tuple[str, Ranges, Ranges]]:
-    """By hour, its ranges and the part of them that the position is not past."""
+    """Return each hour with its ranges, and their part from the position on."""
     return [
         (
             hour,

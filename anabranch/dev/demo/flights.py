@@ -1,8 +1,7 @@
-"""A second stream from its configuration file alone: 336,776 real flights, and an analyst's
-question.
+"""A second stream by its configuration file alone: 336,776 real flights, and an analyst's query.
 
-`make demo-flights`. Exit code 0 only if every acknowledged flight is in `main` exactly once, field
-by field.
+Run `make demo-flights`. The exit code is 0 only if every acknowledged flight is in `main` exactly
+once, with the same fields.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ORDER BY mean_arrival_delay DESC LIMIT 10
 
 
 def run(story: Story) -> None:
-    """The whole story. Raises Refused if `main` is not exact at its end."""
+    """Run the whole demo. Raises Refused if `main` is not exact at its end."""
     story.title(
         "Every flight that left New York's airports in 2013, as events, with nothing but its own "
         "file:"
@@ -75,7 +74,7 @@ def _run(story: Story, space: Workspace, job: Job) -> None:
 
 
 def _send(story: Story, job: Job) -> Sent:
-    # An hour can be sealed once its grace has passed, so that is where the past ends.
+    # The past ends with the last hour whose grace has passed: it can be sealed.
     until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
     began = time.monotonic()
     with story.awaiting("sending flights") as show:
@@ -103,7 +102,7 @@ def _send(story: Story, job: Job) -> Sent:
 
 
 def as_sent_of(stream: Stream) -> audit.AsSent:
-    """From a row of the flights' stream back to the bytes that were sent."""
+    """Return a function from a row of the flights' stream to the bytes of its event."""
     names = [column.name for column in stream.columns]
 
     def as_sent(row: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Live events: from a thread, at a rate, until stopped; each accounted for."""
+"""Live events that a thread sends at a rate until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Live:
-    """Game events as they happen, retries, late and malformed ones among them."""
+    """A thread that sends game events in real time, also duplicate, late and malformed ones."""
 
     def __init__(self, job: Job, rate: float, seed: int = 2) -> None:
         self._job, self._rate, self._seed = job, rate, seed
@@ -26,12 +26,12 @@ class Live:
         self._sent: Sent | None = None
 
     def count(self) -> int:
-        """How many are acknowledged so far."""
+        """Return the number of acknowledged events so far."""
         return self._count
 
     @property
     def sent(self) -> Sent:
-        """The account, once it has stopped. Raises Terminal if the sending broke off."""
+        """The account of the events, after the thread has ended. Raises Terminal if it failed."""
         if self._failure is not None:
             raise Terminal(
                 f"the live events: expected all to be sent, found {self._failure}"
@@ -41,7 +41,7 @@ class Live:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sends until the end of the `with`."""
+        """Send until the end of the `with`."""
         thread = threading.Thread(target=self._send, name="live events", daemon=True)
         thread.start()
         try:

@@ -1,8 +1,7 @@
-"""A story on the terminal: numbered steps with the elapsed time, a spinner while something is
-awaited.
+"""The output of a demo: numbered steps with the elapsed time, and a spinner during a wait.
 
-Without a terminal, progress is printed every few seconds instead. A brief story is one screen: no
-details, no progress.
+Without a terminal, progress is printed every 10 seconds instead. A brief story fits on one screen:
+no details, no progress.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SAY_EVERY_SECONDS = 10.0
 
 
 class Story:
-    """Prints what happens as it happens, on standard output."""
+    """Prints the steps of a demo to standard output."""
 
     def __init__(self, is_brief: bool = False) -> None:
         self.is_brief = is_brief
@@ -51,7 +50,7 @@ class Story:
         self._print(f"      [{style}]{escape(text)}[/]")
 
     def detail(self, text: str) -> None:
-        """A line that a brief story leaves out."""
+        """Print a line, unless the story is brief."""
         if not self.is_brief:
             self.say(text)
 
@@ -61,7 +60,7 @@ class Story:
         )
 
     def output(self, text: str) -> None:
-        """What a command printed, indented and unchanged."""
+        """Print the output of a command, indented."""
         for line in text.rstrip().splitlines():
             self.say(line, "dim" if self._console.is_terminal else "none")
 
@@ -72,8 +71,7 @@ class Story:
 
     @contextmanager
     def awaiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Shows that something is awaited; the function that it gives changes the words, as often
-        as one likes."""
+        """Show the name of a wait, and provide a function that updates its details."""
         printed_at = time.monotonic()
 
         def show(detail: str) -> None:
@@ -105,9 +103,10 @@ def poll(
     seconds: float,
     check: Callable[[], None] | None = None,
 ) -> T:
-    """Ask until the answer is not None. `check` may raise when there is nothing left to wait for.
+    """Call `question` until its result is not None, and return that. `check` may raise when waiting
+    is useless.
 
-    Raises Transient, naming what was awaited, after `seconds`.
+    Raises Transient, with `awaited`, after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:

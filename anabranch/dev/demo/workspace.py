@@ -1,8 +1,8 @@
-"""A workspace: a temporary folder with its own configuration, Kafka and S3, in which our command
-line is run for real.
+"""A workspace: a temporary folder with its own configuration, Kafka and S3, in which `anabranch`
+commands run.
 
-Nothing of it is alive or left when it is closed, whatever happened; after a failure its folder is
-kept, for the logs.
+Closing it ends every process that it started, and removes the folder; after a failure the folder is
+kept for its logs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Running:
-    """One of our commands, or another `module`, as a process in a session of its own: its JVM and
-    Python are in it, and no other process is."""
+    """An `anabranch` command, or another `module`, as a process in a session of its own, which
+    contains only its JVM and Python processes."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Running:
         return self._process.poll()
 
     def require_alive(self) -> None:
-        """Raises Terminal, with the end of its log, once it has ended."""
+        """Raise Terminal, with the end of the log, if the process has ended."""
         if self.code is not None:
             raise Terminal(
                 f"anabranch {' '.join(self.arguments)}: expected it to run, found that it ended "
@@ -83,18 +83,18 @@ class Running:
             )
 
     def log_lines(self) -> list[str]:
-        """What it has logged so far; spark-submit sends what its Python logs to standard output."""
+        """Return the log so far, and standard output, where spark-submit writes Python's log."""
         with self.log.open("rb") as file:
             file.seek(self._seen)
             text = file.read() + self.out.read_bytes()
         return text.decode("utf-8", "replace").splitlines()
 
     def events(self) -> list[str]:
-        """Our own log lines so far, without their time of day."""
+        """Return Anabranch's log lines so far, without their time of day."""
         return [line[9:] for line in self.log_lines() if _EVENT.match(line)]
 
     def printed(self) -> str:
-        """What it printed so far, log lines left out."""
+        """Return the output so far, without log lines."""
         lines = self.out.read_text(encoding="utf-8").splitlines()
         return "\n".join(line for line in lines if not _EVENT.match(line))
 
@@ -102,8 +102,8 @@ class Running:
         return "\n".join(f"  {line[:300]}" for line in self.log_lines()[-lines:])
 
     def kill(self) -> list[int]:
-        """SIGKILL to every process of the session at once, so that none can tidy up; returns their
-        ids."""
+        """Send SIGKILL to every process of the session at once, so that none can clean up. Return
+        their pids."""
         members = self._members()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -119,14 +119,15 @@ class Running:
         return [process.pid for process in members]
 
     def pause(self) -> None:
-        """SIGSTOP to every process of the session, as a machine that hangs."""
+        """Send SIGSTOP to every process of the session, as if the machine hung."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def terminate(self) -> int:
-        """SIGTERM, as an operator or a supervisor sends it; returns the exit code."""
+        """Send SIGTERM, as an operator or a supervisor does, and return the exit code. Raises
+        Transient if the process does not end."""
         self._process.terminate()
         try:
             return self._process.wait(_END_SECONDS)
@@ -147,7 +148,7 @@ class Running:
 
 
 class Front(Protocol):
-    """A proxy of a service: clients reach it at `port`, and it passes on to `upstream_port`."""
+    """A proxy of a service: clients connect to `port`, and it forwards to `upstream_port`."""
 
     port: int
     upstream_port: int
@@ -155,8 +156,8 @@ class Front(Protocol):
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Services outside of the workspace: a Spark master, a catalog's address; None for the
-    workspace's own. The fronts are running, and the workspace reaches Kafka and S3 through them."""
+    """External services: the addresses of a Spark master and a catalog, None for the workspace's
+    own; running proxies through which the workspace connects to its Kafka and S3."""
 
     master: str | None = None
     catalog: str | None = None
@@ -168,8 +169,8 @@ _NOTHING_ELSEWHERE = Elsewhere()
 
 
 class Workspace:
-    """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process
-    that it started."""
+    """Runs `anabranch` commands in the folder with its configuration, and keeps track of their
+    processes."""
 
     def __init__(
         self,
@@ -205,14 +206,13 @@ class Workspace:
             self._environment.pop(name, None)
 
     def job(self, stream: str) -> Job:
-        """The stream's configuration and connections, for questions from this process."""
+        """Open the stream's job, for reads in this process."""
         return open_job(stream, str(self.conf))
 
     def run(self, *arguments: str, show: bool = True, log: str | None = None) -> str:
-        """Run a command to its end and return what it printed, shown as well unless `show` is
-        False.
+        """Run a command to its end, and return its output; also print it unless `show` is False.
 
-        Raises Terminal, with the end of its log, when its exit code is not 0.
+        Raises Terminal, with the end of its log, if its exit code is not 0.
         """
         self.story.command(arguments)
         running = self.start(*arguments, log=log)
@@ -244,23 +244,23 @@ class Workspace:
         return sorted(self.temporary.glob("anabranch-checkpoint-*"))
 
     def set_speed(self, stream: str, **speed: Any) -> None:
-        """Change how the speed layer runs from its next start on; without arguments, back to what
-        ships."""
+        """Change the `speed` settings for the next start; without arguments, restore the shipped
+        ones."""
         self.set_stream(stream, speed=self.shipped(stream)["speed"] | speed)
 
     def set_stream(self, stream: str, **keys: Any) -> None:
-        """Change keys of the stream's file, beside those that were changed before."""
+        """Change keys of the stream's file, in addition to earlier changes."""
         changes = self._changes.setdefault(stream, {})
         changes |= keys
         _write(self.conf / "streams" / f"{stream}.yaml", self.shipped(stream) | changes)
 
     @property
     def catalog_file(self) -> Path:
-        """The embedded catalog."""
+        """The file of the embedded catalog."""
         return self.folder / ".anabranch" / "catalog.db"
 
     def shipped(self, stream: str) -> dict[str, Any]:
-        """The stream's file as it ships."""
+        """Return the shipped file of the stream."""
         return _read(_shipped() / "streams" / f"{stream}.yaml")
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class Workspace:
             self._leave_catalog()
 
     def _leave_catalog(self) -> None:
-        """Drop the tables under our own name in a catalog that outlives the workspace."""
+        """Drop the workspace's tables in an external catalog."""
         catalog = Lake(load_environment(self.conf)).catalog
         for namespace in catalog.list_namespaces():
             for table in catalog.list_tables(namespace):
@@ -309,8 +309,9 @@ class Workspace:
 def open_workspace(
     story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_ELSEWHERE
 ) -> Iterator[Workspace]:
-    """A workspace with running services. The end of the `with` stops all that was started in it."""
-    # Resolved, since the services' marker and Spark's file addresses name it.
+    """Open a workspace with running services. The end of the `with` stops everything that was
+    started in it."""
+    # Resolved, since the services' marker and Spark's file URLs contain it.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
     failed = False
     try:
@@ -329,7 +330,7 @@ def open_workspace(
             try:
                 yield space
             finally:
-                # A second Ctrl-C must not keep the first from stopping everything.
+                # A second Ctrl-C must not interrupt the shutdown.
                 for number in _SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
                 space.close()
@@ -344,8 +345,8 @@ def open_workspace(
 
 
 def main(run: Callable[[Story], None], is_brief: bool = False) -> int:
-    """Run a story and return the exit code: 0 for success, the error's own, or 130 after Ctrl-C."""
-    # Also where a shell started this in the background, with Ctrl-C's signal ignored.
+    """Run a story, and return the exit code: 0 for success, the error's, or 130 after Ctrl-C."""
+    # A shell that starts this in the background has set SIGINT to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _SIGNALS[1:]:
         signal.signal(number, _interrupt)

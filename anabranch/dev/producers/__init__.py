@@ -1,1 +1,1 @@
-"""Producers: what fills a topic in demos, tests and soaks."""
+"""Producers for demos, tests and soaks."""

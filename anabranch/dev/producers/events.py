@@ -1,5 +1,4 @@
-"""Seeded, realistic events of the stream `game_events`, and what became of them once they were
-sent.
+"""Seeded, realistic events of the stream `game_events`, and an account of their sends.
 
 Pure: no clock, no Kafka. The same arguments give the same bytes on every machine. Players are
 skewed (a few play most of the time), a session begins with `session_start` and ends with
@@ -44,7 +43,7 @@ _PRICES = (0.99, 0.99, 0.99, 1.99, 1.99, 2.99, 4.99, 4.99, 9.99, 19.99, 49.99, 9
 
 
 class ProducerRecord(NamedTuple):
-    """What one send carries; `good` and `late` are the originals. `timestamp_ms` is Kafka's
+    """A record to send; the kinds `good` and `late` are originals. `timestamp_ms`: Kafka's
     CreateTime."""
 
     kind: Kind
@@ -54,8 +53,7 @@ class ProducerRecord(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """One acknowledged record: where it is, and what it was. `sha256` is of the value, None for a
-    null value."""
+    """One acknowledged record. `sha256`: the hash of its value, None for a null value."""
 
     partition: int
     offset: int
@@ -66,11 +64,11 @@ class Ack(NamedTuple):
 
 @dataclass
 class Sent:
-    """An account of one run: `sent` by kind, the acknowledged records one by one, and how many
-    sends failed.
+    """The account of one run: `sent` by kind, each acknowledged record, and the number of failed
+    sends.
 
-    A failed send was not acknowledged; the topic may hold its record all the same, if only the
-    answer was lost.
+    A failed send was not acknowledged. The topic may still contain its record, if only the response
+    was lost.
     """
 
     topic: str
@@ -95,8 +93,8 @@ class Sent:
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
     def by_hour(self) -> dict[str, dict[Kind, int]]:
-        """Acknowledged records by the hour of their Kafka timestamp (`2026-11-21T03`) and kind,
-        oldest hour first."""
+        """Return the number of acknowledged records by hour of the Kafka timestamp
+        (`2026-11-21T03`) and kind, oldest hour first."""
         counts = Counter((ack.timestamp_ms // _HOUR, ack.kind) for ack in self.acks)
         hours = sorted({hour for hour, _ in counts})
         return {
@@ -108,13 +106,13 @@ class Sent:
 
 
 def sha256(value: bytes | None) -> str | None:
-    """Hex digest of a record's value; None for a null value."""
+    """Return the hex digest of a record's value; None for a null value."""
     return None if value is None else hashlib.sha256(value).hexdigest()
 
 
 def expected(events: int, dirty: bool) -> dict[Kind, int]:
-    """How many records of each kind `generate` makes. `good + late == events`; the other two come
-    on top."""
+    """Return how many records of each kind `generate` makes. `good + late == events`; the other two
+    kinds are additional."""
     each = events // BLOCK if dirty else 0
     return {"good": events - each, "late": each, "duplicate": each, "malformed": each}
 
@@ -122,17 +120,17 @@ def expected(events: int, dirty: bool) -> dict[Kind, int]:
 def generate(
     events: int, seed: int, start: datetime, end: datetime, dirty: bool
 ) -> Iterator[ProducerRecord]:
-    """`events` originals, their Kafka timestamps ascending and spread evenly over [start, end), in
-    memory bounded.
+    """Generate `events` originals with ascending Kafka timestamps that are spread evenly over
+    [start, end). Uses bounded memory.
 
-    An original's event time is up to three seconds before its Kafka timestamp. With `dirty`, in
-    each whole block of 100 originals one is `late` (event time one to three days before), one is
-    sent again as a `duplicate` (the same bytes, at most a minute later), and one `malformed` record
-    follows (the sorts of `MALFORMED` in turn). If the events are at most ten minutes apart, the
-    duplicate of the block around an hour's end crosses it.
+    An original's event time is up to three seconds before its Kafka timestamp. With `dirty`, each
+    whole block of 100 originals has one `late` original (event time one to three days before), one
+    `duplicate` (the same bytes, at most a minute later), and one `malformed` record (the sorts of
+    `MALFORMED` in turn). If the events are at most ten minutes apart, the duplicate of a block that
+    contains an hour's end follows in the next hour.
 
-    Event ids are unique within a run and differ between runs of other arguments. Raises ValueError
-    for an empty or naive interval.
+    Event ids are unique within a run, and differ between runs with different arguments. Raises
+    ValueError for an empty or naive interval.
     """
     if start.tzinfo is None or end.tzinfo is None or end <= start:
         raise ValueError(f"expected aware times with start before end, found {start} and {end}")
@@ -158,8 +156,8 @@ def generate(
 def generate_live(
     events: int | None, seed: int, start: datetime, clock: Callable[[], int], dirty: bool
 ) -> Iterator[ProducerRecord]:
-    """As `generate`, but each record is stamped by `clock` (milliseconds) when it is taken; endless
-    without `events`.
+    """Generate records as `generate`, each with a timestamp of `clock` (milliseconds) when it is
+    taken; endless if `events` is None.
 
     `start` only makes the event ids differ between runs.
     """
@@ -182,8 +180,8 @@ def _records(
     crossings: Mapping[int, int],
     longest_delay: int,
 ) -> Iterator[ProducerRecord]:
-    """`crossings`: by block, the last event before an hour's end. `longest_delay` of a duplicate,
-    in originals."""
+    """Generate the records. `crossings`: the last event before an hour's end, by block.
+    `longest_delay`: of a duplicate, in originals."""
     play = _Play(random.Random(f"play {seed}"))
     dirt = random.Random(f"dirt {seed}")
     retries: list[
@@ -228,8 +226,7 @@ def _records(
 
 
 class _Play:
-    """The players, their sessions and levels; each call of `next_event` is the next thing that
-    happens."""
+    """Players with their sessions and levels."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -285,7 +282,7 @@ class _Play:
 
 
 def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> ProducerRecord:
-    """A record that cannot become a row of game_events."""
+    """Return a record that cannot become a row of game_events."""
     value: bytes | None
     match sort:
         case "truncated":

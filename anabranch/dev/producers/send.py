@@ -1,4 +1,4 @@
-"""Sends records of one's own: each line of a file is a record's value."""
+"""Send the lines of a file as records."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.kafka.client import KafkaAdapter, new_producer
 
 _IN_FLIGHT = 10_000
-# The producer gives a record up after two minutes.
+# Longer than the producer's delivery timeout of two minutes.
 _ACKNOWLEDGED_WITHIN_SECONDS = 130.0
 
 
 def send_lines(kafka: config.Kafka, topic: str, lines: Iterable[bytes]) -> int:
-    """Send each line that is not blank, without its line ending, stamped with the time of its send;
-    return how many.
+    """Send each line that is not blank, without its line ending, with the time of its send as
+    timestamp. Return the number of records.
 
-    Every record is acknowledged when this returns. Raises ConfigurationError for a topic that is
-    not there, Terminal for a line that the producer does not take, Transient when a record was not
-    acknowledged; the message has the number of those that were.
+    Every record is acknowledged when this returns. Raises ConfigurationError if the topic does not
+    exist, Terminal for a line that the producer rejects, Transient if a record was not
+    acknowledged; the messages have the number of records before it.
     """
     with KafkaAdapter(kafka) as adapter:
         if adapter.describe(topic) is None:

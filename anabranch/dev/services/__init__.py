@@ -1,4 +1,4 @@
-"""Kafka and S3 on this machine: started, found again, stopped."""
+"""Start, find and stop Kafka and S3 on this machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ SECRET_KEY = "anabranch-local"
 
 _STOP_SECONDS = 20.0
 _LOCK_SECONDS = 300.0
-# What `down --wipe` removes. The embedded catalog goes with the data that it points to, or it would
-# dangle.
+# Files that `down --wipe` removes. The embedded catalog is among them: it points to the data.
 _WIPED = (
     "data",
     "logs",
@@ -45,13 +44,12 @@ State = Literal["running", "not answering", "died", "stopped"]
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds a pair of services: `data/`, `logs/` and `run/` (pid files,
-    properties)."""
+    """The folder of a pair of services: `data/`, `logs/` and `run/` (pid files, properties)."""
 
     path: Path
 
     def __post_init__(self) -> None:
-        # The services run in other folders, and their marker names this one.
+        # Absolute, since the services run in other folders and their marker contains this path.
         object.__setattr__(self, "path", Path(os.path.abspath(self.path)))  # noqa: PTH100
 
     @property
@@ -65,7 +63,7 @@ class Home:
 
 @dataclass(frozen=True)
 class Services:
-    """Running services and how to reach them. `started` names those that this call had to start."""
+    """Running services and their addresses. `started`: those that this call started."""
 
     home: Home
     kafka_port: int
@@ -85,7 +83,7 @@ class Services:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """One service as it is now. `died`: there is a pid file, but its process is gone."""
+    """The current state of a service. `died`: there is a pid file, but its process has ended."""
 
     service: str
     state: State
@@ -105,14 +103,14 @@ def up(
     secret_key: str | None = None,
     advertised_port: int | None = None,
 ) -> Services:
-    """Both services run and answer when this returns; what already runs is left alone.
+    """Start the services that do not run, and wait until both answer.
 
-    Ports default to those that a service of this home has or had last, else to 19092 and 19000;
-    keys to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`.
-    With `advertised_port` Kafka sends its clients there: to a front of it. Whatever this call
-    started is stopped again if it fails or is interrupted. Raises ConfigurationError if a port is
-    taken or a running service has other settings than asked for, Terminal if Java is missing or a
-    service ends, Transient if one does not answer.
+    Ports default to the current or last ones of this home, else to 19092 and 19000; keys to
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. With
+    `advertised_port`, Kafka advertises that port, such as a proxy's. If the call fails or is
+    interrupted, it stops the services that it started. Raises ConfigurationError if a port is taken
+    or a running service has other settings, Terminal if Java is missing or a service ends,
+    Transient if one does not answer.
     """
     progress = progress or (lambda _: None)
     access_key = access_key or os.environ.get("AWS_ACCESS_KEY_ID") or ACCESS_KEY
@@ -121,8 +119,7 @@ def up(
     jars = jars or ensure_jars(progress=progress)
     with _alone(home, progress), ExitStack() as undo:
         s3, kafka = home.s3, home.kafka
-        # Step 1: what runs already, and on which port the rest goes. Nothing is started before all
-        # of it is known.
+        # Step 1: find running services and choose all ports, before anything is started.
         s3_process, s3_port = _existing(s3, s3_port, S3_PORT, "--s3-port")
         kafka_process, kafka_port = _existing(kafka, kafka_port, KAFKA_PORT, "--kafka-port")
         if s3_port == kafka_port:
@@ -131,8 +128,7 @@ def up(
             )
         if s3_process is not None:
             _require_settings(s3, s3_server.settings(s3, s3_port, access_key, secret_key))
-        # Step 2: start what is missing, S3 first, since Kafka may have to format its storage
-        # meanwhile.
+        # Step 2: start missing services, S3 first: it starts while Kafka may format its storage.
         started = []
         began = time.monotonic()
         if s3_process is None:
@@ -147,7 +143,7 @@ def up(
                 kafka, java, jars.broker, kafka_port, s3_port, advertised_port=advertised_port
             )
             started.append(kafka.name)
-        # Step 3: ask both.
+        # Step 3: wait until both answer.
         s3.await_answer(s3_process, lambda: s3_server.answers(s3_port), s3_server.READY_SECONDS)
         kafka.await_answer(
             kafka_process, lambda: kafka_broker.answers(kafka_port), kafka_broker.READY_SECONDS
@@ -159,11 +155,11 @@ def up(
 
 
 def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tuple[str, ...]:
-    """Stops what runs and returns the names; with `wipe` the data, logs and embedded catalog go as
-    well.
+    """Stop running services and return their names. With `wipe`, also remove data, logs and the
+    embedded catalog.
 
-    SIGTERM first, SIGKILL after 20 s. No process of this home is alive afterwards, also none whose
-    pid file was lost.
+    Sends SIGTERM, and SIGKILL after 20 s. Afterwards no process of this home is alive, not even one
+    whose pid file was lost.
     """
     progress = progress or (lambda _: None)
     if not home.path.is_dir():
@@ -180,8 +176,7 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
         if killed:
             progress(f"killed {len(killed)} that did not stop within {_STOP_SECONDS:.0f} s")
         for daemon in (home.s3, home.kafka):
-            # A second one can only be there if two commands raced without the lock, on a file
-            # system that has none.
+            # A second process exists only if two commands raced on a file system without locks.
             _stop(daemon)
             daemon.pid_file.unlink(missing_ok=True)
         if wipe:
@@ -192,7 +187,7 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
 
 
 def status(home: Home) -> tuple[ServiceStatus, ...]:
-    """Both services as they are now, each asked."""
+    """Return the state of both services; sends each a request."""
     return (
         _status(home.kafka, kafka_broker.answers, ""),
         _status(home.s3, s3_server.answers, "http://"),
@@ -206,9 +201,9 @@ def running(
     progress: Progress | None = None,
     advertised_port: int | None = None,
 ) -> Iterator[Services]:
-    """Fresh services on free ports for the length of a `with`; for tests and demonstrations.
+    """Run new services on free ports within a `with`, for tests and demos.
 
-    The keys are the fixed local ones, whatever the process environment says.
+    The keys are the fixed local ones, regardless of the process environment.
     """
     home = Home(path)
     kafka_port = free_port()
@@ -230,7 +225,8 @@ def running(
 def _existing(
     daemon: Daemon, given_port: int | None, default: int, flag: str
 ) -> tuple[psutil.Process | None, int]:
-    """The living process, if any, and the service's port."""
+    """Return the service's process, None if it does not run, and its port. Raises
+    ConfigurationError if the port is taken or differs from `given_port`."""
     recorded = daemon.recorded()
     process = daemon.process()
     if process is not None and (recorded is None or recorded.pid != process.pid):

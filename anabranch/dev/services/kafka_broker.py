@@ -1,4 +1,4 @@
-"""The Kafka broker of `anabranch dev`: one node, KRaft, the real thing."""
+"""The Kafka broker of `anabranch dev`: one KRaft node of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _API_VERSIONS = 18
 def broker_properties(
     port: int, controller_port: int, data: Path, advertised_port: int | None = None
 ) -> dict[str, object]:
-    """server.properties of a broker for one machine and one replica. Clients are sent to
+    """Return the server.properties of a broker on one machine, with one replica. It advertises
     `advertised_port`, if given.
 
-    Records keep for ever: retention counts the records' own timestamps, so events that are produced
-    with the timestamps of past hours would be deleted within minutes of the default.
+    Retention is unlimited. It goes by the timestamps of records, so the default of seven days would
+    delete records with older timestamps within minutes.
     """
     return {
         "process.roles": "broker,controller",
         "node.id": 1,
-        # A static quorum: its address is in no metadata, so the port may differ at every start.
+        # A static quorum: no metadata contains its address, so the port may differ at every start.
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "listeners": f"CLIENT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"CLIENT://{HOST}:{advertised_port or port}",
@@ -58,8 +58,7 @@ def broker_properties(
         "share.coordinator.state.topic.min.isr": 1,
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # A broker that was killed may not come back before its old session has ended: 9 s by
-        # default.
+        # A killed broker cannot register again before its session times out: 9 s by default.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
         # 128 MB by default, a quarter of this heap.
@@ -77,12 +76,12 @@ def start(
     more: Mapping[str, object] | None = None,
     format_options: Sequence[str] = (),
 ) -> psutil.Process:
-    """Formats the storage at the first start, then starts the broker; `answers` says when it is
-    ready.
+    """Format the storage at the first start, and start the broker. It is ready once `answers` is
+    True.
 
-    The controller's port is any free one but `port` and those of `avoid`. With `advertised_port`
-    clients are sent there: to a proxy in front of the broker. `more` adds to the broker's
-    properties, or takes their place.
+    The controller gets a free port other than `port` and `avoid`. The broker advertises
+    `advertised_port`, if given, such as a proxy's. `more` adds or replaces properties of the
+    broker. Raises Terminal or Transient if the storage cannot be formatted.
     """
     data = daemon.home / "data" / "kafka"
     if "," in str(data):
@@ -102,8 +101,8 @@ def start(
     properties = daemon.home / "run" / "kafka.properties"
     controller_port = free_port(port, *avoid)
     if not (data / "meta.properties").exists():
-        # Formatted beside its place and renamed into it, so a start that is interrupted here leaves
-        # nothing half done.
+        # Format another folder and rename it, so that an interrupted start leaves no partly
+        # formatted storage.
         part = data.with_name("kafka.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -148,7 +147,7 @@ def start(
 def _joined(
     properties: Mapping[str, object], more: Mapping[str, object] | None
 ) -> dict[str, object]:
-    """Both; `more` wins, but its lists of listeners join those that are there."""
+    """Return the properties updated with `more`, whose lists of listeners are appended."""
     lists = ("listeners", "advertised.listeners", "listener.security.protocol.map")
     added = {
         key: f"{properties[key]},{value}" if key in lists else value
@@ -158,11 +157,10 @@ def _joined(
 
 
 def answers(port: int) -> bool:
-    """Whether a broker answers an ApiVersions request; it does so only once it has joined and
-    leads.
+    """Return whether a broker answers an ApiVersions request; it does so only once it has joined
+    and leads.
 
-    The request by hand, version 0 of the protocol guide, so that no client's retries and log lines
-    come between.
+    Sends version 0 of the request over a socket: a client would retry, and log.
     """
     request = struct.pack(">hhih", _API_VERSIONS, 0, 1, -1)
     try:

@@ -1,5 +1,5 @@
-"""A service as a child process that outlives the command that started it, and can always be found
-again."""
+"""A service as a process that outlives the command that started it, and that later commands
+find."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import psutil
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 
 HOST = "127.0.0.1"
-# The start time is on the wall clock, which may be stepped while the service runs; the marker
-# settles the rest.
+# A start time is of the wall clock, which may be stepped while the service runs. The marker then
+# identifies the process.
 _START_TOLERANCE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-# SIGKILL cannot be refused, but a process that waits for a disk ends only after it.
+# After SIGKILL, a process that waits for a disk ends only when the disk has answered.
 _KILL_SECONDS = 20.0
 
-# Children of this very process, which it has to reap when they end.
+# Children of this process, which it has to reap when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file that others may be reading: they find all of it, or what was there before."""
+    """Replace a file atomically: readers see the old or the new content."""
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)
@@ -38,8 +38,8 @@ def write_whole(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class PidFile:
-    """The contents of a pid file. `started`: the process's start in seconds since the epoch, by the
-    kernel."""
+    """The content of a pid file. `started`: the process's start time by the kernel, in seconds
+    since the epoch."""
 
     pid: int
     started: float
@@ -50,9 +50,9 @@ class PidFile:
 class Daemon:
     """One service of one home.
 
-    Its command line carries a marker with the home's path, so a recycled pid, or a pid file of
-    another machine, is never taken for the service, and a service whose pid file is lost is found
-    all the same.
+    Its command line contains a marker with the home's path. A process with a recycled pid, or the
+    pid of another machine's file, lacks the marker. A service whose pid file is lost is found by
+    it.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Daemon:
 
     @property
     def port_file(self) -> Path:
-        """The port of the last start. It stays when the service stops, for the next start."""
+        """File with the port of the last start. It is kept for the next start."""
         return self.home / "run" / f"{self.name}.port"
 
     @property
@@ -77,7 +77,7 @@ class Daemon:
         return self.home / "logs" / f"{self.name}.log"
 
     def recorded(self) -> PidFile | None:
-        """The pid file's content; None if there is none that can be read."""
+        """Return the content of the pid file; None if it is missing or invalid."""
         try:
             content = json.loads(self.pid_file.read_text(encoding="utf-8"))
             return PidFile(int(content["pid"]), float(content["started"]), int(content["port"]))
@@ -85,7 +85,7 @@ class Daemon:
             return None
 
     def last_port(self) -> int | None:
-        """The port that the service has or had; None if that is not recorded."""
+        """Return the current or last port of the service; None if it is not recorded."""
         if (recorded := self.recorded()) is not None:
             return recorded.port
         try:
@@ -94,8 +94,8 @@ class Daemon:
             return None
 
     def process(self) -> psutil.Process | None:
-        """The living process: the pid file's, if it is still that one, else one that carries the
-        marker."""
+        """Return the running process: that of the pid file, if it still is the service, else a
+        process with the marker."""
         _reap()
         recorded = self.recorded()
         if recorded is not None:
@@ -114,9 +114,10 @@ class Daemon:
     def start(
         self, command: Sequence[str], port: int, environment: Mapping[str, str]
     ) -> psutil.Process:
-        """Starts `command` in a session of its own, so a Ctrl-C in the terminal does not reach it.
+        """Start `command` in a session of its own, so that Ctrl-C in the terminal does not reach
+        it.
 
-        Its output goes to the log; the log of the run before is kept beside it as `.1`.
+        Its output goes to the log. The log of the previous run is kept as `.1`.
         """
         for folder in (self.pid_file.parent, self.log.parent):
             folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ class Daemon:
     def await_answer(
         self, process: psutil.Process, answers: Callable[[], bool], seconds: float
     ) -> None:
-        """Returns once `answers()` holds. Raises Terminal if the process ends first, Transient
+        """Wait until `answers()` is True. Raises Terminal if the process ends first, Transient
         after `seconds`."""
         deadline = time.monotonic() + seconds
         while not answers():
@@ -156,7 +157,7 @@ class Daemon:
             time.sleep(_POLL_SECONDS)
 
     def log_tail(self, lines: int = 15) -> str:
-        """The end of the log, for a message."""
+        """Return the end of the log, for a message."""
         try:
             content = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
@@ -172,15 +173,14 @@ class Daemon:
 
 
 def _reap() -> None:
-    """Reap the children that ended, also those that another process stopped: each would stay a
-    zombie."""
+    """Reap ended children, also those that another process stopped: they would stay zombies."""
     for pid, child in tuple(_children.items()):
         if child.poll() is not None:
             _children.pop(pid, None)
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """False for a process that has ended, also for one that is not reaped yet."""
+    """Return whether a process runs. False for a zombie."""
     _reap()
     if process.pid in _children:
         return True
@@ -191,8 +191,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def stop_all(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, ...]:
-    """SIGTERM to all, SIGKILL to those that still live after `seconds`; returns the pids that had
-    to be killed."""
+    """Send SIGTERM to all, and SIGKILL to those that are alive after `seconds`. Return the killed
+    pids. Raises Transient if a process does not end."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -218,8 +218,8 @@ def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psut
 
 
 def free_port(*avoid: int) -> int:
-    """A port that nothing listened on a moment ago, and none of `avoid`, which another service is
-    about to take."""
+    """Return a port that was free a moment ago and is not in `avoid`, the ports that other services
+    are about to use."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -229,14 +229,14 @@ def free_port(*avoid: int) -> int:
 
 
 def require_free_port(port: int, title: str, flag: str) -> None:
-    """Raises ConfigurationError, naming the process on the port if the system has it, unless `port`
-    can be bound."""
+    """Raise ConfigurationError unless `port` can be bound. The error names the process that
+    listens, if the system reports it."""
     with socket.socket() as client:
         client.settimeout(2)
         taken = client.connect_ex((HOST, port)) == 0
     if not taken:
         with socket.socket() as probe:
-            # Or else a connection that was closed a minute ago would count as a listener.
+            # Without it, a connection in TIME_WAIT would count as a listener.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
@@ -254,27 +254,26 @@ def require_free_port(port: int, title: str, flag: str) -> None:
 
 
 def holder(port: int) -> str:
-    """Who listens on `port`, as far as this user may know."""
+    """Return the process that listens on `port`, as text, as far as the user may see it."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections(kind="tcp"):
             # An address is (host, port), or empty for a socket that has none.
             listens_on = connection.laddr[1:] if connection.status == psutil.CONN_LISTEN else ()
             if port in listens_on and connection.pid:
-                # On one line, whatever its arguments hold.
+                # On one line, even if an argument contains line breaks.
                 command = " ".join(" ".join(psutil.Process(connection.pid).cmdline()).split())
                 return f"process {connection.pid} ({command[:120]})"
     return "another process"
 
 
 def properties_text(values: Mapping[str, object]) -> str:
-    """A Java properties file: ISO-8859-1, so everything else is escaped, as java.util.Properties
-    defines it."""
+    """Return a Java properties file in printable ASCII; other characters are escaped as
+    java.util.Properties defines."""
     return "".join(f"{key}={_escaped(str(value))}\n" for key, value in values.items())
 
 
 def _escaped(value: str) -> str:
-    # Properties escapes are UTF-16 code units, hence the detour for characters beyond the first
-    # plane.
+    # Escapes are UTF-16 code units: characters beyond the first plane need two.
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
     return "".join(
@@ -283,7 +282,7 @@ def _escaped(value: str) -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Writes a file that only its owner may read, from its first byte on."""
+    """Write a file that only its owner may read, at any time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     with os.fdopen(

@@ -16,7 +16,7 @@ READY_SECONDS = 60.0
 
 
 def server_properties(port: int, access_key: str, secret_key: str, data: Path) -> dict[str, object]:
-    """S3Proxy's own properties; each bucket is a folder of `data`."""
+    """Return the properties of S3Proxy; each bucket is a folder of `data`."""
     return {
         "s3proxy.endpoint": f"http://{HOST}:{port}",
         "s3proxy.authorization": "aws-v2-or-v4",
@@ -32,8 +32,8 @@ def properties_file(daemon: Daemon) -> Path:
 
 
 def settings(daemon: Daemon, port: int, access_key: str, secret_key: str) -> str:
-    """The content of the properties file for these arguments, also to ask whether a running server
-    has others."""
+    """Return the content of the properties file for these arguments. It also shows whether a
+    running server has others."""
     return properties_text(
         server_properties(port, access_key, secret_key, daemon.home / "data" / "s3")
     )
@@ -42,7 +42,7 @@ def settings(daemon: Daemon, port: int, access_key: str, secret_key: str) -> str
 def start(
     daemon: Daemon, java: Path, jars: Sequence[Path], port: int, access_key: str, secret_key: str
 ) -> psutil.Process:
-    """Starts the server; `answers` says when it is ready."""
+    """Start the server. It is ready once `answers` is True."""
     (daemon.home / "data" / "s3").mkdir(parents=True, exist_ok=True)
     properties = properties_file(daemon)
     write_private(properties, settings(daemon, port, access_key, secret_key))
@@ -61,7 +61,8 @@ def start(
 
 
 def answers(port: int) -> bool:
-    """Whether a server answers as S3 does: an unsigned request is refused with an XML error."""
+    """Return whether a server answers as S3 does: it refuses an unsigned request with an XML
+    error."""
     connection = http.client.HTTPConnection(HOST, port, timeout=2)
     try:
         connection.request("GET", "/")
