@@ -1,2 +1,2 @@
-"""What analysts and programs read: queries, the reader, views, changes, egress, and the difference
-of the layers."""
+"""Reading and delivery for analysts and programs: queries, the reader, views, changes, egress, and
+the difference between the layers."""

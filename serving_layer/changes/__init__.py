@@ -1,13 +1,13 @@
-"""The changes of a stream: each hour that was completed or restated, or of which rows were erased,
-for consumers that follow `main`.
+"""The changes of a stream: each hour that was completed or restated, or whose rows were erased, for
+consumers that follow `main`.
 
-from serving_layer.changes import changes
+    from serving_layer.changes import changes
 
     for change in changes("game_events", since=my_token):
         ...  # replace all your rows of change.hour, and store change.token, in one transaction
 
 The changes come from durable data: the ledger's rows, in the order in which they were recorded, and
-the current state of `main`. So a token stays valid when every snapshot of its time has expired.
+the current state of `main`. So a token stays valid after every snapshot of its time has expired.
 Each change is delivered at least once; repeating it changes nothing for a consumer that replaces
 the hour's rows: docs/how-to/follow-changes.md, decision 23.
 """
@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 __all__ = ["HourChange", "changes", "follow", "poll", "start_from"]
 
-# Read this many hours in one load of the table; all of them are of that load's snapshot.
+# Maximum number of hours read in one load of the table, all from that load's snapshot.
 _AT_ONCE = 240
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 EVERY = timedelta(seconds=5)
@@ -48,15 +48,15 @@ EVERY = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class HourChange:
-    """An hour as `main` serves it in `snapshot`. Its rows replace all rows that the consumer has of
-    it.
+    """An hour as `main` serves it in `snapshot`. Its rows replace all rows of the hour that the
+    consumer has.
 
-    `kind`: `completed` for an hour that the consumer has not got before; `erased` when rows that it
-    was given may have been erased, by the `erasures` with these ids; else `replaced`.
+    `kind`: `completed` for an hour that the consumer has not received before; `erased` if rows that
+    it received may have been erased, by the `erasures` with these ids; else `replaced`.
 
-    `replaces`: the revision that the consumer got before, or None. `removed`: that revision's files
-    that `main` no longer serves; None if its snapshots have expired. `token`: to be stored with the
-    hour's rows; continues after it.
+    `replaces`: the revision that the consumer received before, or None. `removed`: that revision's
+    files that `main` no longer serves; None if its snapshots have expired. `token`: store it with
+    the hour's rows, to continue after this change.
     """
 
     hour: str
@@ -89,12 +89,13 @@ def changes(
     following: bool = False,
     every: timedelta = EVERY,
 ) -> Iterator[HourChange]:
-    """The changes of a stream after `since`: a token; an hour to start from; a snapshot of `main`
-    that the consumer has, by id or tag; or None, for all hours. `conf`: the configuration folder.
+    """Yield the changes of a stream after `since`: a token; an hour to start from; a snapshot of
+    `main` that the consumer has, by id or tag; or None, for all hours. `conf`: the configuration
+    folder.
 
-    Ends with the last change; every complete hour is then as `main` serves it. With `following`,
-    waits for more and polls at the interval `every`. Raises ConfigurationError if `since` is not of
-    this stream, Transient when the lake does not answer, unless following.
+    Ends with the last change; the consumer then has every complete hour as `main` serves it. With
+    `following`, waits for more and polls at the interval `every`. Raises ConfigurationError if
+    `since` is not of this stream, and, unless following, Transient when the lake does not answer.
     """
     job = open_job(stream, conf)
     token = start_from(job, since)
@@ -102,7 +103,7 @@ def changes(
 
 
 def start_from(job: Job, since: str | None) -> Token:
-    """The token for `since`, as in `changes`."""
+    """Return the token for `since`, which is as in `changes`."""
     stream = job.stream.name
     if since is None:
         return Token(stream)
@@ -123,7 +124,7 @@ def start_from(job: Job, since: str | None) -> Token:
 
 
 def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourChange]:
-    """Poll without end. Retries when the lake does not answer."""
+    """Poll without end, and yield the changes. Retries when the lake does not answer."""
     while True:
         try:
             for change in poll(job, token):
@@ -135,7 +136,7 @@ def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourCha
 
 
 def poll(job: Job, token: Token) -> Iterator[HourChange]:
-    """The changes after a token now. Raises Transient."""
+    """Yield the current changes after a token. Raises Transient."""
     # Step 1: read the ledger, then the table, so that the table is never older than the rows.
     new = _rows_behind(job, token)
     if new is None:
@@ -150,10 +151,10 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     while True:
         state = load_state(job.lake, job.stream.table)
         if not state.is_merged:
-            # Rows of `main` may come from another branch's past; the next publisher merges first.
+            # `main` may have rows of a branch's earlier state; the next publisher merges first.
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
-        # Step 2: select what is complete and was not given yet.
+        # Step 2: select complete hours that were not delivered yet.
         given = plan.plan_given(
             state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased
         )
@@ -167,8 +168,8 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
 
 
 def pending_hours(job: Job, token: Token) -> set[str]:
-    """The hours that may have a change behind a token, whether or not the ledger has its row yet.
-    Raises Transient."""
+    """Return the hours that may have a change after a token, whether or not the ledger has its row
+    yet. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     recorded = _recorded(job, state, token)
     waiting = [
@@ -187,13 +188,14 @@ def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     )
     new = plan.rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= job.ledger.removed_through():
-        # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
+        # The cursor's row was removed with its quarter (`keep.ledger`); part of its commit may be
+        # delivered again.
         return rows
     return new
 
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
-    """The decision ids in the ledger, for hours with decisions waiting on a branch."""
+    """Return the decision ids in the ledger, for hours with decisions waiting on a branch."""
     hours = {row.hour for row in plan.waiting_changes(state, token.first)}
     rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
     return {row.decision_id for row in rows}
@@ -234,7 +236,8 @@ def _changes(
 def _old_files(
     table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
 ) -> dict[str, dict[str, DataFile]]:
-    """By hour, the files of its content `before`; without hours whose snapshots have expired."""
+    """Return the files of each hour's content in `before`, without hours whose snapshots have
+    expired."""
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")

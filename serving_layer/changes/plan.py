@@ -1,8 +1,8 @@
-"""The next changes for a consumer, from the ledger's rows and what `main` serves. Pure.
+"""The next changes for a consumer, from the ledger's rows and the content of `main`. Pure.
 
-The feed has the ledger's order: an hour is given at its newest row. Its content is what `main`
-serves at that time, which is never older than the row. A decision whose row is not written yet is
-given too, and recorded in the token.
+Changes follow the ledger's order: an hour is delivered at its newest row. Its content is what
+`main` serves at that time, which is never older than the row. A decision whose row is not written
+yet is delivered too, and recorded in the token.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 from serving_layer.changes.token import Content, Cursor, Token, digest_of
 
-# Largest clock error. A decision is stamped after its load, by a clock that is wrong by at most
-# this; a commit before that load was stamped by another such clock.
+# Largest clock error. A decision is stamped after its load, by a clock whose error is bounded; a
+# commit before that load was stamped by another such clock.
 _DOUBT = 4 * MAX_CLOCK_SKEW
 
 
 @dataclass(frozen=True)
 class Given:
-    """An hour to give: its content, the token once it is consumed, and the ids of the erasures in
-    it that are behind the token before."""
+    """An hour to deliver: its content, the token after its consumption, and the ids of its erasures
+    after the previous token."""
 
     hour: str
     content: Content
@@ -34,8 +34,8 @@ class Given:
 
 
 def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerRow] | None:
-    """The rows after the cursor; None if `rows`, in the ledger's order, lack its row and so belong
-    to another ledger."""
+    """Return the rows after the cursor; None if `rows`, in the ledger's order, do not contain the
+    cursor's row and so belong to another ledger."""
     if cursor is None:
         return list(rows)
     at = next(
@@ -50,16 +50,16 @@ def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerR
 
 
 def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
-    """The newest row of each hour from `first` on that may have changed what is served, in the
-    rows' order."""
+    """Return the newest row of each hour from `first` on that may have changed the served rows, in
+    the order of `rows`."""
     newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
     kept = {row.decision_id for row in newest.values()}
     return [row for row in rows if row.decision_id in kept]
 
 
 def is_change(row: LedgerRow) -> bool:
-    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead
-    letters, or of archived records, does not."""
+    """Return whether a decision may change the rows that `main` serves for a complete hour. An
+    erasure of dead letters, or of archived records, does not."""
     return is_erasure(row) or row.decision in ("accepted", "served")
 
 
@@ -69,7 +69,7 @@ def is_erasure(row: LedgerRow) -> bool:
 
 
 def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
-    """By hour, the erasures of rows among decisions, in their order."""
+    """Return the erasures of rows among decisions, by hour, in their order."""
     found: dict[str, list[LedgerRow]] = {}
     for row in filter(is_erasure, rows):
         found.setdefault(row.hour, []).append(row)
@@ -77,7 +77,8 @@ def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
 
 
 def waiting_changes(state: State, first: str) -> list[LedgerRow]:
-    """The waiting decisions about hours from `first` on that may change what `main` serves."""
+    """Return the waiting decisions about hours from `first` on that may change the rows that `main`
+    serves."""
     return [row for row in state.decisions if is_change(row) and row.hour >= first]
 
 
@@ -89,12 +90,14 @@ def plan_given(
     at_most: int,
     erased: Mapping[str, Sequence[LedgerRow]],
 ) -> list[Given]:
-    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's
-    cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
-    `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
-    acceptance. An hour that was already given ahead of its row, with the same content, is not given
-    again. Nor is one that has expired: consumers keep what they have of it. `erased`: the erasures
-    behind the token's cursor that the ledger has, by hour.
+    """Return the changes for the first `at_most` of `rows` (the newest row of each hour after the
+    token's cursor), and, after the last row, for decisions that wait in `state` and are not in the
+    ledger. `recorded`: the ids of the ledger's decisions. `erased`: the ledger's erasures after the
+    token's cursor, by hour.
+
+    An hour that is not accepted is not complete: its change follows with its acceptance. An hour
+    that was delivered ahead of its row, with the same content, is not delivered again; nor is an
+    expired hour: consumers keep their rows of it.
     """
     unrecorded = [
         row for row in waiting_changes(state, token.first) if row.decision_id not in recorded
@@ -107,7 +110,8 @@ def plan_given(
     def give(row: LedgerRow, cursor: Cursor | None) -> None:
         hour, was_given = row.hour, ahead.get(row.hour)
         erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
-        # By its newest row, if the state no longer lists the hour: no decision waits then.
+        # If the state no longer lists the hour, no decision waits, and its newest row has the
+        # revision.
         accepted = state.accepted.get(hour)
         content = Content(
             accepted.revision if accepted is not None else row.revision, state.served_by(hour)
@@ -116,7 +120,7 @@ def plan_given(
             content = replace(content, erased=digest_of(erasures[-1]))
         if hour not in waiting:
             ahead.pop(hour, None)
-        # Without an erasure in what is new, one that was given before counts.
+        # Without a new erasure, one that was delivered before still counts.
         has_it = was_given is not None and content in (was_given, replace(was_given, erased=""))
         if not state.is_accepted(hour) or state.is_expired(hour) or has_it:
             return
@@ -135,8 +139,9 @@ def plan_given(
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
-    """The token of a consumer that has a snapshot of `main` stamped `snapshot_at`. It covers all of
-    `rows`, the whole ledger, before the first row that may be of a later publish."""
+    """Return the token of a consumer that has a snapshot of `main` stamped `snapshot_at`. The token
+    covers the rows before the first one that may belong to a later publish. `rows`: the whole
+    ledger."""
     before: LedgerRow | None = None
     for row in rows:
         if row.recorded_at >= snapshot_at - _DOUBT:
@@ -148,9 +153,9 @@ def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> T
 def replaced(
     token: Token, rows: Iterable[LedgerRow], new: Collection[str]
 ) -> dict[str, tuple[Content, LedgerRow | None]]:
-    """By hour, the content that a consumer with this token got last, and the ledger's row of that
-    content if there is one. `rows`: all rows of these hours; rows with ids in `new` are behind its
-    cursor."""
+    """Return, by hour, the content that a consumer with this token received last, and the ledger
+    row of that content, if any. `rows`: all rows of these hours; rows with ids in `new` are after
+    the token's cursor."""
     given: dict[str, Content] = {}
     newest: dict[str, Content] = {}
     made_of: dict[tuple[str, Content], LedgerRow] = {}

@@ -1,4 +1,4 @@
-"""A token: what a consumer has received, in a few printable characters that stay valid when
+"""A token records what a consumer has received, in a few printable characters that stay valid when
 snapshots expire."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PREFIX = "ab1."
 
 @dataclass(frozen=True)
 class Content:
-    """The content of an hour in `main`: a revision, from a layer. `erased`: the digest of the
-    newest erasure in it that is known; empty for none."""
+    """The content of an hour in `main`: a revision from a layer. `erased`: the digest of its newest
+    known erasure; empty if it has none."""
 
     revision: int
     layer: Layer
@@ -28,8 +28,8 @@ class Content:
 @dataclass(frozen=True)
 class Cursor:
     """The newest ledger row that was consumed. A row never changes its sequence, and leaves the
-    ledger only with its quarter (`keep.ledger`). `digest`: of its decision's id; it differs in
-    another ledger."""
+    ledger only with its quarter (`keep.ledger`). `digest`: the digest of the decision's id, which
+    differs in another ledger."""
 
     sequence: int
     digest: str
@@ -41,14 +41,15 @@ class Cursor:
 
 
 def digest_of(row: LedgerRow) -> str:
-    """What a token has of a decision's id."""
+    """Return the digest of a decision's id in a token."""
     return hashlib.sha256(row.decision_id.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class Token:
-    """`cursor` is None before the first row. Hours before `first` are not wanted. `ahead` are the
-    contents that were given while the ledger's rows of their decisions were still to be written."""
+    """A consumer's position. `cursor`: None before the first row. `first`: earlier hours are not
+    wanted. `ahead`: the contents that were delivered before the ledger's rows of their decisions
+    were written."""
 
     stream: str
     first: str = ""
@@ -56,7 +57,7 @@ class Token:
     ahead: Mapping[str, Content] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Printable, without blanks or quotes; opaque to consumers."""
+        """Return the token as printable text without blanks or quotes, opaque to consumers."""
         data: dict[str, object] = {"s": self.stream}
         if self.first:
             data["f"] = self.first
@@ -67,7 +68,7 @@ class Token:
                 hour: [content.revision, content.layer]
                 for hour, content in sorted(self.ahead.items())
             }
-        # Apart from "a", whose values earlier versions of the code read as pairs.
+        # Separate from "a", whose values earlier versions of the code read as pairs.
         if erased := {
             hour: content.erased for hour, content in sorted(self.ahead.items()) if content.erased
         }:
@@ -77,7 +78,8 @@ class Token:
 
     @staticmethod
     def decode(text: str) -> Token:
-        """Raises ConfigurationError for text that `encode` did not write."""
+        """Return the token of a text. Raises ConfigurationError for text that `encode` did not
+        write."""
         try:
             packed = text.removeprefix(PREFIX)
             data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))

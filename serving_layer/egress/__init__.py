@@ -1,11 +1,13 @@
-"""Egress: delivers accepted hours to other systems, as a consumer of the changes. 1. Read the
-position: the newest delivery in the stream's table of deliveries (`anabranch.protocol.deliveries`).
-2. List the changes behind it: hours that were completed or restated, or of which rows were erased.
-  3. Deliver each hour
-completely, in place of the target's rows of it, then record the delivery. A process that ends
-between two steps delivers that hour again, which leaves the target as after one delivery:
-docs/how-to/deliver.md for each kind of target, decision 28 for the reason. When a target shows that
-the table was restored to an earlier time, every hour is delivered again (decision 43).
+"""Egress: deliver accepted hours to other systems, as a consumer of the changes.
+
+1. Read the position: the newest delivery in the stream's table of deliveries
+   (`anabranch.protocol.deliveries`).
+2. List the changes after it: hours that were completed or restated, or whose rows were erased.
+3. Deliver each hour completely, in place of the target's rows of it, then record the delivery.
+
+A process that ends between two steps delivers that hour again, which leaves the target as after one
+delivery: docs/how-to/deliver.md for each kind of target, decision 28 for the reason. When a target
+shows that the table was restored to an earlier time, every hour is delivered again (decision 43).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from serving_layer.egress.topic import TopicSender, open_topic
 
 LOG = logging.getLogger(__name__)
 
-# An hour's snapshot expires in minutes on a busy stream, but not right after the changes listed it.
+# On a busy stream an hour's snapshot expires in minutes, but not right after the changes listed it.
 _TRIES = 5
 
 
@@ -47,8 +49,8 @@ class Failed:
 
 
 def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
-    """The stream's targets, or the one of that name. Raises ConfigurationError if there is none,
-    and for a folder in the warehouse, where maintenance would delete its files as orphans."""
+    """Return the stream's targets, or the one named `name`. Raises ConfigurationError if there is
+    none, and for a folder in the warehouse, where maintenance would delete its files as orphans."""
     stream, warehouse = job.stream, job.environment.catalog.warehouse.rstrip("/") + "/"
     chosen = tuple(t for t in stream.egress if name in (None, t.name))
     if not chosen:
@@ -69,8 +71,8 @@ def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
 
 
 def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) -> None:
-    """Record in the ledger, before anything is delivered, that an operator has every accepted hour
-    delivered again: in one row, at the newest hour that the stream has sealed. Raises Transient."""
+    """Record in the ledger, before any delivery, that an operator requested a new delivery of every
+    accepted hour: one row, at the newest sealed hour. Raises Transient."""
     act, state = act_now("redeliver", why), load_state(job.lake, job.stream.table)
     hour = max(state.timeline.first, shift(state.timeline.open, -1))
     reason = f"every accepted hour again to {', '.join(target.name for target in targets)}"
@@ -81,7 +83,8 @@ def egress(
     job: Job, targets: tuple[Target, ...], all_again: bool = False
 ) -> Iterator[Delivery | Failed]:
     """Deliver the missing hours to each target, or every hour with `all_again`, one by one, and
-    report each. A target that fails does not block the others; unexpected errors are raised."""
+    yield each delivery or failure. A target that fails does not block the others; unexpected errors
+    are raised."""
     for target in targets:
         try:
             yield from deliver(job, target, all_again)
@@ -91,7 +94,7 @@ def egress(
 
 
 def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Delivery]:
-    """Deliver the hours behind a target's position, in the order of the changes; every hour with
+    """Deliver the hours after a target's position, in the order of the changes; every hour with
     `all_again`, and when the table was restored to an earlier time. Raises Transient,
     ConfigurationError, Terminal for a stream to which `egress:` was added and not applied."""
     lake, stream = job.lake, job.stream
@@ -105,8 +108,8 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
             for change in feed.poll(job, token):
                 hour = open_hour(job, change)
                 if hour is None:
-                    # Its snapshot has expired, or rows were erased, while earlier hours were
-                    # delivered: load the changes again.
+                    # Its snapshot expired, or rows were erased, while earlier hours were delivered:
+                    # load the changes again.
                     tried += 1
                     break
                 try:
@@ -137,9 +140,9 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
 
 
 def undelivered_hours(job: Job, target: Target) -> set[str] | None:
-    """The hours that a target has yet to get, by what the table says was delivered; None for all of
-    them. Asks nothing of the target. Raises Transient, Terminal for a stream to which `egress:` was
-    added and not applied."""
+    """Return the hours that are not delivered to a target yet, from the table of deliveries; None
+    for all hours. Does not contact the target. Raises Transient, Terminal for a stream to which
+    `egress:` was added and not applied."""
     last = deliveries.newest(job.lake, job.stream.egress_table, target.name)
     return feed.pending_hours(job, Token.decode(last.token)) if last is not None else None
 

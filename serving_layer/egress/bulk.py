@@ -1,8 +1,7 @@
 """Bulk requests to a search engine: their contents, and the engine's answer for each document.
 Pure. Every document is written with the version of the snapshot of `main` that it was read from
 (`external_gte`), so the engine itself keeps documents of later readings:
-https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
-"""
+https://docs.opensearch.org/latest/api-reference/document-apis/bulk/."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from anabranch.common.http import is_transient
 from serving_layer.egress.records import Identity, value_of
 
 BULK_BYTES = 8 * 1024 * 1024
-"""The largest size of a bulk request; a single document may be larger."""
+"""Maximum size of a bulk request; a single document may be larger."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of
-    the reading."""
+    """The document of a record's place. `value`: its row as JSON, or None to delete the document.
+    `version`: the version of the reading."""
 
     id: str
     partition: int
@@ -53,7 +52,7 @@ class Answered:
 def document(
     identity: Identity, place: tuple[int, int, Mapping[str, Any] | None], version: int
 ) -> Document:
-    """A place of an hour, as it was at a version of `main`."""
+    """Return the document of a place of an hour, as of a version of `main`."""
     partition, offset, row = place
     value = value_of(row) if row is not None else None
     return Document(identity.key_of(partition, offset).decode(), partition, offset, version, value)
@@ -62,7 +61,8 @@ def document(
 def bulks(
     documents: Iterable[Document], at_most: int, size: int = BULK_BYTES
 ) -> Iterator[list[Document]]:
-    """The documents in their order, so many and so many bytes at a time; one at least."""
+    """Yield the documents in their order, in lists of at most `at_most` documents and `size` bytes,
+    and of at least one document."""
     bulk: list[Document] = []
     held = 0
     for one in documents:
@@ -77,7 +77,7 @@ def bulks(
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
-    """The engine's result for each document of a request. Raises ValueError for an answer to
+    """Return the engine's result for each document of a request. Raises ValueError for an answer to
     another request."""
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(documents):

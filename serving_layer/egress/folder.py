@@ -4,9 +4,8 @@
     ROOT/date=2026-11-20/hour=13/_manifest.json
     ROOT/date=2026-11-20/hour=13/_SUCCESS
 
-The steps keep two promises, whatever ends between them: the manifest names files that are all
-there, of one revision; and while `_SUCCESS` is there, the folder holds the files of the manifest
-and no others.
+The steps guarantee, wherever a process ends between them: the manifest lists files that all exist,
+of one revision; and while `_SUCCESS` exists, the folder contains exactly the files of the manifest.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Folder:
     storage: Storage
 
     def last(self) -> Delivery | None:
-        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not
-        there."""
+        """Return the newest delivery. Raises Transient, Terminal if the table of deliveries does
+        not exist."""
         return deliveries.newest(
             self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root
         )
@@ -53,8 +52,7 @@ class Folder:
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless
         `all_again` (every hour is being delivered). Raises Transient, also when another process
-        delivers the same hour at this moment, and as `plan_folder` does.
-        """
+        delivers the same hour at this moment, and as `plan_folder` does."""
         folder, storage = folder_of(self.target.root, hour.name), self.storage
         path, success = f"{folder}/{manifest.NAME}", f"{folder}/{manifest.SUCCESS}"
         with lake_errors(f"deliver to {folder}"):
@@ -75,7 +73,7 @@ class Folder:
             listed = storage.names(folder)
             begun = self._begun(folder, listed)
             _require_own(folder, manifest.find_foreign(before, begun.values(), listed))
-            # Step 2: without `_SUCCESS`, files that do not count yet.
+            # Step 2: after deleting `_SUCCESS`, write files that do not count yet.
             if before is None or todo is manifest.Todo.WRITE:
                 if marked is not None:
                     storage.delete(folder, frozenset({manifest.SUCCESS}))
@@ -86,20 +84,20 @@ class Folder:
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
-            # Step 3: the manifest lists them. Files of earlier deliveries are of other revisions
+            # Step 3: list them in the manifest. Files of earlier deliveries are of other revisions
             # and processes.
             after = manifest.of_hour(hour, files, delivery)
             begun |= self._begun(folder, storage.names(folder))
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
             reach(Step.EGRESS_NAMED)
-            # Step 4: delete the others by their names: those of the previous manifest, and of begun
+            # Step 4: delete other files by name: those of the previous manifest, and of begun
             # deliveries.
             former = before.names if before is not None else frozenset[str]()
             written = {name for one in begun.values() for name in one.names}
             storage.delete(folder, frozenset((former | written) - after.names))
-            # Files that another process still writes are found by its list next time, so the list
-            # stays until then.
+            # Keep the list of a process that still writes files: the next delivery finds the files
+            # by it.
             left = listed - after.names
             own = manifest.begun_name(delivery)
             done = {
@@ -107,12 +105,13 @@ class Folder:
             }
             storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
-            # Step 5: the folder is complete.
+            # Step 5: mark the folder as complete.
             storage.put(success, f"{delivery}\n".encode())
         return hour.delivered(self.target.name, self.target.root, delivery, len(files), token)
 
     def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
-        """The deliveries that processes began, by the file that lists the names of each."""
+        """Return the deliveries that processes began, by the name of the file that lists each one's
+        files."""
         found = {}
         for name in listed:
             seen = (
@@ -133,7 +132,7 @@ class Folder:
         self.storage.put(f"{folder}/{manifest.begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
-            # Rows beyond the reserved names are not written: their number is compared below.
+            # Rows beyond the reserved names are not written; their number is compared below.
             for name, part in zip(names, _parts(batches, self.target.file_rows), strict=False):
                 rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
                 written.append(ParquetFile(name, rows, size))
@@ -157,9 +156,9 @@ class Folder:
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
-        """Return when the manifest exists: it was written, and the answer was lost. Otherwise
-        deletes the written files, except those that another process lists in its manifest, and
-        raises Transient."""
+        """Return if the manifest was written and only the answer was lost. Otherwise delete the
+        written files, except those that another process lists in its manifest, and raise
+        Transient."""
         seen = self.storage.find(path)
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:
@@ -175,7 +174,7 @@ class Folder:
 
 
 def _require_own(folder: str, foreign: list[str]) -> None:
-    """Raises ConfigurationError for a folder with files that egress did not write."""
+    """Raise ConfigurationError for a folder with files that egress did not write."""
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         raise ConfigurationError(
@@ -186,7 +185,7 @@ def _require_own(folder: str, foreign: list[str]) -> None:
 
 
 def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The batches in parts of so many rows; read each part before requesting the next."""
+    """Yield the batches in parts of `rows` rows; read each part before requesting the next."""
     left: list[pa.RecordBatch] = []
 
     def part(first: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -207,7 +206,7 @@ def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa
 
 @contextmanager
 def open_folder(job: Job, target: FolderTarget) -> Iterator[Folder]:
-    """A folder target, until the end of the `with`. Raises Transient while another process has a
-    local one."""
+    """Open a folder target until the end of the `with` block. Raises Transient while another
+    process has a local one open."""
     with opened(job.environment, target.root) as storage:
         yield Folder(job, target, storage)

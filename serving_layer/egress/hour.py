@@ -29,19 +29,19 @@ from serving_layer.query.datasets import TableFiles, connected, plan_files, read
 
 LOG = logging.getLogger(__name__)
 
-# Memory for an hour's rows; the sort spills beyond it to a temporary folder.
+# Memory limit for an hour's rows; beyond it the sort spills to a temporary folder.
 _MEMORY = "1GB"
 _BATCH_ROWS = 16_384
 
 
 class Restored(Exception):
-    """A target has a later reading of an hour than the table that serves it: the table was restored
-    to an earlier time. Other hours may be affected too."""
+    """A target has a later reading of an hour than the table that serves it, so the table was
+    restored to an earlier time. Other hours may be affected too."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A stream of rows. Requesting more rows means that the earlier ones were processed."""
+    """A stream of rows. A request for more rows means that the earlier ones were processed."""
 
     reader: pa.RecordBatchReader
     progress: Progress
@@ -62,9 +62,9 @@ class Batches:
 
 @dataclass(frozen=True)
 class Hour:
-    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the
-    names of its data files, which never change. `sequence`: the snapshot's, which orders two
-    contents."""
+    """An accepted hour at a snapshot of `main`. `source`: identifies its content, by a digest of
+    the names of its data files, which never change. `sequence`: the snapshot's sequence number,
+    which orders two contents."""
 
     stream: str
     name: str
@@ -93,9 +93,9 @@ class Hour:
 
     @contextmanager
     def batches(self, target: str) -> Iterator[Batches]:
-        """All rows with all columns, by partition and offset, with bounded memory; reports the
-        progress of their delivery to `target`. Raises Transient when a file cannot be read, also
-        while the rows are read."""
+        """Read all rows with all columns, by partition and offset, in bounded memory, and report
+        the progress of their delivery to `target`. Raises Transient when a file cannot be read,
+        also while the rows are read."""
         doing = f"egress {target} of stream {self.stream}: hour {self.name}"
         with (
             reading_failures(f"read hour {self.name}: expected its files", "; run it again"),
@@ -109,8 +109,8 @@ class Hour:
 
 
 def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
-    """The hour's places in its topic, which never change, and the identity of their records. Raises
-    Refused when its cut is no longer known."""
+    """Return the hour's cut, which never changes, and the identity of its records. Raises Refused
+    when the cut is no longer known."""
     state = load_state(job.lake, job.stream.table)
     accepted = job.ledger.accepted(state, hour.name)
     cut = accepted.cut if accepted is not None else Cut("", {})
@@ -118,9 +118,9 @@ def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
 
 
 def is_current(job: Job, hour: Hour) -> bool:
-    """Whether the table now serves this content of the hour. If so, a later reading at a target is
-    not of this table: it was delivered before the table was restored to an earlier time. Raises
-    Transient."""
+    """Return whether the table now serves this content of the hour. If so, a later reading at a
+    target does not belong to this table: it was delivered before the table was restored to an
+    earlier time. Raises Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     planned = plan_files(stream.table, table, heads(table)["main"], {hour.name})
@@ -134,7 +134,7 @@ def _source(table: Table, files: Iterable[DataFile]) -> str:
 
 
 def _is_erased_since(table: Table, snapshot_id: int) -> bool:
-    """Whether rows have left `main` by an erasure since one of its snapshots."""
+    """Return whether an erasure has removed rows from `main` since one of its snapshots."""
     then, now = (
         Erasures.from_properties(snapshot_properties(table, id)).changed
         for id in (snapshot_id, heads(table)["main"])
@@ -143,8 +143,8 @@ def _is_erased_since(table: Table, snapshot_id: int) -> bool:
 
 
 def open_hour(job: Job, change: HourChange) -> Hour | None:
-    """The hour of a change; None when the snapshot that it was looked up in has expired since, or
-    rows were erased since. Raises Transient."""
+    """Return the hour of a change; None if the change's snapshot has expired, or rows were erased
+    since. Raises Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     snapshot = table.metadata.snapshot_by_id(change.snapshot)

@@ -1,4 +1,4 @@
-"""The manifest of an hour's folder: the list of its current files; and the work left for an hour.
+"""The manifest of an hour's folder, which lists its current files, and the work left for an hour.
 Pure."""
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ParquetFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and
-    `_SUCCESS` repeats it once the folder contains exactly these files. The other fields are those
-    of `Hour`."""
+    """An hour in a folder. Each process that writes the folder sets its own `delivery`; `_SUCCESS`
+    repeats it once the folder contains exactly these files. The other fields are those of
+    `Hour`."""
 
     stream: str
     hour: str
@@ -52,7 +52,7 @@ class Manifest:
 
     @staticmethod
     def decode(path: str, text: bytes) -> Manifest:
-        """Raises ConfigurationError for what `encode` did not write."""
+        """Return the manifest. Raises ConfigurationError for text that `encode` did not write."""
         try:
             data: dict[str, Any] = json.loads(text)
             if data["version"] != VERSION:
@@ -101,7 +101,7 @@ class Begun:
 
     @staticmethod
     def decode(text: bytes) -> Begun | None:
-        """None for text that `encode` did not write: another program's file."""
+        """Return the names; None for text that `encode` did not write: another program's file."""
         try:
             data: dict[str, Any] = json.loads(text)
             files, replaces = data["files"], data.get("replaces", ())
@@ -111,15 +111,16 @@ class Begun:
 
 
 def begun_name(delivery: str) -> str:
-    """The file that lists the names that a delivery is about to write. Readers skip it."""
+    """Return the name of the file that lists the names that a delivery is about to write. Readers
+    skip it."""
     return f"{BEGUN}{delivery[:8]}.json"
 
 
 def find_foreign(
     before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]
 ) -> list[str]:
-    """The files of a folder that egress did not write. Readers skip names that begin with `_` or
-    `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
+    """Return the files of a folder that egress did not write. Readers skip names that begin with
+    `_` or `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
     own = {name for one in begun for name in one.names} | (
         before.names if before is not None else set()
     )
@@ -135,16 +136,17 @@ class Todo(Enum):
 
 
 def is_later(before: Manifest | None, hour: Hour) -> bool:
-    """Whether a folder contains another content of the hour, read at a later snapshot. Pure."""
+    """Return whether a folder contains another content of the hour, read at a later snapshot.
+    Pure."""
     return before is not None and before.source != hour.source and before.sequence > hour.sequence
 
 
 def plan_folder(
     path: str, before: Manifest | None, success: bytes | None, hour: Hour, is_current: bool = False
 ) -> Todo:
-    """The work left for a folder. Raises ConfigurationError for a folder of another stream. Raises
-    Refused when the folder contains the hour of a later snapshot, unless the table serves this
-    content now: then it was restored to an earlier time."""
+    """Return the work left for a folder. Raises ConfigurationError for a folder of another stream.
+    Raises Refused if the folder contains the hour as of a later snapshot, unless `is_current`: the
+    table serves this content now, so it was restored to an earlier time."""
     if before is None:
         return Todo.WRITE
     if before.stream != hour.stream:

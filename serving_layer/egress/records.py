@@ -1,5 +1,4 @@
-"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender.
-Pure."""
+"""The records of an hour in a topic: keys, values, tombstones, and the sender's position. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from anabranch.protocol.deliveries import Delivery
 
 T = TypeVar("T")
 
-# Kafka's own limit (`offset.metadata.max.bytes`).
+# Bytes: Kafka's default limit (`offset.metadata.max.bytes`).
 LONGEST = 4096
 
 
 @dataclass(frozen=True)
 class At:
-    """The last place of an hour of this content that was sent, in the order of partition and
+    """The last place that was sent of an hour with this content, in the order of partition and
     offset."""
 
     hour: str
@@ -33,16 +32,16 @@ class At:
 
 @dataclass(frozen=True)
 class SenderPosition:
-    """The position of the sender, stored with each transaction: the last complete hour in the
-    topic, and, between the transactions of the next hour, the last place sent of it."""
+    """The sender's position, stored with each transaction. `done`: the last complete hour in the
+    topic. `at`: between the transactions of the next hour, its last place that was sent."""
 
     place: str
     done: Delivery | None = None
     at: At | None = None
 
     def encode(self) -> str:
-        """Raises Transient when it is longer than Kafka accepts, as with a token while many
-        decisions wait for their rows."""
+        """Return the position as text. Raises Transient if it is longer than Kafka accepts, as with
+        a token while many decisions wait for their rows."""
         text = json.dumps(plain(asdict(self)), separators=(",", ":"))
         if len(text.encode()) > LONGEST:
             raise Transient(
@@ -54,7 +53,7 @@ class SenderPosition:
 
     @staticmethod
     def decode(text: str) -> SenderPosition:
-        """Raises ConfigurationError for what `encode` did not write."""
+        """Return the position. Raises ConfigurationError for text that `encode` did not write."""
         try:
             data: dict[str, Any] = json.loads(text)
             done, at = data["done"], data["at"]
@@ -75,14 +74,14 @@ class SenderPosition:
 @dataclass(frozen=True)
 class Identity:
     """The identity of the records of an hour: the topic's id, partition and offset. `replaced`: as
-    in `Timeline.replaced_before`. If Kafka lost a record and assigned its offset to another, the
-    later one's key also contains the number of such losses."""
+    in `Timeline.replaced_before`. If Kafka lost a record and assigned its offset to another one,
+    the key of the later one also contains the number of such losses."""
 
     topic_id: str
     replaced: Sequence[tuple[Mapping[int, int], Mapping[int, int]]] = ()
 
     def key_of(self, partition: int, offset: int) -> bytes:
-        """The permanent identity of a record."""
+        """Return the permanent identity of a record."""
         times = sum(
             begins.get(partition, 0) <= offset < ends.get(partition, 0)
             for begins, ends in self.replaced
@@ -98,8 +97,8 @@ def value_of(row: Mapping[str, Any]) -> bytes:
 def places(
     rows: Iterable[Mapping[str, Any]], cut: Cut
 ) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Each row with its partition and offset, in that order, and every other place of the cut
-    without a row, since an earlier delivery that the table does not remember may have sent one.
+    """Yield each row with its partition and offset, in that order, and every other place of the cut
+    without a row, because an earlier delivery that the table does not remember may have sent one.
     `rows` are in that order too."""
     waiting = iter(rows)
     row = next(waiting, None)
@@ -119,8 +118,8 @@ def places(
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T], bool]]:
-    """The items in chunks of this size, each with whether it is the last; one empty chunk for no
-    items."""
+    """Yield the items in chunks of `size`, each with whether it is the last; one empty chunk if
+    there are no items."""
     chunk: list[T] = []
     for item in items:
         if len(chunk) == size:

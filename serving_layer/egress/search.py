@@ -1,8 +1,7 @@
-"""A search engine, Elasticsearch or OpenSearch: an hour as documents of an index, each by its
-record's identity. Documents and deletions have the version of `main` that they were read from: all
+"""A search engine, Elasticsearch or OpenSearch: an hour as documents of an index, each identified
+by its record. Documents and deletions have the version of `main` that they were read from; all
 places of an hour without a row are deleted. So sending an hour again changes nothing, and documents
-of a later reading by another process stay, whichever request arrives last.
-"""
+of a later reading by another process stay, whichever request arrives last."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from serving_layer.egress.records import places
 
 LOG = logging.getLogger(__name__)
 
-_SECONDS = (5.0, 60.0)  # to connect, to answer
-_PATIENCE = 120.0  # the time for retries of a bulk
+_SECONDS = (5.0, 60.0)  # seconds to connect, to answer
+_PATIENCE = 120.0  # seconds for retries of a bulk
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 
@@ -45,8 +44,8 @@ class OvertakenError(Transient):
 
 
 class Index:
-    """An index, by the engine's REST API. Each call raises Transient when the engine is unreachable
-    or not ready, and ConfigurationError when it refuses."""
+    """An index, accessed by the engine's REST API. Each call raises Transient when the engine is
+    unreachable or not ready, and ConfigurationError when it refuses."""
 
     def __init__(self, settings: config.SearchCluster, name: str) -> None:
         self.where = f"{settings.url}/{name}"
@@ -61,8 +60,8 @@ class Index:
         self._session.close()
 
     def uuid(self) -> str | None:
-        """The index's UUID, which differs for each index of this name; None for none. Raises
-        ConfigurationError for several."""
+        """Return the index's UUID, which changes when the index is recreated; None if the index
+        does not exist. Raises ConfigurationError for an alias of several."""
         answer = self._ask("GET", "_settings")
         if answer is None:
             return None
@@ -79,9 +78,9 @@ class Index:
         self._ask("POST", "_refresh")
 
     def send(self, documents: Sequence[Document]) -> None:
-        """Write the documents; documents that the engine postpones are sent again. Raises Refused,
-        naming a document, if the engine rejects it; Transient also if the index has a later reading
-        of it."""
+        """Write the documents, and send documents that the engine postpones again. Raises Refused,
+        naming a document, if the engine rejects it; Transient, also if the index has a later
+        reading of it."""
         left, reason = list(documents), ""
         for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
             try:
@@ -128,7 +127,7 @@ class Index:
         )
 
     def versions(self, documents: Sequence[Document]) -> dict[str, int]:
-        """The versions of the documents that the index has, by id."""
+        """Return the versions of the documents that the index has, by id."""
         body = json.dumps({"ids": [one.id for one in documents]}).encode()
         answer = self._ask("POST", "_mget?_source=false", body, "application/json")
         try:
@@ -156,7 +155,7 @@ class Index:
     def _ask(
         self, method: str, path: str, body: bytes | None = None, kind: str = "application/x-ndjson"
     ) -> Any:
-        """The answer's JSON; None for an index that is not there."""
+        """Return the answer's JSON; None if the index does not exist."""
         doing = f"ask {self.where}/{path}"
         headers = {"Content-Type": kind} if body is not None else {}
         # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's
@@ -190,8 +189,8 @@ class Index:
 
 @dataclass(frozen=True)
 class Search:
-    """An open search target. The place names the index with its id: a recreated index is another
-    place."""
+    """An open search target. Its place names the index with its UUID, so a recreated index is
+    another place."""
 
     job: Job
     target: SearchTarget
@@ -203,16 +202,16 @@ class Search:
         return f"{self.index.where} ({self.uuid})"
 
     def last(self) -> Delivery | None:
-        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not
-        there."""
+        """Return the newest delivery. Raises Transient, Terminal if the table of deliveries does
+        not exist."""
         return deliveries.newest(
             self.job.lake, self.job.stream.egress_table, self.target.name, self.place
         )
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Write the hour's rows to the index, and delete everything else at its places. Idempotent.
-        Raises Restored, unless `all_again` (every hour is being delivered). Raises Transient, also
-        when the index was deleted meanwhile, and as `Index.send` does."""
+        """Write the hour's rows to the index, and delete all other documents at its places.
+        Idempotent. Raises Restored, unless `all_again` (every hour is being delivered). Raises
+        Transient, also when the index was deleted meanwhile, and as `Index.send` does."""
         cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
             documents = (
@@ -232,10 +231,10 @@ class Search:
         return hour.delivered(self.target.name, self.place, new_id(), 0, token)
 
     def _send(self, hour: Hour, bulk: Sequence[Document], all_again: bool, latest: int) -> int:
-        """Write the documents. Later readings from before the table was restored to an earlier time
-        are replaced: the document is sent with the version that the index has. Returns the `latest`
-        known version of the hour: a later reading wrote it to all of the hour's places, including
-        deleted ones, whose version the index does not return."""
+        """Write the documents, and return the `latest` known version of the hour. Later readings
+        from before the table was restored to an earlier time are replaced: the document is sent
+        with the version that the index has. A later reading wrote its version to all of the hour's
+        places, including deleted ones, whose version the index does not return."""
         try:
             self.index.send(bulk)
             return latest
@@ -246,7 +245,8 @@ class Search:
                 raise Restored from None
             versions = self.index.versions(bulk)
             version = max([latest, *versions.values()])
-            # A later reading's deletions are done already; the engine may remember their version.
+            # Without deletions of documents that the index lacks: a later reading has deleted them,
+            # and the engine may remember their version.
             again = [
                 one.at_version(version)
                 for one in bulk
@@ -267,8 +267,8 @@ class Search:
 
 @contextmanager
 def open_search(job: Job, target: SearchTarget) -> Iterator[Search]:
-    """A search target, until the end of the `with`. Raises ConfigurationError for no such index,
-    Transient."""
+    """Open a search target until the end of the `with` block. Raises ConfigurationError if the
+    index does not exist, Transient."""
     settings = job.environment.search
     if settings is None:
         raise ConfigurationError(

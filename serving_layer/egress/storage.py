@@ -1,5 +1,5 @@
-"""Storage of a folder target: on S3, HDFS or this machine; small files are written in one step and
-never over another process's file."""
+"""Storage of a folder target, on S3, HDFS or this machine. Small files are written atomically, and
+`replace` never overwrites another process's file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class Small:
-    """A small file as it was read; `tag` distinguishes it from any file that replaces it."""
+    """The content of a small file; `tag` distinguishes it from any file that replaces it."""
 
     body: bytes
     tag: str
@@ -37,32 +37,32 @@ class Small:
 
 class Storage(Protocol):
     """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
-    for missing rights."""
+    for missing permissions."""
 
     def find(self, path: str) -> Small | None:
-        """A small file, whole; None where there is none."""
+        """Return a small file, whole; None if it does not exist."""
 
     def replace(self, path: str, body: bytes, before: Small | None) -> bool:
-        """Replace `before` by a small file in one step; False when another file is there by
+        """Replace `before` by a small file, atomically; return False if another file is there by
         then."""
 
     def put(self, path: str, body: bytes) -> None:
-        """Write a small file in one step."""
+        """Write a small file, atomically."""
 
     def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows. Once
-        closed, it survives a machine failure."""
+        """Open a stream to a new file: on S3 it appears complete at close, elsewhere as it grows.
+        Once closed, it survives a machine failure."""
 
     def names(self, folder: str) -> frozenset[str]:
-        """The names of the files in a folder."""
+        """Return the names of the files in a folder."""
 
     def delete(self, folder: str, names: frozenset[str]) -> None:
-        """Delete files; one that is gone already is fine."""
+        """Delete files; those that are already gone are ignored."""
 
 
 @dataclass(frozen=True)
 class _LakeStorage:
-    """Storage that a lake may be on too."""
+    """Storage of a kind that a lake may use too."""
 
     environment: config.Environment
     io: LakeFileIO
@@ -82,7 +82,7 @@ class _LakeStorage:
 
 @dataclass(frozen=True)
 class S3Storage(_LakeStorage):
-    """By conditional writes of S3."""
+    """Storage on S3, by conditional writes."""
 
     _store: ObjectStore
 
@@ -100,12 +100,11 @@ class S3Storage(_LakeStorage):
 
 
 class HdfsStorage:
-    """By atomic renames of HDFS, and extended attributes that are set once. A small file is
+    """Storage on HDFS, by atomic renames and extended attributes that are set once. A small file is
     replaced in two steps: an attribute of the old file names its successor, once; then the
-    successor is renamed into its place. A process that finds another's name there does the rename
-    for it, so no process waits for one that was killed between the steps. The rename happens once,
-    since its source is gone afterwards.
-    """
+    successor is renamed to the file's name. A process that finds another's successor renames it
+    itself, so no process waits for one that was killed between the steps. The rename succeeds once,
+    since its source is gone afterwards."""
 
     def __init__(self, hdfs: WebHdfs) -> None:
         self._hdfs = hdfs
@@ -120,8 +119,8 @@ class HdfsStorage:
         if before is None:
             self._hdfs.rename(written, place)
         else:
-            # By the tag: a file that came into the place meanwhile has another, and keeps its own
-            # attribute unset.
+            # The attribute's name contains the tag: a file that replaced `before` meanwhile has
+            # another tag, and its own attribute stays unset.
             successor = self._hdfs.set_once(place, f"user.after-{before.tag[:32]}", written)
             if successor is not None and self.find(path) == before:
                 moved = self._hdfs.rename(successor, place, overwrite=True)
@@ -159,7 +158,7 @@ class HdfsStorage:
             self._hdfs.delete(_on_hdfs(f"{folder}/{name}"))
 
     def _aside(self, path: str, body: bytes) -> str:
-        """Write the body under a unique name that readers skip; returns the path."""
+        """Write the body under a unique name that readers skip, and return the path."""
         folder, _, name = _on_hdfs(path).rpartition("/")
         written = f"{folder}/_{name}.{uuid4().hex}"
         self._hdfs.write(written, body)
@@ -167,7 +166,7 @@ class HdfsStorage:
 
 
 class LocalStorage(_LakeStorage):
-    """For one process at a time (`opened`)."""
+    """Storage on this machine, for one process at a time (`opened`)."""
 
     def find(self, path: str) -> Small | None:
         try:
@@ -200,8 +199,9 @@ class LocalStorage(_LakeStorage):
 
 @contextmanager
 def opened(environment: config.Environment, root: str) -> Iterator[Storage]:
-    """The storage of a root. On this machine for one process alone: raises Transient while another
-    has it, and ConfigurationError for HDFS that the environment does not name."""
+    """Open the storage of a root. A root on this machine is for one process only: raises Transient
+    while another has it open. Raises ConfigurationError for HDFS that the environment does not
+    name."""
     if root.startswith(HDFS):
         if environment.hdfs is None:
             raise ConfigurationError(

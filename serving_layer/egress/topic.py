@@ -1,8 +1,7 @@
-"""A topic: an hour as records in transactions, each with the position of its sender. The key is the
+"""A topic: an hour as records in transactions, each with its sender's position. The key is the
 record's identity, so the newest value of a key is that record in `main`, and a compacted topic has
-each accepted record once. A place of the hour without a row gets a value of null. Opening the topic
-fences the process that had it open (`TransactionalProducer`).
-"""
+each accepted record once. A place of the hour without a row gets a null value. Opening the topic
+fences the process that had it open (`TransactionalProducer`)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class TopicSender:
-    """An open topic target. The place names the topic with its id: a recreated topic is another
+    """An open topic target. Its place names the topic with its id, so a recreated topic is another
     place."""
 
     job: Job
@@ -37,10 +36,10 @@ class TopicSender:
     position: SenderPosition
 
     def last(self) -> Delivery | None:
-        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the
-        topic has a part of an hour that a lost commit had changed, so that every hour is delivered
-        again. Records in the table a delivery whose row a crash prevented. Raises Transient,
-        Terminal for a table of deliveries that is not there."""
+        """Return the newest delivery, from Kafka, or from the table once Kafka has forgotten it;
+        None when the topic has a part of an hour whose change the restored table has lost, so that
+        every hour is delivered again. Records in the table a delivery whose row a crash prevented.
+        Raises Transient, Terminal if the table of deliveries does not exist."""
         lake, name = self.job.lake, self.job.stream.egress_table
         recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
         if (done := self.position.done) is None:
@@ -50,9 +49,9 @@ class TopicSender:
         return self.position.done if not self._has_lost_part() else None
 
     def _has_lost_part(self) -> bool:
-        """Whether the table was restored to a time before the change of the hour of which a part
-        was sent. Then the last delivery may be from an earlier time too, and nothing is behind
-        it."""
+        """Return whether the table was restored to a time before the change of the hour that was
+        partly sent. The restored table may then also lack the change of the last delivery, with no
+        change after it."""
         done, at = self.position.done, self.position.at
         if (
             done is None
@@ -70,9 +69,9 @@ class TopicSender:
         return True
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Send the hour's records that were not sent of this content. A restored table shows by
-        Kafka's position: the changes then give every hour again. Raises Transient, also when
-        another process was started for this topic."""
+        """Send the hour's records that were not sent with this content. Kafka's position reveals a
+        restored table (`last`), and the changes then contain every hour again. Raises Transient,
+        also when another process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
         cut, identity = cut_of(self.job, hour)
@@ -111,8 +110,8 @@ class TopicSender:
 
 @contextmanager
 def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
-    """A topic target, until the end of the `with`. Raises ConfigurationError for no such topic,
-    Transient."""
+    """Open a topic target until the end of the `with` block. Raises ConfigurationError if the topic
+    does not exist, Transient."""
     described = job.kafka.describe(target.topic)
     if described is None:
         raise ConfigurationError(
@@ -122,7 +121,7 @@ def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
     place = f"{target.topic} ({described.id})"
     name = f"anabranch.egress.{job.stream.name}.{target.topic}"
     with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
-        # Read after all other producers are fenced.
+        # Read the position after all other producers are fenced.
         text = producer.committed(target.topic, job.kafka)
         position = SenderPosition.decode(text) if text is not None else SenderPosition(place)
         yield TopicSender(

@@ -1,5 +1,5 @@
-"""HDFS by WebHDFS: the REST API of a name node, of HttpFS and of gateways such as Knox. No Hadoop
-is installed here."""
+"""HDFS by WebHDFS: the REST API of a name node, of HttpFS and of gateways such as Knox. Requires no
+Hadoop installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch import config
 from anabranch.common import http
 from anabranch.common.errors import ConfigurationError, Transient
 
-_SECONDS = (5.0, 120.0)  # to connect, to answer
+_SECONDS = (5.0, 120.0)  # seconds to connect, to answer
 _REFUSED, _GONE = 403, 404
 # Transient causes of a 403: the other name node is the active one, or it has just started.
 _LATER = ("StandbyException", "RetriableException", "SafeModeException")
@@ -42,7 +42,7 @@ class WebHdfs:
         self._session.close()
 
     def read(self, path: str) -> bytes | None:
-        """A small file, whole; None where there is none."""
+        """Return a small file, whole; None if it does not exist."""
         doing = f"read hdfs://{path}"
         answer = self._ask("GET", path, "OPEN", doing)
         if answer.status_code == 307:
@@ -50,7 +50,7 @@ class WebHdfs:
         return None if answer.status_code == _GONE else answer.content
 
     def write(self, path: str, body: bytes | IO[bytes]) -> None:
-        """Write a file, and the folders above it; as it grows, a reader finds it."""
+        """Write a file, and create its parent folders; readers can see it while it grows."""
         doing = f"write hdfs://{path}"
         answer = self._ask("PUT", path, "CREATE", doing, overwrite="true")
         if answer.status_code != 307:
@@ -60,8 +60,8 @@ class WebHdfs:
             raise self._unexpected(doing, answer)
 
     def rename(self, path: str, to: str, overwrite: bool = False) -> bool:
-        """Rename a file in one step; False when it is not there, or, without `overwrite`, when
-        another has the name."""
+        """Rename a file atomically; return False if it does not exist or, without `overwrite`, if
+        the new name is taken."""
         options = {"renameoptions": "OVERWRITE"} if overwrite else {}
         answer = self._ask(
             "PUT", path, "RENAME", f"rename hdfs://{path}", destination=to, **options
@@ -71,8 +71,8 @@ class WebHdfs:
         return overwrite or bool(answer.json()["boolean"])
 
     def set_once(self, path: str, name: str, value: str) -> str | None:
-        """Set an extended attribute that a file does not have, in one step; returns its value now,
-        whichever process set it. None without a file, and for a file that has replaced the first
+        """Set an extended attribute that a file does not have, atomically, and return its value
+        now, whichever process set it. None if the file does not exist, or has been replaced
         since."""
         doing = f"set {name} of hdfs://{path}"
         of_name = {"xattr.name": name}
@@ -87,14 +87,14 @@ class WebHdfs:
         return str(attribute["value"]).strip('"')
 
     def names(self, folder: str) -> frozenset[str]:
-        """The names in a folder; none where there is no folder."""
+        """Return the names in a folder; empty if it does not exist."""
         answer = self._ask("GET", folder, "LISTSTATUS", f"list hdfs://{folder}")
         if answer.status_code == _GONE:
             return frozenset()
         return frozenset(one["pathSuffix"] for one in answer.json()["FileStatuses"]["FileStatus"])
 
     def delete(self, path: str) -> None:
-        """Delete a file; one that is gone already is fine."""
+        """Delete a file; one that is already gone is ignored."""
         self._ask("DELETE", path, "DELETE", f"delete hdfs://{path}")
 
     def _ask(
@@ -106,8 +106,8 @@ class WebHdfs:
         allowed: str | None = None,
         **parameters: str,
     ) -> requests.Response:
-        """The answer of the name node: 404 for no such file, 403 for a refusal that says what is
-        `allowed`."""
+        """Return the name node's answer: 404 if the file does not exist, 403 for a refusal whose
+        text contains `allowed`."""
         asked = {"op": operation, **self._user, **parameters}
         return self._request(
             method, f"{self._url}{quote(path, safe='/=')}", doing, parameters=asked, allowed=allowed
@@ -129,8 +129,8 @@ class WebHdfs:
                 f"{_origin(url)[0]}://{_origin(url)[1]}; make HDFS answer by https "
                 "(dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
             )
-        # A redirect comes from the server: the password is only for the host in the configuration.
-        # Without one, none of the machine's own .netrc either.
+        # A redirect comes from the server: the password is sent only to the configured host. Other
+        # requests get no credentials, not even from this machine's .netrc.
         is_ours = self._auth is not None and _origin(url) == self._origin
         auth = self._auth if is_ours else lambda prepared: prepared
         # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's

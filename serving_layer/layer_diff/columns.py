@@ -1,4 +1,5 @@
-"""The columns of a table that files of earlier schemas contain. Pure, and without Spark."""
+"""The columns that a table's files have, given the schemas of their writers. Pure, and without
+Spark."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from pyiceberg.types import FloatType
 
 
 def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
-    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in
-    every file. A field that was added later counts unless a file lacks it: that file's rows are
-    null only for that reason.
-    """
+    """Return the ids of the fields that all of `files` contain. Fields in all of the table's
+    `schemas` are in every file. A field that was added later is left out if a file lacks it: the
+    rows of that file are null only for that reason."""
     by_id = [_fields(schema) for schema in schemas]
     known = set.intersection(*by_id)
     return known | {
@@ -25,7 +25,7 @@ def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int
 
 
 def once_floats(schemas: Sequence[Schema]) -> set[int]:
-    """The ids of the fields that were FLOAT in one of the table's schemas."""
+    """Return the ids of the fields that were FLOAT in one of the table's schemas."""
     return {
         id
         for schema in schemas

@@ -1,8 +1,7 @@
-"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats
-which. DuckDB reads the files of the branches. The kind of a row follows the batch job's rule
-(`kinds.KIND`). The speed layer keeps duplicates, so its rows that the batch layer lacks are the
-source for what was removed.
-"""
+"""Compare an hour's rows in both layers without Spark: which rows differ, and which row each
+duplicate repeats. DuckDB reads the files of the branches. The kind of a row follows the batch job's
+rule (`kinds.KIND`). The speed layer keeps duplicates, so removed records are found among its rows
+that the batch layer lacks."""
 
 from __future__ import annotations
 
@@ -76,8 +75,9 @@ class Comparison:
         self._has_removed = self._has_judged = False
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
-        """How many rows of the speed layer, that the batch layer lacks, repeat a row of it or of
-        the look-back; and the first of them, by (partition, offset)."""
+        """Return how many rows of the speed layer the batch layer lacks although they repeat a row
+        of the batch layer or of the look-back, and the first `limit` of them by (partition,
+        offset)."""
         self._find_removed()
         columns = ", ".join(quoted(c) for c in self._key)
         rows = self._ask(
@@ -105,7 +105,8 @@ class Comparison:
         return to_difference(counts, [])
 
     def samples(self, unread: Ranges, each: int) -> list[Sample]:
-        """The first rows of each kind by (partition, offset), unexplained kinds first."""
+        """Return the first `each` rows of each kind by (partition, offset), unexplained kinds
+        first."""
         self._judge(unread)
         chosen = [
             row
@@ -127,7 +128,8 @@ class Comparison:
         return samples
 
     def unrepeated(self) -> int:
-        """How many of the speed layer's rows the batch layer lacks although they repeat nothing."""
+        """Return how many rows of the speed layer the batch layer lacks although they repeat no
+        row."""
         self._find_removed()
         return self._number(
             f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})"
@@ -139,7 +141,7 @@ class Comparison:
         self._has_removed = True
         key = ", ".join(quoted(c) for c in self._key)
         same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
-        # A key that is null in every part names no event (`batch_layer.duplicates`).
+        # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
         named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
         self._run(
             f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
@@ -196,9 +198,9 @@ class Comparison:
 def compare_hashes(
     speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges
 ) -> Difference:
-    """The difference of the layers' rows of one hour, given their places and the `hash` of their
-    contents. `removed`: the places of what the batch layer dropped as duplicates. `unread`: the
-    offsets that the speed layer's rows do not account for. Pure."""
+    """Return the difference between the layers' rows of one hour. `speed` and `batch`: places with
+    the `hash` of the content. `removed`: places of records that the batch layer dropped as
+    duplicates. `unread`: offsets that the speed layer's rows do not account for. Pure."""
     tables = {"speed": speed, "batch": batch, "removed": removed, "ranges": _table_of(unread)}
     with connected() as connection:
         for name, table in tables.items():
@@ -217,8 +219,8 @@ def compare_hashes(
 
 
 def _judge(speed: str, batch: str) -> str:
-    """SQL for the place and the kind of each row, from the layers' places with a `hash`, and from
-    the tables `removed` and `ranges` of a connection."""
+    """Return SQL for the place and the kind of each row. `speed` and `batch`: SQL for the layers'
+    places with a `hash`. Reads the tables `removed` and `ranges` of the connection."""
     at = ", ".join(_AT)
     return f"""
         SELECT {at}, {KIND} AS kind FROM (
@@ -233,8 +235,8 @@ def _judge(speed: str, batch: str) -> str:
 
 
 def _table_of(ranges: Ranges) -> pa.Table:
-    """Ranges as a table, not as a condition: that would take seconds to plan for thousands of
-    partitions."""
+    """Return ranges as a table. As a condition, thousands of partitions would take seconds to
+    plan."""
     bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in ranges.items()]
     return pa.Table.from_pylist(
         bounds, pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})
@@ -245,8 +247,8 @@ def _table_of(ranges: Ranges) -> pa.Table:
 def open_comparison(
     table: Table, hour: str, key: Sequence[str], lookback: int
 ) -> Iterator[Comparison]:
-    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the
-    look-back. Raises Refused for a table that has delete files, Transient when a file could not be
+    """Compare an hour's rows on the branches of a loaded table, with the look-back's rows in
+    `main`. Raises Refused for a table that has delete files, Transient when a file cannot be
     read."""
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
@@ -264,9 +266,9 @@ def open_comparison(
 
 
 def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
-    """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever
-    files they are in. Raises Refused for a table that has delete files, Transient when a file could
-    not be read."""
+    """Return whether two branches of a loaded table have the same rows of an hour, each equally
+    often, in whatever files. Raises Refused for a table that has delete files, Transient when a
+    file cannot be read."""
     at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):
@@ -284,7 +286,7 @@ def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
 def differing_columns(
     one: Mapping[str, Any] | None, other: Mapping[str, Any] | None
 ) -> tuple[str, ...]:
-    """The columns in which two rows differ; none when there is but one. Pure."""
+    """Return the columns in which two rows differ; empty if one of the rows is None. Pure."""
     if one is None or other is None:
         return ()
     return tuple(
@@ -297,15 +299,15 @@ def differing_columns(
 def content_types(
     now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]
 ) -> dict[str, str]:
-    """By column, the SQL to compare two rows of an hour by; `files`: the hour's files of the speed
-    layer. Pure. As in the batch job (`serving_layer.layer_diff.spark`), it leaves out columns that
-    a file of the speed layer lacks, and compares a DOUBLE that was FLOAT as FLOAT. Here a nested
-    column is left out as a whole. Nested values are compared as text.
-    """
+    """Return, by column, the SQL expression by which two rows of an hour are compared. `files`: the
+    hour's files of the speed layer. Pure. As in the batch job (`serving_layer.layer_diff.spark`),
+    columns that a file of the speed layer lacks are left out, and a DOUBLE that was FLOAT is
+    compared as FLOAT. Unlike there, a nested column is left out as a whole. Nested values are
+    compared as text."""
     field_ids, floats = held_fields(schemas, files), once_floats(schemas)
     content = {}
     for field in now.fields:
-        # Files count what is in a nested column, not the column itself.
+        # A file's metrics cover the leaves of a nested column, not the column itself.
         leaves = {
             f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive
         }

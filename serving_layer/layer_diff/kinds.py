@@ -1,8 +1,8 @@
-"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of
-the content.
+"""The difference between the two layers for one hour: row by row on (partition, offset), by a hash
+of the content.
 
 `KIND` defines the kind of a row once, in SQL that both Spark and DuckDB read: the batch job
-compares in Spark, `anabranch diff` without it.
+compares in Spark, `anabranch diff` in DuckDB.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from anabranch.protocol.ledger_row import Diff
 
 SAMPLE = 5
 
-# Over `speed` and `batch` (hashes of the content, null without the row), `removed` (batch dropped
-# it as a duplicate) and `unread` (outside of what the speed layer's rows account for).
+# Columns: `speed` and `batch` (hash of the content, null without a row), `removed` (batch dropped
+# the record as a duplicate) and `unread` (the speed layer's rows do not account for the offset).
 KIND = """CASE
     WHEN speed IS NULL AND unread THEN 'unread'
     WHEN speed IS NULL THEN 'missing'
@@ -25,20 +25,20 @@ KIND = """CASE
     WHEN speed <> batch THEN 'changed'
     ELSE 'same'
 END"""
-# The order of samples: unexplained kinds first.
+# The kinds in samples, in their order: unexplained kinds first.
 SHOWN = ("changed", "extra", "missing", "unread")
 
-# Gaps of these classes: offsets that Kafka once had and the batch layer could no longer read.
+# Classes of gaps: offsets that Kafka once had and the batch layer could no longer read.
 _GONE = ("compacted", "retention")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`missing`: in batch, not in speed. `extra`: in speed, not read by batch. `changed`: other
-    content.
+    """Numbers of rows by kind. `missing`: in batch, not in speed. `extra`: in speed, not read by
+    batch. `changed`: with different content.
 
-    Of those missing, `unread` are offsets that the speed layer's rows did not account for when they
-    were compared. What batch removed as a `duplicate` is no difference.
+    `unread`: missing rows at offsets that the speed layer's rows did not account for at the time of
+    the comparison. `duplicate`: rows that batch removed as duplicates, which are no difference.
     """
 
     speed_rows: int
@@ -57,7 +57,7 @@ class Difference:
 
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
-    """The difference, from the number of rows of each `KIND`. Pure."""
+    """Return the difference, from the number of rows of each `KIND`. Pure."""
     of = {
         kind: counts.get(kind, 0)
         for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")
@@ -78,12 +78,11 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
 def unexplained_counts(
     diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool
 ) -> dict[str, int]:
-    """The unexplained counts of a ledger's `diff`, by kind; empty when all is explained. Pure.
-    Duplicates that batch removed are not a difference. Missing rows are explained by offsets that
-    the speed layer had not read at the time; for a ledger row without that count, `covered`
+    """Return the unexplained counts of a ledger's `diff`, by kind; empty if all are explained.
+    Pure. Duplicates that batch removed are not a difference. Missing rows are explained by offsets
+    that the speed layer had not read at the time. For a ledger row without that count, `covered`
     decides: whether the speed layer's rows account for the whole hour now. Extra rows are explained
-    by offsets that Kafka no longer had for the batch layer. Changed content is never explained.
-    """
+    by offsets that Kafka no longer had for the batch layer. Changed content is never explained."""
     if diff is None:
         return {}
     unread = diff.unread

@@ -1,9 +1,9 @@
-"""Compare the layers' rows of an hour in Spark: bring both to one schema first, after the table's
-schema evolved.
+"""Compare the layers' rows of an hour in Spark, in a common schema, since the table's schema may
+have evolved.
 
 A snapshot is read with its own schema, and a file has its writer's columns. So both sides get the
-columns that every speed file of the hour has, in today's types. A DOUBLE that once was FLOAT is
-compared as FLOAT, the precision of the old rows.
+columns that every speed file of the hour has, in the table's current types. A DOUBLE that once was
+FLOAT is compared as FLOAT, the precision of the old rows.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BLOCK_BITS = 10
 def to_common_schema(
     speed: DataFrame, batch: DataFrame, table: Table, files: Sequence[DataFile]
 ) -> tuple[DataFrame, DataFrame]:
-    """Both layers' rows in the schema in which they are compared. `speed` may be read with an older
-    schema than `batch`, whose columns are the table's. `files`: the speed layer's."""
+    """Return both layers' rows in a common schema. `speed` may be read with an older schema than
+    `batch`, whose columns are the table's. `files`: the hour's files of the speed layer."""
     schema = common_schema(batch.schema, list(table.schemas().values()), table.schema(), files)
     return to_schema(speed, schema), to_schema(batch, schema)
 
@@ -54,7 +54,8 @@ def to_common_schema(
 def common_schema(
     rows: StructType, schemas: Sequence[Schema], now: Schema, files: Sequence[DataFile]
 ) -> StructType:
-    """The schema in which rows with schema `rows` are compared with those in `files`. Pure."""
+    """Return the schema in which rows with schema `rows` are compared with those in `files`.
+    Pure."""
     return _struct(rows, now.as_struct(), held_fields(schemas, files), once_floats(schemas))
 
 
@@ -73,7 +74,7 @@ def _struct(
 def _kind(
     kind: DataType, field: NestedField, known: Collection[int], floats: Collection[int]
 ) -> DataType | None:
-    """The type to compare a column in; None if a file lacks it."""
+    """Return the type in which to compare a column; None if a file lacks it."""
     iceberg = field.field_type
     if isinstance(kind, StructType) and isinstance(iceberg, IcebergStruct):
         inside = _struct(kind, iceberg, known, floats)
@@ -92,12 +93,12 @@ def _kind(
 def compare(
     speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges
 ) -> Difference:
-    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`,
-    the first two the whole rows. `unread`: the offsets that the speed layer's rows do not account
+    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`;
+    the first two have whole rows. `unread`: the offsets that the speed layer's rows do not account
     for (`anabranch.protocol.coverage`).
 
-    Digests of blocks of offsets are compared first, and of blocks that differ the rows: one pass,
-    without a shuffle of rows, where the layers agree.
+    Digests of blocks of offsets are compared first, then the rows of blocks that differ. Where the
+    layers agree, this takes one pass without a shuffle of rows.
     """
     left, right = _hashed(speed, batch)
     removed = duplicates.select(*_PLACE, F.lit(True).alias("removed"))
@@ -105,7 +106,7 @@ def compare(
     counts = Counter({"same": equal["same"] or 0, "duplicate": equal["duplicates"] or 0})
     if not equal["others"]:
         return to_difference(counts, [])
-    # Of an Arrow table Spark knows the size.
+    # Spark knows the size of an Arrow table.
     blocks = pa.schema([("kafka_partition", pa.int32()), ("block", pa.int64())])
     table = pa.Table.from_pylist([row.asDict() for row in equal["others"]], blocks)
     others = left.sparkSession.createDataFrame(table)
@@ -135,8 +136,8 @@ def compare(
 
 
 def read_hashes(speed: DataFrame, batch: DataFrame) -> tuple[pa.Table, pa.Table]:
-    """The places of few rows of both layers, each with a hash of its content: read by one task into
-    the driver's memory, for `serving_layer.layer_diff.duckdb.compare_hashes`."""
+    """Read the places of both layers' rows, each with a hash of its content, by one task into the
+    driver's memory, for `serving_layer.layer_diff.duckdb.compare_hashes`. For few rows."""
     left, right = _hashed(speed, batch)
     every = left.withColumn("is_batch", F.lit(False)).unionAll(
         right.withColumn("is_batch", F.lit(True))
@@ -148,16 +149,17 @@ def read_hashes(speed: DataFrame, batch: DataFrame) -> tuple[pa.Table, pa.Table]
 
 
 def _hashed(speed: DataFrame, batch: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """The places of both layers' rows, each with a `hash` of its content."""
+    """Return the places of both layers' rows, each with a `hash` of its content."""
     content = [field for field in batch.schema.fields if field.name not in _PLACE]
     hash = _hash(content).alias("hash")
     return speed.select(*_PLACE, hash), batch.select(*_PLACE, hash)
 
 
 def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame) -> Row:
-    """Of the blocks in which both have the same rows, removed ones aside: the number of rows that
-    are the `same`, and of `duplicates`. And the `others`, by partition and block."""
-    # By its place, so that two rows that changed places differ.
+    """Return a row of three values. `same` and `duplicates`: the number of rows, and of removed
+    rows, in blocks where both layers have the same rows apart from removed ones. `others`: the
+    other blocks, by partition and block."""
+    # With the place, so that two swapped rows differ.
     digest = F.xxhash64(*_PLACE, "hash").alias("digest")
     marked = speed.join(removed, _PLACE, "left").withColumn("sign", F.expr("IF(removed, 0, 1)"))
     every = marked.select(*_PLACE, digest, "sign").unionAll(
@@ -169,7 +171,7 @@ def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame) -> Row
         F.count_if(F.expr("sign = -1")).alias("batch_rows"),
         F.count_if(F.expr("sign = 0")).alias("removed_rows"),
         F.sum("sign").alias("rows"),
-        # In halves, whose sums fit a BIGINT.
+        # The sums of digests' halves fit a BIGINT.
         F.expr("sum(sign * shiftright(digest, 32))").alias("high"),
         F.expr("sum(sign * (digest & 4294967295L))").alias("low"),
     )
@@ -194,7 +196,7 @@ def _in_block(rows: DataFrame, blocks: DataFrame) -> Column:
 
 
 def _hash(content: Sequence[StructField]) -> Column:
-    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it
+    """Return a hash of the content. Spark's hash skips nulls, so their positions are hashed too. It
     refuses maps, so nested values are hashed as text, in the order in which both layers decoded the
     same bytes."""
     parts = []

@@ -1,8 +1,7 @@
-"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no
-delete files, so the planned data files are the table: they are given to DuckDB as a PyArrow
-dataset, which keeps projection and filter push-down, and read through the table's own file system
-and credentials.
-"""
+"""Query the serving tables with an analyst's SQL, using DuckDB and without a download. Tables have
+no delete files, so the planned data files are the table. DuckDB gets them as a PyArrow dataset,
+which keeps projection and filter push-down, and reads them through the table's own file system and
+credentials."""
 
 from __future__ import annotations
 
@@ -37,29 +36,29 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Selected:
-    """The rows of a table that a query sees: of the table object's snapshot or another, of all
-    ingest hours or some."""
+    """The rows of a table that a query sees, from the table object's snapshot or `snapshot_id`, for
+    all ingest hours or `hours`."""
 
     snapshot_id: int | None = None
     hours: Collection[str] | None = None
 
 
 Select = Callable[[str, Table], Selected]
-"""By a table's name and itself, which of its rows are seen. Raises AnabranchError."""
+"""A function that returns the rows of a table that a query sees, given its name and the table.
+Raises AnabranchError."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A view under a table's name: SQL over `files`, by the names that `source` gives in the
-    SQL."""
+    """A view under a table's name: SQL over `files`, to which the SQL refers by `source`."""
 
     sql: str
     files: Mapping[str, TableFiles]
     add_functions: Callable[[duckdb.DuckDBPyConnection], None] | None = None
-    """Of functions that DuckDB does not have."""
+    """A function that registers functions that DuckDB lacks."""
 
     def columns_only(self) -> ds.Dataset:
-        """Its columns, and no row: no data file is opened."""
+        """Return a dataset with the view's columns and no rows; no data file is opened."""
         connection = _own_connection()
         self.register(connection)
         return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
@@ -67,7 +66,7 @@ class Derived:
     def register(
         self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None
     ) -> None:
-        """Register the names of the SQL with a connection."""
+        """Register the files and functions of the SQL with a connection."""
         for name, planned in self.files.items():
             connection.register(name, planned.dataset(reading))
         if self.add_functions is not None:
@@ -75,17 +74,17 @@ class Derived:
 
 
 Derive = Callable[[], Derived]
-"""Pins the sources of a derived table. Raises AnabranchError."""
+"""A function that pins the sources of a derived table. Raises AnabranchError."""
 
 
 def source(name: str) -> str:
-    """The name in our SQL of files that are registered under a name."""
+    """Return the SQL name of files that are registered under `name`."""
     return f"temp.main.{quoted(name)}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's rows as a stream, to be read once, and the files of each table that it reads: their
+    """A query's rows as a stream, to be read once, and the files of each table that it reads; their
     `scans` list the opened files."""
 
     rows: pa.RecordBatchReader
@@ -93,7 +92,7 @@ class Answer:
 
 
 def everything(name: str, table: Table) -> Selected:
-    """All rows of the snapshot that the object holds."""
+    """Select all rows of the table object's snapshot."""
     return Selected()
 
 
@@ -108,21 +107,19 @@ def open_query(
     unlisted: Collection[str] = (),
     reading: QueryProgress | None = None,
 ) -> Iterator[Answer]:
-    """Run one reading statement over `tables` (`schema.table` -> table), and over what is
-    `derived`, likewise by name. Of its result no more is in memory than a batch of rows.
+    """Run one reading statement over `tables` and `derived` tables, both by `schema.table`, and
+    yield the answer. At most a batch of result rows is in memory.
 
-    A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that
-    the SQL mentions are taken from the mapping, so it may load them lazily. Those of `unlisted` are
-    read by their names alone: SHOW TABLES and errors do not list them. Times are aware UTC. Of the
-    columns only those that the SQL needs are read, and files are passed over that cannot hold a row
-    of it. The SQL reaches no file, no network and no setting, and what it writes is refused. A
-    column name that comes twice gets a number (`id`, `id_1`).
-
-    How far the files are that it reads is followed in `reading`.
+    The SQL may name a table `schema.table` or `catalog.schema.table`. Only tables that the SQL
+    mentions are taken from the mapping, so it may load them lazily. SHOW TABLES and errors do not
+    list tables in `unlisted`; the SQL may name them. Times are aware UTC. Only the columns that the
+    SQL needs are read, and files that cannot contain a matching row are skipped. The SQL cannot
+    access files, the network or settings, and statements that write are refused. A column name that
+    occurs twice gets a number (`id`, `id_1`). `reading` follows the progress through the files.
 
     Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept
-    (with its message), Refused for a table that has delete files, Transient when a data file could
-    not be read, and what loading a table and `select` raise; all that only for tables that the SQL
+    (with its message), Refused for a table that has delete files, Transient when a data file cannot
+    be read, and the errors of loading a table and of `select`; all only for tables that the SQL
     reads.
     """
     with _session(catalog) as connection:
@@ -151,8 +148,8 @@ def open_query(
                 planned = plan_files(name, table, selected.snapshot_id, selected.hours)
                 source = planned.dataset(reading)
             except AnabranchError as error:
-                # Such as a table of another stream that is not applied yet: DuckDB reports whether
-                # the SQL needs it.
+                # For example a table of another stream that is not applied yet: DuckDB reports
+                # whether the SQL needs it.
                 absent[name] = error
                 continue
             files.append(planned)
@@ -166,7 +163,7 @@ def open_query(
 
 
 def open_derived(derived: Derived) -> duckdb.DuckDBPyRelation:
-    """The same for derived tables."""
+    """Return a view's rows as a relation of its own connection, as `open_relation` does."""
     connection = _own_connection()
     derived.register(connection)
     return connection.sql(derived.sql)
@@ -180,8 +177,8 @@ def _own_connection() -> duckdb.DuckDBPyConnection:
 
 
 def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBPyRelation:
-    """The rows of one table as a relation of a connection of its own, in UTC, which lives as long
-    as what is made of it. Raises Refused, Transient."""
+    """Return the rows of one table as a relation of its own connection, in UTC, which lives as long
+    as the relations derived from it. Raises Refused, Transient."""
     connection = _own_connection()
     connection.register(
         name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset()
@@ -191,7 +188,7 @@ def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBP
 
 @contextmanager
 def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
-    """Raises DuckDB's errors as ours."""
+    """Raise DuckDB's errors as AnabranchError."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -212,7 +209,7 @@ def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> I
 def _checked(
     rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]
 ) -> pa.RecordBatchReader:
-    """The same rows, under distinct names, with our errors."""
+    """Return the same rows with distinct column names, raising Anabranch's errors."""
     names = _distinct(rows.schema.names)
     schema = pa.schema(
         [column.with_name(name) for column, name in zip(rows.schema, names, strict=True)]
@@ -264,8 +261,8 @@ def _single_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _mentions(sql: str, name: str) -> bool:
-    """Whether the SQL may read the table: its last name is a word of it. A false positive is
-    harmless."""
+    """Return whether the SQL may read the table: the last part of its name occurs as a word. A
+    false positive is harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 
@@ -275,7 +272,7 @@ def _register(
 ) -> None:
     connection.register(
         name, dataset
-    )  # as one identifier with a dot in it, which no other name collides with
+    )  # one identifier with a dot in it, which no other name collides with
     _name(connection, name, f"SELECT * FROM {source(name)}")
 
 

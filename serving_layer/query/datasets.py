@@ -1,5 +1,5 @@
-"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection
-that spills to disk.
+"""A table's files for DuckDB: a PyArrow dataset that opens only the files that a query needs, and a
+connection that spills to disk.
 
 Tables have no delete files, so the planned data files are the table. They are read through the
 table's own file system and credentials, with projection and filter push-down, and nothing is
@@ -44,8 +44,8 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a
-    temporary folder."""
+    """Open a new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills
+    to a temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
@@ -64,12 +64,12 @@ def quoted(identifier: str) -> str:
 
 
 class _ManifestsUnreadable(OSError):
-    """Recognized by its name in `is_reading_failure`."""
+    """Manifests that cannot be read; `is_reading_failure` recognizes this class by its name."""
 
 
 def is_reading_failure(error: Exception) -> bool:
-    """Whether a file could not be read. DuckDB wraps PyArrow's errors while it reads rows, and
-    PyArrow wraps DuckDB's; only the text remains."""
+    """Return whether a file could not be read. DuckDB wraps PyArrow's errors while it reads rows,
+    and PyArrow wraps DuckDB's, so only the text remains."""
     said = str(error).partition("\n")[0]
     signs = ("reading the stream registered as", _ManifestsUnreadable.__name__)
     return (
@@ -81,7 +81,7 @@ def is_reading_failure(error: Exception) -> bool:
 
 @contextmanager
 def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator[None]:
-    """Raise Transient where a file could not be read inside; other errors as they are."""
+    """Raise Transient if a file cannot be read within the block; other errors pass unchanged."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
@@ -106,9 +106,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The data files of a snapshot of a table, the table object's or `snapshot_id`: of all ingest
-    hours, or only of `hours`, except those of `without`. Manifests are opened when they are needed;
-    each scan adds an entry to `scans`."""
+    """The data files of a table's snapshot (the table object's, or `snapshot_id`) for all ingest
+    hours, or only for `hours`, except hours in `without`. `listed`: the files, if already known.
+    Manifests are opened when needed; each scan adds an entry to `scans`."""
 
     name: str
     table: Table
@@ -125,11 +125,11 @@ class TableFiles:
         return schema
 
     def whole(self) -> TableFiles:
-        """The files of all hours, without scans."""
+        """Return the files of all hours, without scans."""
         return replace(self, hours=None, without=frozenset(), listed=None, scans=[])
 
     def select(self, condition: pc.Expression | None = None) -> Sequence[DataFile]:
-        """The files that may contain a row which meets the condition. Raises OSError."""
+        """Return the files that may contain a row that meets the condition. Raises OSError."""
         schema, specs = self.table.schema(), self.table.specs()
         # A column is in the condition only if its name is in the text.
         compared = pa.schema([column for column in self.columns if column.name in str(condition)])
@@ -160,13 +160,13 @@ class TableFiles:
         return files
 
     def dataset(self, reading: QueryProgress | None = None) -> ds.Dataset:
-        """The rows: a column that a file lacks is null, types widen. `scans` records each scan;
-        `reading` follows DuckDB's progress. Raises Transient."""
+        """Return the rows as a dataset: a column that a file lacks is null, and types widen.
+        `scans` records each scan; `reading` follows DuckDB's progress. Raises Transient."""
         if not self.manifests:
             return columns_only(self.table)
         if not _readable_by_name(self.table):
-            # PyIceberg reads by field id: right for a renamed column too, but the whole table goes
-            # through memory.
+            # PyIceberg reads by field id, which is correct for a renamed column too, but loads the
+            # whole table into memory.
             rows: BooleanExpression = AlwaysTrue()
             if self.hours is not None:
                 rows = And(rows, In(term=HOUR, literals=set(self.hours)))
@@ -184,7 +184,7 @@ class TableFiles:
         return made
 
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
-        """Only these files, on any storage."""
+        """Return a dataset of only these files, on any storage."""
         io: Any = self.table.io
         by_place: dict[tuple[str, str], list[tuple[str, int]]] = {}
         for file in files:
@@ -193,7 +193,7 @@ class TableFiles:
         places = []
         for (scheme, netloc), paths in by_place.items():
             file_system = io.fs_by_scheme(scheme, netloc)
-            # Its size spares a request for each file.
+            # With its size given, opening a file takes one request less.
             fragments = [
                 _PARQUET.make_fragment(path, file_system, file_size=size) for path, size in paths
             ]
@@ -216,8 +216,8 @@ class TableFiles:
         known_of: Callable[[T], pc.Expression | None],
         condition: pc.Expression | None,
     ) -> Sequence[T]:
-        """The items with a possible row that meets the condition, by PyArrow's simplification of
-        what is known."""
+        """Return the items that may have a row that meets the condition, by PyArrow's
+        simplification of the guarantees."""
         if condition is None:
             return items
         cases = null_cases(self.columns, condition)
@@ -234,8 +234,8 @@ class TableFiles:
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
-    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a
-    condition."""
+    """A dataset for DuckDB, which chooses files when a scanner with columns and a condition is
+    requested."""
 
     planned: TableFiles
     reading: QueryProgress | None
@@ -259,8 +259,8 @@ def plan_files(
     hours: Collection[str] | None = None,
     without: frozenset[str] = frozenset(),
 ) -> TableFiles:
-    """The files of the table object's snapshot, or of `snapshot_id`. Raises Refused for a table
-    that has delete files, Transient when the manifest list could not be read."""
+    """Return the files of the table object's snapshot, or of `snapshot_id`. Raises Refused for a
+    table that has delete files, Transient when the manifest list cannot be read."""
     snapshot = (
         table.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
     )
@@ -284,13 +284,13 @@ def plan_files(
 def dataset(
     name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
 ) -> ds.Dataset:
-    """The rows of `plan_files`."""
+    """Return the rows of `plan_files` as a dataset."""
     return plan_files(name, table, snapshot_id, hours).dataset()
 
 
 def _readable_by_name(table: Table) -> bool:
-    """Whether every column, nested ones too, has kept one name and one field id over all of the
-    table's schemas."""
+    """Return whether every column, nested ones too, has kept one name and one field id in all of
+    the table's schemas."""
     pairs = {
         (schema.find_field(column).field_id, column)
         for schema in table.schemas().values()

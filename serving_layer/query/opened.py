@@ -1,5 +1,5 @@
-"""The files that a query opened: for each scan of a table its columns, files and bytes, and the
-totals."""
+"""The files that a query opened: columns, files and bytes of each scan of a table, with the totals
+of its snapshot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving_layer.query.datasets import Scan, TableFiles
 
 @dataclass(frozen=True)
 class Opened:
-    """One scan of a table. `bytes`: of the opened files; `column_bytes`: of the columns read of
-    them; `all_files` and `all_bytes`: of the snapshot. `condition`: the pushed-down condition that
-    chose the files, or None."""
+    """One scan of a table. `bytes`: size of the opened files; `column_bytes`: size of the columns
+    read from them; `all_files` and `all_bytes`: number and size of the snapshot's files.
+    `condition`: the pushed-down condition that chose the files, or None."""
 
     table: str
     columns: tuple[str, ...]
@@ -28,7 +28,7 @@ class Opened:
 
 
 def opened(read: Iterable[TableFiles]) -> list[Opened]:
-    """The files opened by queries that have ended. Opens every manifest of the tables. Raises
+    """Return the scans of queries that have ended. Opens every manifest of the tables. Raises
     OSError."""
     found = []
     for planned in read:

@@ -1,10 +1,9 @@
-"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A
+"""Pruning: guarantees about the rows of a file or a manifest, before it is opened. Pure. A
 guarantee is a PyArrow expression. DuckDB passes pushed-down conditions to PyArrow, which skips
 files without a possible matching row, and treats a condition as met only where the guarantee
 implies it. So DuckDB and PyArrow define the meaning of a condition (nulls, NaN, time zones, LIKE,
-NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too many; it is
-never too strong.
-"""
+NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too many; a
+guarantee is never too strong."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
-# Columns whose nulls are a separate case; each doubles the number of cases.
+# Maximum number of columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4
 _MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
@@ -42,9 +41,9 @@ _ORDERED = (*_EXACT, *_FLOATS)
 def known_of_file(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile
 ) -> pc.Expression | None:
-    """The guarantee of a data file's partition and bounds about its rows, for `columns` of the
-    table's schema; None for none. `columns`: those that may be compared; others are left out.
-    """
+    """Return the guarantee that a data file's partition and bounds give about its rows; None
+    without one. `columns`: the columns of the table's schema that may be compared; others are left
+    out."""
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_of_value(schema, columns, field, value) for field, value in partition]
     known += [
@@ -56,8 +55,8 @@ def known_of_file(
 def known_of_manifest(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
 ) -> pc.Expression | None:
-    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None
-    for none."""
+    """Return the guarantee that the manifest list gives about the rows of a manifest's files, for
+    `columns`; None without one."""
     known = []
     for field, summary in zip(spec.fields, manifest.partitions or (), strict=False):
         if summary.lower_bound is None or summary.upper_bound is None:
@@ -73,9 +72,9 @@ def known_of_manifest(
 
 
 def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expression | None]:
-    """The cases beside a guarantee, one of which is true of every row: which of the nullable
-    columns that the condition looks up in a list (IN) are null. PyArrow cannot simplify a list
-    where a value may be null."""
+    """Return the cases to combine with a guarantee, one of which is true for every row: which of
+    the nullable columns that the condition looks up in a list (IN) are null. PyArrow cannot
+    simplify a list lookup if a value may be null."""
     text = str(condition)
     listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][
         :_CASES_OF
@@ -100,7 +99,8 @@ def _of_value(
 def _of_values(
     schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
 ) -> pc.Expression | None:
-    """The guarantee of a partition's value between two, both included, about its source column."""
+    """Return the guarantee that a partition value from `low` to `high`, both included, gives about
+    its source column."""
     name = schema.find_column_name(field.source_id)
     if name is None or name not in columns.names:
         return None
@@ -137,7 +137,7 @@ def _of_bounds(
 def _between(
     column: pc.Expression, low: pc.Expression | None, high: pc.Expression | None, nulls: bool
 ) -> pc.Expression | None:
-    """In the form that PyArrow simplifies."""
+    """Return the bounds in the form that PyArrow simplifies."""
     bounds = [bound for bound in (low, high) if bound is not None]
     if nulls:
         return all_of([bound | column.is_null() for bound in bounds])
@@ -145,6 +145,6 @@ def _between(
 
 
 def all_of(known: Iterable[pc.Expression | None]) -> pc.Expression | None:
-    """The conjunction of all guarantees; None for none."""
+    """Return the conjunction of all guarantees; None without any."""
     parts = [part for part in known if part is not None]
     return reduce(and_, parts) if parts else None

@@ -1,4 +1,4 @@
-"""The progress of a query: how many files it has read."""
+"""The progress of a query: the number of files read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _UPDATE_SECONDS = 0.5
 def counting(
     rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool
 ) -> pa.RecordBatchReader:
-    """The same rows; calls `note` before the first, or after the last."""
+    """Return the same rows; call `note` after the last one, and unless `at_end` also before the
+    first."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows):
@@ -34,7 +35,7 @@ def counting(
 
 @dataclass
 class FollowedScan:
-    """One scan of files, given to DuckDB instead of a scanner."""
+    """One scan of files, which DuckDB gets in place of a scanner."""
 
     scanner: ds.Scanner
     files: int
@@ -45,7 +46,7 @@ class FollowedScan:
         return self.scanner.projected_schema
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The scanner's batches, file by file; counts the files."""
+        """Return the scanner's batches, file by file, and count the files."""
         return pa.RecordBatchReader.from_batches(self.scanner.projected_schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -72,7 +73,7 @@ class QueryProgress:
 
     @contextmanager
     def show_progress(self, doing: str) -> Iterator[None]:
-        """Show how many files were read so far, of those planned."""
+        """Show how many of the planned files have been read."""
         shown = 0
 
         def update() -> None:

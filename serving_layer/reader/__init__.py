@@ -1,4 +1,4 @@
-"""Reader: the serving tables for people and notebooks, with the provenance of results."""
+"""The reader of the serving tables, for people and notebooks, with the provenance of results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Reader:
     def query(
         self, sql: str, selection: Selection, reading: QueryProgress | None = None
     ) -> Iterator[Answer]:
-        """The answer to one reading statement (`open_query`) over the selected rows of the current
-        tables; `reading` follows its progress."""
+        """Run one reading statement (`open_query`) over the selected rows of the current tables,
+        and yield the answer; `reading` follows its progress."""
         tables, select = (
             self.lake.tables(self.streams),
             Selector(self.lake, self.streams, selection),
@@ -60,8 +60,8 @@ class Reader:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
-        """A view over the selected rows. Raises ConfigurationError for one revision of one hour and
-        for a group's hour, Terminal, Transient."""
+        """Return a view over the selected rows. Raises ConfigurationError for a selection of one
+        revision of an hour or of a group's hour, Terminal, Transient."""
         if selection.revision is not None or selection.through is not None:
             kept = "by revision" if selection.revision is not None else "for a group's hour"
             raise ConfigurationError(
@@ -78,8 +78,8 @@ class Reader:
 
 
 def open_reader(conf: str | Path | None = None) -> Reader:
-    """Read the configuration, and where it has families, which streams of them have tables. Raises
-    ConfigurationError; with families, Transient."""
+    """Return a reader of the configuration's streams, and of the streams of families that have
+    tables. Raises ConfigurationError; with families also Transient."""
     config.require_different_tables(conf)
     environment = config.load_environment(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]

@@ -1,8 +1,8 @@
-"""A dbt-duckdb plugin: a stream's table, and its watermarks, as sources of a dbt project.
+"""A dbt-duckdb plugin: a stream's table, or its watermarks, as sources of a dbt project.
 
-A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they
-are its name and `rows`, `stream` and `read` (`rows` or `watermarks`). docs/how-to/follow-changes.md
-has a whole project.
+A profile names this module among its `plugins`. A source's `config` sets `plugin`, `stream`
+(default: the source's name) and `read` (`rows`, the default, or `watermarks`).
+docs/how-to/follow-changes.md has a complete project.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _WATERMARKS = pa.schema(
         "complete_through": pa.string(),
         "complete_until": _TIME,
         "fresh_through": _TIME,
-    }  # the hour, and its end
+    }  # complete_until: the end of that hour
 )
 
 
 class Plugin(BasePlugin):  # type: ignore[misc]
-    """Loads the table whenever a model uses the source, so that each read is of one snapshot."""
+    """A plugin that loads the table whenever a model uses the source, so that each read is of one
+    snapshot."""
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
-        """`conf`: the configuration folder (default: ANABRANCH_CONF, else conf)."""
+        """Configure the plugin. `conf`: the configuration folder (default: ANABRANCH_CONF, else
+        conf)."""
         self._conf = plugin_config.get("conf")
 
     def load(self, source_config: SourceConfig) -> ds.Dataset | pa.Table:
-        """All rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused,
+        """Return all rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused,
         Transient."""
         table = open_table(source_config.get("stream", source_config.identifier), conf=self._conf)
         match read := source_config.get("read", "rows"):
@@ -54,7 +56,7 @@ class Plugin(BasePlugin):  # type: ignore[misc]
         )
 
     def default_materialization(self) -> str:
-        """A view, without a copy: each statement opens the files it needs."""
+        """Return `view`: nothing is copied, and each statement opens the files that it needs."""
         return "view"
 
 

@@ -1,6 +1,6 @@
 """The tables of a group as of one hour: `anabranch.open(group="small", hour="2026-11-21T03")`.
 
-Ingest hours are cut by Kafka's time in every topic alike, so the same hour of all streams is one
+Kafka's time determines the ingest hours of every topic, so the same hour of all streams is a
 consistent cut.
 """
 
@@ -32,12 +32,12 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class GroupTables(Mapping[str, StreamTable]):
-    """The tables of a group by stream name, each with exactly the rows of the hours up to `hour`,
-    as accepted.
+    """The tables of a group by stream name, each with exactly the accepted rows of the hours up to
+    `hour`.
 
-    Every read is of the snapshots that the group was opened with. When an hour up to `hour` is
-    restated, its tag moves: a read then raises Refused, and never returns other rows than the reads
-    before it; open the group again.
+    Every read uses the snapshots with which the group was opened. When an hour up to `hour` is
+    restated, its tag moves: a read then raises Refused, and never returns rows that differ from
+    those of earlier reads; open the group again.
     """
 
     group: str
@@ -45,7 +45,8 @@ class GroupTables(Mapping[str, StreamTable]):
     tables: Mapping[str, StreamTable]
 
     def __getitem__(self, stream: str) -> StreamTable:
-        """Raises ConfigurationError for a name that is no stream of the group."""
+        """Return a stream's table. Raises ConfigurationError for a name that is not a stream of the
+        group."""
         if stream not in self.tables:
             known = ", ".join(self.tables)
             raise ConfigurationError(
@@ -61,9 +62,9 @@ class GroupTables(Mapping[str, StreamTable]):
 
 
 def open_group(group: str, hour: str, *, conf: str | Path | None = None) -> GroupTables:
-    """The tables of a group as of an hour. Raises ConfigurationError for a group or an hour that is
-    none, for a wrong file of one of its streams, and for an hour whose tag has expired; Refused for
-    one that is not complete, or not tagged yet; Transient."""
+    """Return the tables of a group as of an hour. Raises ConfigurationError for an invalid group or
+    hour, for an invalid file of one of its streams, and for an hour whose tag has expired; Refused
+    for an hour that is not complete, or not tagged yet; Transient."""
     start_of(hour)
     environment = config.load_environment(conf)
     selected = config.select_streams(
@@ -76,7 +77,7 @@ def open_group(group: str, hour: str, *, conf: str | Path | None = None) -> Grou
         opened = list(
             threads.map(lambda stream: _open(environment, stream, shared, group, hour), streams)
         )
-    # A stream that is late is why the others have no tag.
+    # Report a late stream first: it is why the others have no tag.
     for missing in sorted(
         (o for o in opened if isinstance(o, _Untagged)), key=lambda o: not o.is_late
     ):
@@ -88,7 +89,8 @@ def open_group(group: str, hour: str, *, conf: str | Path | None = None) -> Grou
 
 @dataclass(frozen=True)
 class _Untagged:
-    """A table without the tag, and why."""
+    """The error of a table without the tag. `is_late`: the stream is not complete through the
+    hour."""
 
     error: ConfigurationError | Refused
     is_late: bool = False

@@ -54,25 +54,26 @@ class Rows:
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A stream's table: read as it is at each call, or as of what it was opened for. Each method
-    takes the fields of `Rows`. Raises ConfigurationError for wrong columns, hours or times,
-    Transient when the lake does not answer."""
+    """A stream's table: its current rows at each call, or those of the selection with which it was
+    opened. Methods with `rows` take the fields of `Rows`. Raises ConfigurationError for wrong
+    columns, hours or times, Transient when the lake does not answer."""
 
     reader: Reader
     stream: Stream
     selection: Selection
 
     def arrow(self, **rows: Any) -> pa.Table:
-        """The rows as a PyArrow table, in memory."""
+        """Return the rows as a PyArrow table, in memory."""
         with self._answer(Rows(**rows)) as answer:
             return answer.rows.read_all()
 
     def pandas(self, **rows: Any) -> pandas.DataFrame:
-        """The rows as a data frame, in memory."""
+        """Return the rows as a pandas data frame, in memory."""
         return self.arrow(**rows).to_pandas()
 
     def polars(self, **rows: Any) -> Any:
-        """The rows as a polars data frame. Raises ConfigurationError if polars is not installed."""
+        """Return the rows as a polars data frame. Raises ConfigurationError if polars is not
+        installed."""
         try:
             import polars
         except ImportError as error:
@@ -83,8 +84,8 @@ class StreamTable:
         return polars.from_arrow(self.arrow(**rows))
 
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
-        """The rows as a relation of a new DuckDB connection: read lazily, and only what the whole
-        query needs."""
+        """Return the rows as a relation of a new DuckDB connection, which reads lazily and only
+        what the whole query needs."""
         table, selected = self._selected()
         relation = open_relation(self.stream.table, table, selected)
         wanted = Rows(**rows)
@@ -93,14 +94,15 @@ class StreamTable:
         return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
 
     def dataset(self) -> ds.Dataset:
-        """All rows as a PyArrow dataset, of the table at this call. Registered with any connection
-        of DuckDB, it opens only the files that each statement needs. Raises Refused, Transient."""
+        """Return all rows as a PyArrow dataset, of the table at this call. Registered with any
+        DuckDB connection, it opens only the files that each statement needs. Raises Refused,
+        Transient."""
         table, selected = self._selected()
         return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
 
     def watermarks(self) -> Watermarks:
-        """The hour through which `main` is complete and the time through which it is fresh. Raises
-        Transient."""
+        """Return the hour through which `main` is complete and the time through which it is fresh.
+        Raises Transient."""
         if self.selection.through is not None:
             return Watermarks(self.selection.through.hour)
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
@@ -110,8 +112,8 @@ class StreamTable:
         return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
-        """Provenance of the rows: ingest hours and event dates, serving layers, and whether more
-        rows may come."""
+        """Return the provenance of the rows: ingest hours and event dates, serving layers, and
+        whether more rows may come."""
         with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
             for _ in answer.rows:
                 pass
@@ -125,7 +127,7 @@ class StreamTable:
         )
 
     def view(self, name: str) -> StreamView:
-        """One of the stream's views. Raises ConfigurationError for an unknown name."""
+        """Return one of the stream's views. Raises ConfigurationError for an unknown name."""
         for view in self.stream.views:
             if view.name == name:
                 return StreamView(self.reader, self.stream, view, self.selection)
@@ -180,7 +182,7 @@ class StreamTable:
 
 @dataclass(frozen=True)
 class StreamView:
-    """A view of a stream: one row for each window and group, of `main` at each read, or as of the
+    """A view of a stream: one row for each window and group, from `main` at each read, or from the
     stream's selection. Raises as `StreamTable` does."""
 
     reader: Reader
@@ -189,24 +191,26 @@ class StreamView:
     selection: Selection
 
     def arrow(self, where: str | None = None) -> pa.Table:
-        """The rows as a PyArrow table, in memory; those that meet a condition in DuckDB's SQL."""
+        """Return the rows, or those that meet `where` (a condition in DuckDB's SQL), as a PyArrow
+        table, in memory."""
         condition = f" WHERE {where}" if where is not None else ""
         sql = f"SELECT * FROM {self.stream.view_table(self.definition)}{condition}"
         with self.reader.query(sql, self.selection) as answer:
             return answer.rows.read_all()
 
     def pandas(self, where: str | None = None) -> pandas.DataFrame:
-        """The rows as a data frame, in memory."""
+        """Return the rows as a pandas data frame, in memory."""
         return self.arrow(where).to_pandas()
 
     def duckdb(self) -> duckdb.DuckDBPyRelation:
-        """The rows as a relation of a new DuckDB connection, as of each read."""
+        """Return the current rows as a relation of a new DuckDB connection."""
         return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
 
     def spark(self, session: SparkSession) -> DataFrame:
-        """The rows as a data frame of a Spark session that has the catalog under its configured
-        name: of the current snapshots, while these are kept. Raises ConfigurationError for a handle
-        that was opened as of another time or for accepted hours alone."""
+        """Return the rows as a data frame of a Spark session that has the catalog under its
+        configured name. The frame reads the current snapshots, while these are kept. Raises
+        ConfigurationError for a handle that was opened as of another time or for accepted hours
+        only."""
         if self.selection != Selection():
             raise ConfigurationError(
                 f"view {self.definition.name}: Spark reads it as it is: expected no selection"
@@ -232,12 +236,12 @@ def open_table(
     as_of: str | None = None,
     only_accepted: bool = False,
 ) -> StreamTable:
-    """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a
-    time; of all hours, or of accepted ones alone. `conf` is the configuration folder (default:
-    ANABRANCH_CONF, else conf).
+    """Return a stream's table for reading: its current rows, or those `as_of` a tag, a branch, a
+    snapshot's id or a time; of all hours, or of accepted ones only. `conf`: the configuration
+    folder (default: ANABRANCH_CONF, else conf).
 
-    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's
-    or its columns are those of its subject. Raises ConfigurationError, Transient.
+    Opens only the configuration, and the catalog if the stream may belong to a family or its
+    columns come from its subject. Raises ConfigurationError, Transient.
     """
     environment = config.load_environment(conf)
     has_file = stream in config.stream_names(conf)

@@ -33,9 +33,9 @@ def open_tables(
     as_of: str | None = None,
     only_accepted: bool = False,
 ) -> StreamTable | GroupTables:
-    """A stream's table (`serving_layer.reader.handle.open_table`), or the tables of a group as of
-    an hour (`serving_layer.reader.group.open_group`). Raises ConfigurationError for anything but
-    one of the two."""
+    """Return a stream's table (`serving_layer.reader.handle.open_table`), or the tables of a group
+    as of an hour (`serving_layer.reader.group.open_group`). Raises ConfigurationError for any other
+    combination of arguments."""
     if stream is not None and group is None and hour is None:
         return open_table(stream, conf=conf, as_of=as_of, only_accepted=only_accepted)
     if (

@@ -30,9 +30,9 @@ _EPOCH = date(1970, 1, 1)
 
 @dataclass(frozen=True)
 class HourProvenance:
-    """An ingest hour with opened files: the layer that serves it, the accepted revision if these
-    are its rows, whether all of the hour's records are in it, and the reason if not, or another
-    remark. `rows`: those of the files."""
+    """An ingest hour with opened files. `layer`: the layer that serves it. `revision`: the accepted
+    revision, if these are its rows. `complete`: whether the rows include all of the hour's records;
+    `note`: the reason if not, or another remark. `rows`: the number of rows in the files."""
 
     hour: str
     layer: Layer
@@ -45,8 +45,8 @@ class HourProvenance:
 
 @dataclass(frozen=True)
 class DateProvenance:
-    """An event date in the files read, and its number of hours; complete once every hour that can
-    contain records of it is accepted."""
+    """An event date in the opened files. `hours`: the number of ingest hours with such files.
+    `complete`: every hour that can contain records of the date is accepted."""
 
     event_date: date
     hours: int
@@ -70,8 +70,8 @@ class Provenance:
 def provenance(
     lake: Lake, streams: Mapping[str, Stream], selection: Selection, read: Iterable[TableFiles]
 ) -> list[Provenance]:
-    """Provenance of a result in each stream's table. Raises Terminal for a snapshot without the
-    state of `main`, Transient."""
+    """Return the provenance of a result in each stream's table. Raises Terminal for a snapshot
+    without the state of `main`, Transient."""
     return [
         _provenance(lake, streams[planned.name], selection, planned)
         for planned in read
@@ -99,8 +99,8 @@ def _provenance(
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
     else:
-        # A group's tag is on `batch`, and moves with each restatement: its hours are as the state
-        # has them.
+        # A group's tag is on `batch` and moves with each restatement, so the current state
+        # describes its hours.
         is_of_group = selection.through is not None
         seen = (
             Shown(shown(table, None).state, "batch")
@@ -132,8 +132,8 @@ def _date_of(table: Table, file: DataFile) -> date:
 def accepted_revisions(
     lake: Lake, stream: Stream, seen: Shown, hours: Iterable[str], until: datetime
 ) -> dict[str, int]:
-    """The revision of each hour whose accepted rows are shown: by the snapshot, and for old hours
-    by the ledger at `until`. Raises Transient."""
+    """Return the revision of each hour whose accepted rows are shown: from the snapshot, and for
+    old hours from the ledger as of `until`. Raises Transient."""
     accepted = [h for h in hours if seen.is_accepted(h)]
     revisions = {h: seen.state.accepted[h].revision for h in accepted if h in seen.state.accepted}
     forgotten = [h for h in accepted if h not in revisions]
@@ -155,7 +155,8 @@ def _hour(
 
 
 def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
-    """Whether all of an hour's records are in the result, and why not, or another remark. Pure."""
+    """Return whether all of an hour's records are in the result, and the reason if not, or another
+    remark. Pure."""
     state, layer = seen.state, seen.layer(hour)
     if hour >= state.timeline.open:
         return False, "the hour is not sealed: more may come"
@@ -185,8 +186,8 @@ def _date(
 
 
 def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
-    """Whether all hours that can contain records of an event date are accepted, and why not.
-    Pure."""
+    """Return whether all hours that can contain records of an event date are accepted, and the
+    reason if not. Pure."""
     bounds = stream.event_time
     if (
         bounds is None

@@ -1,4 +1,4 @@
-"""Selection: the rows that a reader asked for, and the state of the hours at that snapshot."""
+"""The rows that a reader selects, and the state of the hours at that snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class GroupHour:
-    """An hour of a group, and the snapshot of a table that its tag is on."""
+    """An hour of a group, with the tag's name and snapshot in one table."""
 
     hour: str
     tag: str
@@ -39,8 +39,8 @@ class GroupHour:
 @dataclass(frozen=True)
 class Selection:
     """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; one
-    revision of one hour; or a group's hour: the hours up to `through`, as of the group's tag, while
-    this is on the snapshot that it was opened with.
+    revision of one hour; or the hours up to a group's hour (`through`), while the group's tag is on
+    the snapshot with which the group was opened.
 
     Raises ConfigurationError for options that exclude each other.
     """
@@ -62,8 +62,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of a snapshot: the hours' state, and the layer, if it is one layer's branch.
-    `main` has each hour from the layer that serves it."""
+    """The content of a snapshot. `state`: of the hours. `branch`: the layer whose branch it is;
+    None for `main`, which has each hour from the layer that serves it."""
 
     state: State
     branch: Layer | None = None
@@ -72,7 +72,7 @@ class Shown:
         return self.branch or self.state.served_by(hour)
 
     def is_accepted(self, hour: str) -> bool:
-        """Whether the hour's rows are of its accepted revision."""
+        """Return whether the hour's rows are those of its accepted revision."""
         kept = self.branch is None and hour in self.state.retained_hours
         return self.layer(hour) == "batch" and self.state.is_accepted(hour) and not kept
 
@@ -84,14 +84,15 @@ class Shown:
 
 
 def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
-    """The snapshot of `find_snapshot`. Of hours sealed together only the last has a tag, used for
-    `main-<hour>` of each. Raises ConfigurationError, Transient."""
+    """Return the id of the snapshot that `find_snapshot` finds. When hours are sealed together,
+    only the last has a tag, which is used for `main-<hour>` of each. Raises ConfigurationError,
+    Transient."""
     return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
 
 
 def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | None:
-    """The tag of the seal that included the hour of `main-<hour>`, if the hour has no tag of its
-    own."""
+    """Return the tag of the seal that included the hour of `main-<hour>`; None if the hour has its
+    own tag, or there is none."""
     refs = table.metadata.refs
     hour = name.removeprefix(SEALED_TAG)
     if name in refs or hour == name or not is_hour(hour):
@@ -111,7 +112,7 @@ def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | N
 
 
 def shown(table: Table, snapshot_id: int | None) -> Shown:
-    """The content of a stream's table, now or in a snapshot. Raises Terminal."""
+    """Return the content of a stream's table, now or in a snapshot. Raises Terminal."""
     at = heads(table)
     snapshot_id = snapshot_id if snapshot_id is not None else at["main"]
     if snapshot_id == at["main"]:
@@ -125,15 +126,16 @@ def shown(table: Table, snapshot_id: int | None) -> Shown:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects the rows of each table for a query (`serving_layer.query.Select`)."""
+    """Selector of the rows of each table for a query (`serving_layer.query.Select`)."""
 
     lake: Lake
     streams: Mapping[str, Stream]
-    """By each name of the streams' tables."""
+    """The stream of each table name."""
     selection: Selection
 
     def __call__(self, name: str, table: Table) -> Selected:
-        """Raises ConfigurationError, Refused, Transient."""
+        """Return the rows of a table that a query sees. Raises ConfigurationError, Refused,
+        Transient."""
         stream, selection = self.streams[name], self.selection
         if selection.revision is not None:
             return self._revision(stream, name, table, selection.revision)

@@ -1,1 +1,2 @@
-"""Views that a stream declares, read from their partials and the rows that have none yet."""
+"""Views that a stream declares, read from stored partials and from the rows of hours without
+partials."""

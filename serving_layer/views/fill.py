@@ -1,9 +1,9 @@
 """Fill views: compute the partials of hours accepted or restated since a view was last filled.
 
-1. Find accepted hours without partials of the rows that `main` serves; oldest first, some at a
-  time.
-2. Compute them with DuckDB from the hours' files in that snapshot.
-3. Replace these hours' partials in the view's table, in one commit over its head.
+1. Find accepted hours for which the view has no partials of the rows that `main` serves; take
+   some at a time, oldest first.
+2. Compute the partials with DuckDB from the hours' files in that snapshot.
+3. Replace these hours' partials in the view's table, in one commit on its head.
 
 Filling is optional: readers compute an hour without partials from its rows.
 """
@@ -49,8 +49,8 @@ _WRITE = {f"write.metadata.metrics.column.{name}": "full" for name in PROVENANCE
 
 @dataclass(frozen=True)
 class FilledView:
-    """How many accepted hours of a view are read from partials, and which are computed from
-    rows."""
+    """A view with the number of accepted hours read from partials (`filled`), and the accepted
+    hours computed from rows (`lacking`)."""
 
     view: str
     table: str
@@ -59,7 +59,7 @@ class FilledView:
 
 
 def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
-    """How far each view of a stream is filled. Raises Terminal, Transient."""
+    """Return how far each view of a stream is filled. Raises Terminal, Transient."""
     state = load_state(lake, stream.table)
     hours = {view: partial_hours(lake, stream, view, state) for view in stream.views}
     return [
@@ -68,7 +68,7 @@ def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
 
 
 def try_fill(lake: Lake, stream: Stream) -> None:
-    """Fill every view at the end of a job; log a failure, and leave it to the next run."""
+    """Fill every view at the end of a job; log a failure and leave it to the next run."""
     for view in stream.views:
         try:
             fill(lake, stream, view)
@@ -83,7 +83,7 @@ def try_fill(lake: Lake, stream: Stream) -> None:
 
 
 def fill(lake: Lake, stream: Stream, view: View) -> int:
-    """Fill a view until every accepted hour has partials; returns the number of hours filled.
+    """Fill a view until every accepted hour has partials, and return the number of hours filled.
 
     Several processes may do so at once. Raises Terminal for values that cannot be aggregated, and
     when `apply` has not created the view's table for its definition; Transient.
@@ -116,8 +116,8 @@ def fill(lake: Lake, stream: Stream, view: View) -> int:
 def compute(
     stream: Stream, view: View, state: State, hours: PartialHours, some: tuple[str, ...]
 ) -> pa.Table:
-    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient.
-    An hour without records gets one row, which records that it was computed."""
+    """Return the partials of some hours, in the columns of the view's table. An hour without
+    records gets one row, which records that it was computed. Raises Terminal, Transient."""
     table = hours.partials
     files = files_by_hour(state.table, "main", some)
     provenance = [
@@ -162,7 +162,7 @@ def compute(
             f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply "
             f"{stream.name}`"
         )
-    # Columns of an older definition stay unused.
+    # Columns of an older definition are null.
     columns = [
         computed[f.name].cast(f.type)
         if f.name in computed.column_names
@@ -175,7 +175,7 @@ def compute(
 def _replace(
     lake: Lake, stream: Stream, view: View, hours: PartialHours, partials: pa.Table
 ) -> bool:
-    """Replace the partials of their hours; False when another process was first."""
+    """Replace the partials of their hours; return False if another process committed first."""
     table, id = hours.partials, new_id()
     some = tuple(partials[HOUR].unique().to_pylist())
     now = lake.clock.now(table.metadata.last_updated_ms)

@@ -1,12 +1,12 @@
-"""Which hours of a view are read from its partials: those whose partials are of the very rows that
-`main` serves.
+"""Which hours of a view are read from its partials: those whose partials were computed from exactly
+the rows that `main` serves.
 
-Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A
-snapshot of `main` has the hours that are accepted and served by the batch layer. If the ledger and
-the branches have one acceptance of that revision and the partials are of it, they are current. If
-there are several acceptances (a branch was rolled back, an old hour was restated) or another one,
-the hour's files decide. Any other hour is computed from its rows, so a view always equals its rows,
-whatever the order of commits and whichever process is killed.
+Partials record their inputs: the acceptance of the hour, its files, and the view's definition. If
+the ledger and the branches have one acceptance of the served revision and the partials record it,
+they are current. If there are several acceptances (a branch was rolled back, an old hour was
+restated) or the partials record another one, the hour's files decide. Any other hour is computed
+from its rows. So a view always equals its rows, whatever the order of commits and whichever process
+is killed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from anabranch.protocol.state import State
 
 @dataclass(frozen=True)
 class PartialHours:
-    """A view in one load of both tables: the hours to read from partials, with their files, and the
-    accepted hours without partials. `decisions`: for hours without partials, the one known
-    acceptance."""
+    """A view's hours in one load of both tables. `taken`: the hours to read from partials, with
+    their files. `lacking`: the accepted hours without current partials. `decisions`: the acceptance
+    of each hour that has only one known."""
 
     partials: Table
     taken: Mapping[str, Collection[DataFile]]
@@ -40,7 +40,7 @@ class PartialHours:
 
 
 def serves_accepted(state: State, hour: str) -> bool:
-    """Whether `main` shows the hour's accepted revision."""
+    """Return whether `main` serves the hour's accepted revision."""
     is_there = state.is_accepted(hour) and not state.is_expired(hour)
     return is_there and state.served_by(hour) == "batch" and hour not in state.retained_hours
 
@@ -48,9 +48,9 @@ def serves_accepted(state: State, hour: str) -> bool:
 def plan_known(
     state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]
 ) -> dict[str, str]:
-    """For hours that `main` serves as accepted, the decision that accepted each, if only one can
-    have, and no erasure changed its rows since. `acceptances`: of a ledger that was loaded after
-    the state. Pure."""
+    """Return the decision that accepted each of `hours`, which `main` serves as accepted; without
+    hours that have several possible decisions, or whose rows an erasure changed since.
+    `acceptances`: from a ledger that was loaded after the state. Pure."""
     waiting = {
         Acceptance(d.hour, d.revision, d.decision_id)
         for d in state.decisions
@@ -65,10 +65,10 @@ def plan_known(
 
 
 def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> PartialHours:
-    """Which hours of a view are read from its partials, as `main` is by `state`. Raises Terminal
-    when `apply` has not made their table, Transient."""
+    """Return which hours of a view are read from its partials, for `main` in `state`. Raises
+    Terminal when `apply` has not created the partials' table, Transient."""
     partials = lake.load(stream.partials_table(view))
-    # Of a main that is not merged from its current branches, only the rows are known.
+    # If main is not merged from its current branches, only its rows are known.
     if not state.is_merged:
         return PartialHours(partials, {}, (), {})
     timeline = state.timeline

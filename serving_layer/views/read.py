@@ -1,5 +1,5 @@
 """A view for DuckDB and Spark: SQL over the partials of some hours and the rows of the others, each
-of one snapshot."""
+from one snapshot."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def derive(
     snapshot_id: int | None = None,
     hours: Collection[str] | None = None,
 ) -> Derived:
-    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only.
-    Raises Terminal when `apply` has not made the table of its partials, Refused, Transient."""
+    """Return a view of `main` in `state`, for all hours or for `hours`; for another snapshot, from
+    rows only. Raises Terminal when `apply` has not created the table of its partials, Refused,
+    Transient."""
     name = stream.view_table(view)
     rows, stored = f"{name} rows", f"{name} partials"
     if snapshot_id is not None:
@@ -51,7 +52,8 @@ def derive(
 
 
 def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-    """Register the functions that a view's SQL needs beside DuckDB's own, if any."""
+    """Return what registers the functions that a view's SQL needs besides DuckDB's own; None if it
+    needs none."""
     if all(partial.kind != "sketch" for partial in stream.partials(view)):
         return None
     from serving_layer.views.sketches import add_functions
@@ -60,9 +62,9 @@ def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnect
 
 
 def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
-    """The same view in Spark SQL, for a session that has the catalog under its configured name: of
-    fixed snapshots, so its result does not change while they are kept. Raises Terminal,
-    Transient."""
+    """Return the same view in Spark SQL, for a session that has the catalog under its configured
+    name. It reads fixed snapshots, so its result does not change while they are kept. Raises
+    Terminal, Transient."""
     pinned = partial_hours(lake, stream, view, state)
     main = heads(state.table)["main"]
     rows = f"{lake.catalog_name}.{stream.table} VERSION AS OF {main}"

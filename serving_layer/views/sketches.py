@@ -11,8 +11,8 @@ from serving_layer.views.sql import ESTIMATE, LG_K, SKETCH_TEXT, SKETCH_WHOLE
 
 
 def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
-    """A sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8, integers
-    as 64 bits."""
+    """Return a sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8,
+    integers as 64 bits."""
     made = hll_sketch(LG_K, tgt_hll_type.HLL_8)
     for value in values:
         made.update(value)
@@ -20,7 +20,7 @@ def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
 
 
 def estimate(sketches: Sequence[bytes]) -> int:
-    """The number of distinct values in several sketches, by their union."""
+    """Return the estimated number of distinct values in several sketches, from their union."""
     union = hll_union(LG_K)
     for one in sketches:
         union.update(hll_sketch.deserialize(bytes(one)))

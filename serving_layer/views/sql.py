@@ -1,8 +1,8 @@
-"""A view in SQL: computing an hour's partials from rows, and merging partials. Pure, for DuckDB and
-Spark.
+"""The SQL of a view: computing an hour's partials from rows, and merging partials. Pure, for DuckDB
+and Spark.
 
-Partials are computed once, by `partials_sql`, whether they are stored or read from rows; `view_sql`
-merges both.
+`partials_sql` computes partials, both those that are stored and those of hours read from rows;
+`view_sql` merges both.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MICROSECOND = timedelta(microseconds=1)
 HOUR, RECORDS = "ingest_hour", "records"
 
 LG_K = 12
-"""Registers of a sketch: 4,096 of one byte, for estimates within 1.6 per cent (one standard
-error)."""
+"""Base-2 logarithm of a sketch's registers: 4,096 of one byte, for estimates within 1.6 per cent
+(one standard error)."""
 SKETCH_TEXT, SKETCH_WHOLE, ESTIMATE = "sketch_text", "sketch_whole", "sketch_estimate"
 
 
 @dataclass(frozen=True)
 class Dialect:
     """Differences between the engines' SQL: quotes, timestamp types, timestamps as microseconds,
-    and sketches of distinct values: of text, of integers, and their union."""
+    and sketches of distinct values (of text, of integers, and their union)."""
 
     quote: str
     moment: str
@@ -54,7 +54,7 @@ class Dialect:
         return self.to_micros.format(moment)
 
     def start_of_window(self, moment: str, width: int) -> str:
-        """The start of a timestamp's window; windows are aligned to 1970."""
+        """Return the start of a timestamp's window; windows are aligned to 1970."""
         at = self.micros(moment)
         # The remainder is negative before 1970.
         return self.from_micros.format(f"{at} - (({at} % {width}) + {width}) % {width}")
@@ -65,8 +65,8 @@ class Dialect:
 
 _DISTINCT = "list(DISTINCT {0}) FILTER (WHERE {0} IS NOT NULL)"
 
-# DuckDB's connections are in UTC: a TIMESTAMP becomes the moment that it is there. Its functions of
-# sketches are those of `serving_layer.views.sketches`.
+# DuckDB's connections are in UTC: the cast reads a TIMESTAMP as UTC. The sketch functions are those
+# of `serving_layer.views.sketches`.
 DUCKDB = Dialect(
     quote='"',
     moment="TIMESTAMPTZ",
@@ -98,8 +98,8 @@ def partial_columns(stream: Stream, view: View) -> tuple[str, ...]:
 
 
 def partials_sql(dialect: Dialect, stream: Stream, view: View, rows: str) -> str:
-    """The partial of each ingest hour in `rows` (a table, with or without a condition), by window
-    and group."""
+    """Return SQL for the partials of each ingest hour in `rows` (a table, with or without a
+    condition), by window and group."""
     q = dialect.quoted
     width = view.window // _MICROSECOND
     keys = [
@@ -137,8 +137,9 @@ def _sum(dialect: Dialect, expression: str, kind: str) -> str:
 def view_sql(
     dialect: Dialect, stream: Stream, view: View, state: State, stored: str | None, rows: str
 ) -> str:
-    """The view: one row for each window and group, of the partials that are `stored` (a table, with
-    or without a condition) and of `rows` that have none. `state` says which hours are accepted."""
+    """Return SQL for the view: one row for each window and group, from the partials in `stored` (a
+    table, with or without a condition) and the `rows` of hours without partials. `state`: which
+    hours are accepted."""
     q = dialect.quoted
     columns = ", ".join(map(q, partial_columns(stream, view)))
     sources = [f"SELECT {columns} FROM ({partials_sql(dialect, stream, view, rows)})"]
@@ -183,7 +184,7 @@ def _total(dialect: Dialect, name: str) -> str:
 
 
 def _complete(stream: Stream, view: View, state: State, start: str) -> str:
-    """Whether every hour that can contain events of the window is accepted."""
+    """Return SQL: whether every hour that can contain events of the window is accepted."""
     assert stream.event_time is not None
     spans = plan_open_spans(stream.event_time, state)
     if spans is None:
@@ -198,7 +199,7 @@ def _complete(stream: Stream, view: View, state: State, start: str) -> str:
 
 
 def _late(dialect: Dialect, view: View, start: str) -> str:
-    """The number of records received after the window and its delay had ended."""
+    """Return SQL: the number of records received after the window and its delay had ended."""
     begin = dialect.micros(dialect.typed(f"concat({dialect.quoted(HOUR)}, ':00:00Z')", "timestamp"))
     after = (view.window + view.late_after) // _MICROSECOND
     counted = f"CASE WHEN {begin} >= {start} + {after} THEN {dialect.quoted(RECORDS)} ELSE 0 END"

@@ -78,7 +78,7 @@ class Settings:
 
 
 Found = Callable[[], Mapping[str, Job | AnabranchError]]
-"""Returns the current streams: each with its job, or with the error of its file."""
+"""A function that returns the current streams: each with its job, or with the error of its file."""
 
 
 @dataclass(frozen=True)
