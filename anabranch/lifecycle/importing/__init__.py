@@ -1,1 +1,1 @@
-"""Import: hours whose rows come from files of another system (`anabranch import`)."""
+"""Import of hours from files of another system (`anabranch import`)."""

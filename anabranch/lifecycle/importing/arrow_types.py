@@ -1,4 +1,5 @@
-"""Which types of a file's columns may become those of a table, and Parquet files of any writer."""
+"""Conversion of a file's column types to a table's types, and reading of any writer's Parquet
+files."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
-    """A Parquet file. INT96, in which Spark writes timestamps by default, is read in microseconds:
-    in nanoseconds years behind 2262 would be others. Raises Refused for a file that is not
-    whole."""
+    """Open a Parquet file. Reads INT96, in which Spark writes timestamps by default, as
+    microseconds: nanoseconds overflow after the year 2262. Raises Refused for an incomplete
+    file."""
     try:
         return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
     except pa.ArrowInvalid as error:
@@ -28,8 +29,8 @@ def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
 
 
 def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a file's type can be values of a table's type without a change of their
-    meaning. Integers may be wider, where each value fits."""
+    """Return whether values of a file's type keep their meaning in a table's type. An integer type
+    may be wider than the table's: `to_type` checks each value."""
     t = pa.types
     if t.is_dictionary(kind):
         return may_become(kind.value_type, wanted)
@@ -53,7 +54,7 @@ def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Values as a table's type. Raises ArrowInvalid for one that does not fit."""
+    """Cast values to a table's type. Raises ArrowInvalid for a value that does not fit."""
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
     return found if found.type == wanted else pc.cast(found, wanted)

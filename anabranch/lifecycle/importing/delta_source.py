@@ -1,8 +1,7 @@
-"""A Delta table as the source of an import: a version of it. delta-rs reads its log, PyArrow its
-files.
+"""A version of a Delta table as the source of an import. delta-rs reads its log, PyArrow its files.
 
-The log is copied before it is read. So it is read with the keys, endpoint and certificates that all
-files are read with: delta-rs has settings of its own, and none for certificates.
+The log is copied before it is read. So the keys, endpoint and certificates of all files apply to it
+too: delta-rs has its own settings, and none for certificates.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _SUPPORTED = {
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-"""Features of readers, as the Delta protocol names them. Of the first two only their absence is
-supported."""
+"""Reader features of the Delta protocol. Tables may list the first two but not use them."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(
@@ -49,9 +47,9 @@ _REMEDY = "write its rows as Parquet files to another folder and import that"
 
 @dataclass(frozen=True)
 class DeltaPart:
-    """One data file of a table, with the table's columns. `values`: those of the columns by which
-    the table is partitioned, which its files do not have. `rows`: the number of its rows, if the
-    table's log has it."""
+    """One data file of a table, with the table's columns. `values`: those of the partition columns,
+    which the files do not have. `rows`: the number of rows according to the table's log; None if
+    unknown."""
 
     io: FileIO
     path: str
@@ -61,8 +59,8 @@ class DeltaPart:
     rows: int | None
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows with some columns; one that the file does not have is null. Raises Refused for a
-        file with other types than the table's."""
+        """Yield the rows with some columns; a column that the file lacks is null. Raises Refused if
+        the file's types do not fit the table's."""
         opened = open_parquet(self.io, self.path)
         there = opened.schema_arrow
         stored = [name for name in columns if name in there.names and name not in self.values]
@@ -86,12 +84,12 @@ class DeltaPart:
 def open_version(
     io: FileIO, location: str, stored: Mapping[str, Stored], version: int | None
 ) -> tuple[int, list[DeltaPart]]:
-    """A version of a table, or its newest, and its data files, by the time and name of their
-    writing. `stored`: the files of the table's folder, by their names within it.
+    """Return a version of a table (None: its newest) and its data files, ordered by modification
+    time and path. `stored`: the files of the table's folder, by their names within it.
 
-    Raises Refused for a version that the log or storage no longer has as a whole, and for a table
-    with deletion vectors, column mapping, or a feature that is not supported; ConfigurationError
-    without `deltalake`; Transient.
+    Raises Refused if the log or storage has the version only in part, and for a table with deletion
+    vectors, column mapping, or an unsupported feature; ConfigurationError without `deltalake`;
+    Transient.
     """
     logs = {
         name.removeprefix(f"{LOG_FOLDER}/"): one
@@ -110,9 +108,9 @@ def open_version(
 
 
 def plan_log(names: Collection[str], version: int | None, location: str) -> tuple[int, list[str]]:
-    """A version, by default the newest, and the files of the log that it follows from, by their
-    names: its newest whole checkpoint, if there is one, and all commits behind it. Pure. Raises
-    Refused for a version that the log lacks."""
+    """Return a version (None: the newest) and the names of the log files that define it: its newest
+    complete checkpoint, if there is one, and the commits from there on. Pure. Raises Refused if the
+    log lacks the version."""
     commits = {
         int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name)) is not None
     }
@@ -139,8 +137,8 @@ def plan_log(names: Collection[str], version: int | None, location: str) -> tupl
 
 
 def _whole_checkpoints(names: Collection[str]) -> dict[int, list[str]]:
-    """The checkpoints of a log by version, each with its files; one in parts only with all of
-    them."""
+    """Return the files of complete checkpoints by version; a multi-part checkpoint is complete with
+    all its parts."""
     whole, in_parts = dict[int, list[str]](), dict[tuple[int, int], list[str]]()
     for name in sorted(names):
         if (match := _CHECKPOINT.fullmatch(name)) is None:
@@ -174,7 +172,7 @@ def _copy(io: FileIO, paths: Mapping[str, str], folder: Path) -> None:
 
 
 def _read_log(folder: Path, version: int, where: str) -> tuple[pa.Schema, pa.Table]:
-    """The columns of a version, and its data files in the order in which they were written."""
+    """Return the columns of a version, and its data files ordered by modification time and path."""
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -237,8 +235,8 @@ def _require_supported(table: Any, where: str) -> None:
 
 
 def _deletion_vectors(table: Any) -> str:
-    """What there is of deletion vectors. Those in files of their own are not copied with the log,
-    so delta-rs does not find them."""
+    """Return a description of the deletion vectors; empty if there are none. Those in separate
+    files are not copied with the log, so delta-rs raises an error: it is the description then."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -282,8 +280,8 @@ def _part_of(
 
 
 def _path_of(path: str, where: str) -> str:
-    """The path of a data file, which a log has as a URI: relative to the table's folder, or that of
-    a shallow clone's source."""
+    """Return the path of a data file from its URI in the log: relative to the table's folder, or
+    absolute for a file of a shallow clone's source. Raises Refused for other storage."""
     match = _ABSOLUTE.fullmatch(path)
     if match is None:
         return unquote(path)

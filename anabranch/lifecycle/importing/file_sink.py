@@ -1,9 +1,8 @@
-"""The log of Spark's file sink, `_spark_metadata`: which files of a folder count.
+"""The log of Spark's file sink, `_spark_metadata`: it lists the valid files of a folder.
 
-A micro-batch counts once its file in the log is whole: `N`, or `N.compact`, which has the entries
-of all micro-batches before it too. Files of micro-batches that were killed are in the folder and in
-no log file. Spark's reader follows the same rules
-(org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
+A micro-batch is valid if its log file is complete: `N`, or `N.compact`, which has the entries of
+all earlier micro-batches too. Files of killed micro-batches are in the folder but in no log file.
+Spark's reader follows the same rules (org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DATA_FILE = re.compile(r"part-\d{5}-[0-9a-f-]{36}[-.]c\d{3}\..*")
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that the log lists: its path as Spark wrote it, decoded, and its size."""
+    """A file in the log: its path as Spark wrote it, URL-decoded, and its size in bytes."""
 
     path: str
     size: int
@@ -33,8 +32,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class SinkLog:
-    """The files that count, in the order of their micro-batches; `through`: the last micro-batch.
-    `cut_short`: the last log file, if it is not whole; its micro-batch does not count."""
+    """The valid files, in the order of their micro-batches. `through`: the last valid micro-batch;
+    `cut_short`: the last log file if it is incomplete, so that its micro-batch is not valid."""
 
     entries: tuple[Entry, ...]
     through: int
@@ -42,17 +41,17 @@ class SinkLog:
 
 
 def is_written_by_spark(name: str) -> bool:
-    """Whether a file's name is one that Spark's writers give."""
+    """Return whether a file has a name as Spark's writers give it."""
     return _DATA_FILE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> SinkLog:
-    """The log of a sink, of the files `names` in its folder. Other files, such as `.12.….tmp`, are
-    those of writers that were killed.
+    """Read the log of a sink from the files `names` of its folder. Ignores files of killed writers,
+    such as `.12.….tmp`.
 
-    Raises Refused, naming the log file, for one that is missing or damaged in the midst of the log.
+    Raises Refused, with the name of the log file, if one before the last is missing or damaged.
     """
-    # Of a number with both files, the compact one counts: its name sorts behind the other's.
+    # If a number has both files, the compact one is used: its name sorts after the other's.
     log = {
         int(found[1]): name
         for name in sorted(names)
@@ -90,7 +89,7 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
 
 
 def _parsed(text: str) -> list[Entry] | None:
-    """The entries of a log file; None for one that is not whole."""
+    """Return the entries of a log file; None if it is incomplete."""
     version, *lines = text.split("\n")
     if version != "v1":
         return None
@@ -104,11 +103,11 @@ def _parsed(text: str) -> list[Entry] | None:
 
 
 def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[str]:
-    """The names, within the folder `root`, of the files that count; `sizes` has all of its files by
-    name. A folder that was copied has other paths than those in the log: its files are found by the
-    ends of their paths.
+    """Return the names, within the folder `root`, of the valid files. `sizes` has the sizes of all
+    its files by name. A copied folder has other paths than the log: its files are found by the ends
+    of their paths.
 
-    Raises Refused for a file that is missing, or of another size.
+    Raises Refused for a file that is missing or has another size.
     """
     by_last = dict[str, list[str]]()
     for known in sizes:

@@ -1,5 +1,5 @@
-"""Another Iceberg table as the source of an import, by its location: its newest metadata, read
-without a catalog."""
+"""Another Iceberg table as the source of an import: its newest metadata file, read without a
+catalog."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.(?:gz\.)?metadata\.json")
 
 
 def find_metadata(names: Iterable[str], location: str) -> str | None:
-    """The name of the newest metadata file in the folder of a table, of its files; None for another
-    folder. Raises Refused where two are the newest: one of them was never committed."""
+    """Return the newest metadata file among the files of a folder; None if it is not an Iceberg
+    table. Raises Refused if two files have the newest version: one of them was never committed."""
     versions = [
         (int(match[1]), name) for name in names if (match := _METADATA.fullmatch(name)) is not None
     ]
@@ -42,8 +42,8 @@ def find_metadata(names: Iterable[str], location: str) -> str | None:
 
 @dataclass(frozen=True)
 class IcebergPart:
-    """One data file of a table, read as the table's columns are now, without rows that its delete
-    files name."""
+    """One data file of a table, read in the table's current columns without deleted rows (delete
+    files)."""
 
     table: Table
     task: FileScanTask
@@ -53,7 +53,7 @@ class IcebergPart:
         return schema_to_pyarrow(self.table.schema(), include_field_ids=False)
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows with some columns. Raises Transient."""
+        """Yield the rows with some columns. Raises Transient."""
         with lake_errors(f"read {self.task.file.file_path}"):
             projected = self.table.schema().select(*columns)
             scan = ArrowScan(self.table.metadata, self.table.io, projected, AlwaysTrue())
@@ -64,8 +64,9 @@ class IcebergPart:
 
 
 def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
-    """The current snapshot of a table and its data files, by their paths. Raises Refused for a
-    table without a snapshot, or with equality deletes, which PyIceberg does not read; Transient."""
+    """Return the id of a table's current snapshot and its data files, ordered by path. Raises
+    Refused for a table without a snapshot, or with equality deletes, which PyIceberg does not read;
+    Transient."""
     with lake_errors(f"read {metadata}"):
         table = StaticTable.from_metadata(metadata, dict(io.properties))
         snapshot = table.current_snapshot()

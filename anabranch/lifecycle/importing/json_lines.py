@@ -1,4 +1,4 @@
-"""Files of JSON lines as the source of an import: one object a line, read as the columns of a
+"""JSON lines files as the source of an import: one object a line, read in the columns of a
 table."""
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 _NAME = re.compile(r".*\.(json|jsonl|ndjson)(\.gz)?")
 _BLOCK_BYTES = 32 * 2**20
 _OTHERS = {str: pa.timestamp("us", "UTC"), int: pa.int64()}
-"""The types to read for fields that are no columns, by the types of their values."""
+"""The types of fields that are not columns, by the Python type of their value."""
 
 
 def is_json_lines(name: str) -> bool:
-    """Whether a file's name is one of JSON lines, compressed by gzip or not."""
+    """Return whether a file name is that of a JSON lines file, with or without gzip."""
     return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file of JSON lines. `columns`: those of the table, each null in lines without it; those in
-    `elsewhere` only if the first line has them. A time without a time zone is UTC.
+    """A JSON lines file. `columns`: those of the table; a column is null in lines without it.
+    Columns in `elsewhere` are read only if the first line has them. A time without a time zone is
+    UTC.
 
-    Raises Refused, naming the line, for one that is no object or has other types; for a column of a
-    type that JSON lacks; Transient.
+    Reading raises Refused, with the line number, for a line that is not an object or has other
+    types; Refused for a column type that JSON lacks; Transient.
     """
 
     io: FileIO
@@ -49,8 +50,8 @@ class JsonLines:
 
     @cached_property
     def schema_arrow(self) -> pa.Schema:
-        """The columns, then the first line's other fields that may be times or places in Kafka:
-        texts and numbers."""
+        """The columns, then the first line's other text and integer fields: they may be times,
+        partitions or offsets."""
         first = self._first()
         columns = [
             field
@@ -84,8 +85,8 @@ class JsonLines:
         return {}
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns, some lines in a batch. Every column of the table is checked, whichever are
-        asked for."""
+        """Yield batches of lines with some columns. Checks every column of the table, whichever are
+        requested."""
         names = {*columns, *self.columns.names}
         wanted = pa.schema([field for field in self.schema_arrow if field.name in names])
         block: list[tuple[int, bytes]] = []
@@ -100,7 +101,7 @@ class JsonLines:
             yield self._parsed(block, wanted).select(columns)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not blank, by their numbers from 1."""
+        """Yield the lines that are not blank, with their numbers from 1."""
         number = 0
         with self.io.new_input(self.path).open() as stored:
             raw: Any = stored
@@ -137,8 +138,8 @@ class JsonLines:
 
 
 def _parse(lines: Sequence[bytes], wanted: pa.Schema) -> pa.RecordBatch:
-    """Lines as columns. Raises ValueError (of which ArrowInvalid is one) if a line is not one
-    object of these types."""
+    """Return lines as columns. Raises ValueError (also as its subclass ArrowInvalid) if a line is
+    not one object of these types."""
     text = b"".join(line.rstrip(b"\r\n") + b"\n" for line in lines)
     text.decode()
     read = pa.schema([(field.name, _as_read(field.type)) for field in wanted])
@@ -159,7 +160,7 @@ def _parse(lines: Sequence[bytes], wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _as_read(kind: pa.DataType) -> pa.DataType:
-    """The type to read for a type of a table."""
+    """Return the type in which PyArrow's JSON reader reads a table's type."""
     t = pa.types
     if t.is_large_string(kind) or t.is_date(kind):
         return pa.string()
@@ -171,7 +172,8 @@ def _as_read(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_of_json(kind: pa.DataType) -> bool:
-    """Whether JSON has one form for values of a type; writers have several for bytes and maps."""
+    """Return whether JSON has one form for values of a type; writers use several for bytes and
+    maps."""
     t = pa.types
     if t.is_list(kind) or t.is_large_list(kind):
         return _is_of_json(kind.value_type)

@@ -1,5 +1,4 @@
-"""Rows of imported hours: which of them are duplicates or erased, their checksum, and their files,
-read back."""
+"""Rows of imported hours: duplicates, checksum, and files, which are read back."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _EPOCH_DAYS = np.datetime64(0, "D")
 
 
 def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
-    """The number of each row within its hour; rows of an hour follow each other."""
+    """Return the number of each row within its hour, from 0; rows of an hour are consecutive."""
     starts = (
         np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1))
         if len(hours)
@@ -51,12 +50,11 @@ def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
 def find_duplicates(
     rows: pa.Table, key: Iterable[str], lookback: int, later: pa.Table
 ) -> NDArray[Any]:
-    """Which of `rows`, ordered by hour, repeat a row: an earlier one of their hour or of the
-    `lookback` hours before it, or one of `later` in their hour or the `lookback` hours after it,
-    which the table has. As a mask.
+    """Return the mask of `rows`, ordered by hour, that repeat another row's key: an earlier row in
+    the same hour or the `lookback` hours before, or a row of `later` in the same hour or the
+    `lookback` hours after. `later` are rows of the table, with the key and `HOUR`.
 
-    Null parts of a key equal each other. A row whose key is null in every part repeats nothing.
-    `later` has the key and `HOUR`.
+    Null parts of a key equal each other. A row whose key is null in every part is no duplicate.
     """
     names = list(key)
     columns = ", ".join(map(quoted, names))
@@ -83,8 +81,8 @@ def find_duplicates(
 
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
-    """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other;
-    a key that is null in every part is none."""
+    """Return the mask of `rows` whose key is in `known`. Null parts of a key equal each other; a
+    key that is null in every part never matches."""
     names = list(key)
     columns = ", ".join(map(quoted, names))
     equal = " AND ".join(
@@ -105,8 +103,8 @@ def _is_key(names: Iterable[str]) -> str:
 
 
 def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
-    """Which of `ours` a query of `ours` and `theirs` returns, as a mask; it returns their numbers,
-    the column `_AT`."""
+    """Return the mask of the rows of `ours` that a query of `ours` and `theirs` returns, by their
+    row numbers (column `_AT`)."""
     numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
     with connected(_MEMORY) as connection:
         connection.register("ours", numbered)
@@ -118,8 +116,8 @@ def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
 
 
 def checksum(rows: pa.Table) -> str:
-    """A checksum of rows in their order, of the values alone: 128 bits of SHA-256, as hexadecimal
-    digits."""
+    """Return a checksum of the rows' values in their order: the first 128 bits of SHA-256, as
+    hexadecimal digits."""
     digest = hashlib.sha256()
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         digest.update(f"{name} {len(column)} ".encode())
@@ -161,14 +159,14 @@ def _add(digest: Any, values: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Makes rows of a table from rows of a source. `event_time`: the column of the event's own
-    time."""
+    """A writer of source rows as rows of a table. `event_time`: the column of the event time; None
+    if there is none."""
 
     table: Table
     event_time: str | None
 
     def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
-        """Rows of the source as rows of the table; `numbers` has each one's number within its
+        """Return source rows as rows of the table; `numbers` has each row's number within its
         hour."""
         hours, times = rows[HOUR].to_numpy(), rows[TIME]
         distinct, index = np.unique(hours, return_inverse=True)
@@ -192,8 +190,8 @@ class TableRows:
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write rows of the table to a file for each hour and date, and read each back. Raises
-        Terminal when the rows read back are others; no file is left then. Raises Transient."""
+        """Write rows of the table to one file for each hour and date, and read each back. Deletes
+        all files after an error. Raises Terminal if the rows read back differ, Transient."""
         folder = self.table.metadata.properties.get(
             "write.data.path", f"{self.table.metadata.location}/data"
         )
@@ -234,7 +232,7 @@ class TableRows:
 
 
 def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
-    """The rows of each hour and date, in days since 1970."""
+    """Yield the rows of each hour and date, with the date in days since 1970."""
     days = rows["event_date"].cast(pa.int32())
     pairs = (
         pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])

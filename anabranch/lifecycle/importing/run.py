@@ -1,5 +1,5 @@
-"""Import hours from files: `anabranch import`, some hours in a commit, newest first, until all are
-done (`anabranch.protocol.imported`)."""
+"""`anabranch import`: import hours from files, some hours in a commit, newest first
+(`anabranch.protocol.imported`)."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Hours and rows of one commit, so that files are written well within the age by which it has to
-# land. One hour may have more rows.
+# The most hours and rows of one commit: few enough to be written well before the commit's deadline.
+# A single hour may have more rows.
 _HOURS_A_COMMIT = 48
 _ROWS_A_COMMIT = 2_000_000
 _ATTEMPTS = 20
@@ -81,10 +81,10 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What an operator wants imported: the files of a folder, into hours from `first` to `last`
-    (None: up to the one before the stream's first). `time`: the column that a row's hour follows
-    from. `by_key`: Kafka's places in the files do not count. `version`: of a Delta table; None for
-    that of hours that are imported from it already, else the newest."""
+    """An operator's request to import the files of a folder into hours from `first` to `last`
+    (None: the hour before the stream's first). `time`: the column with the time of a row's hour.
+    `by_key`: ignore Kafka's partitions and offsets in the files. `version`: that of a Delta table;
+    None for the version of hours imported from it earlier, else the newest."""
 
     source: str
     first: str
@@ -97,10 +97,10 @@ class ImportRequest:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What an import has to do: hours and their source rows, newest first. `before` and `after`:
-    the rows of the source that are of hours before the first of them, and of hours that have
-    Kafka's records. `known`: hours that are imported already. `notes`: facts about the source and
-    the seam, in words. `version`: that of a Delta table."""
+    """The work of an import: hours, newest first, and the number of their source rows. `before` and
+    `after`: the numbers of source rows of hours before the first requested hour, and of hours with
+    Kafka's records. `known`: hours that are imported already. `notes`: sentences about the source
+    and the seam. `version`: that of a Delta table."""
 
     source: str
     files: int
@@ -118,7 +118,7 @@ class ImportPlan:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a run imported: hours, and their source rows by what became of them."""
+    """The result of a run: imported hours, and their source rows by outcome."""
 
     plan: ImportPlan
     hours: tuple[str, ...] = ()
@@ -140,25 +140,24 @@ class Imported:
 
 
 def plan(job: Job, request: ImportRequest) -> ImportPlan:
-    """What `run` would do now; nothing is changed. Raises as `run`."""
+    """Return what `run` would do now, without changing anything. Raises the errors of `run`."""
     return _Import(job, request).plan(load_state(job.lake, job.stream.table))
 
 
 def run(job: Job, publisher: Publisher, request: ImportRequest) -> Imported:
-    """Import the hours of a request, some in a commit; each hour is accepted once its files were
+    """Import the hours of a request, some in a commit; each hour is accepted after its files were
     read back.
 
-    Idempotent: hours that are imported stay, and a run that was killed is continued by the next.
-    Raises Refused, with nothing published of an hour, for files that do not fit the table, for
-    hours that cannot be imported, and for an imported hour of which the source has other rows by
-    now; Transient.
+    Idempotent: imported hours stay, and the next run continues a killed one. Raises Refused before
+    publishing an hour: for files that do not fit the table, for hours that cannot be imported, and
+    for an imported hour whose source rows have changed since. Raises Transient.
     """
     return _Import(job, request).run(publisher)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Hours whose files are written, and what they were decided by."""
+    """Hours whose files are written, and the `basis` of their rows (`_Import._basis`)."""
 
     id: str
     began: datetime
@@ -199,7 +198,7 @@ class _Import:
 
     @cached_property
     def _counted(self) -> list[CountedFile]:
-        """The files with their rows by hour."""
+        """The files with their numbers of rows by hour."""
         counted = []
         with Progress(
             LOG, f"count rows of {self._request.source}", "files", len(self._source.files)
@@ -210,8 +209,8 @@ class _Import:
         return counted
 
     def _seam(self, state: State) -> Seam | None:
-        """None for a stream that left the log it began in: places in the files may be of any of its
-        logs."""
+        """Return where the stream begins in Kafka; None if it left the log in which it began:
+        offsets in the files may then belong to any of its logs."""
         logs = [adoption.topic_id for adoption in state.timeline.adoptions]
         if [topic_id for topic_id in logs if topic_id != IMPORTED]:
             return None
@@ -257,7 +256,7 @@ class _Import:
         )
 
     def _words_of_seam(self, late: int) -> list[str]:
-        """How rows that Kafka has are distinguished."""
+        """Return sentences about how the import recognizes rows that Kafka has too."""
         exact = sum(1 for counted in self._counted if counted.ends is not None)
         words = []
         if exact:
@@ -273,7 +272,7 @@ class _Import:
         return words
 
     def _require_log(self, state: State) -> None:
-        """Refuse files whose places are of another log than the stream's. Raises Refused,
+        """Raise Refused if offsets in the files belong to another log than the stream's. Raises
         Transient."""
         early = next((c for c in self._counted if c.early), None)
         ends = dict[int, int]()
@@ -305,9 +304,10 @@ class _Import:
             )
 
     def _find_late(self, state: State, hours: Mapping[int, int]) -> pa.Table:
-        """The rows of hours of Kafka's that are not in the table, by the stream's key: records that
-        Kafka had deleted before the stream began. They are imported into the hour before. Raises
-        Transient while the table lacks what Kafka had by then."""
+        """Return the rows of hours with Kafka's records that are not in the table, by the stream's
+        key: Kafka had deleted these records before the stream began. They are imported into the
+        hour before the first with Kafka's records. Raises Transient while the table is not fresh
+        through `hours`."""
         until = start_of(
             from_number(min(max(hours) + 1, to_number(hour_of(self._lake.clock.now()))))
         )
@@ -333,8 +333,8 @@ class _Import:
         )
 
     def _hours_around(self, state: State, number: int) -> list[str]:
-        """The hours of Kafka's that may have a row whose time is of an hour: all, if a file's times
-        are not Kafka's."""
+        """Return the hours with Kafka's records that may have a row whose time is in hour `number`:
+        all of them if a file's times are not Kafka's."""
         first = to_number(state.timeline.first_of_kafka)
         last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
         if all(counted.of_kafka for counted in self._counted):
@@ -345,8 +345,8 @@ class _Import:
         return [from_number(n) for n in range(first, last + 1)]
 
     def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
-        """The newest decisions about hours that are imported already, also those that a branch that
-        was set back lacks."""
+        """Return the newest decisions about imported hours, also about hours that are missing on a
+        branch that was set back."""
         span = Span(min(self._request.first, state.timeline.first), self._last_of_files(state))
         rows = ledger.newest(
             self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
@@ -354,8 +354,8 @@ class _Import:
         return {hour: row for hour, row in rows.items() if row.imported is not None}
 
     def _version_before(self, rows: Mapping[str, LedgerRow]) -> int | None:
-        """The version of a Delta table that the earliest hour was imported from, of those from this
-        location."""
+        """Return the Delta table's version from which the earliest hour of this location was
+        imported; None if there is no such hour."""
         of_hours = {
             h: row.imported for h, row in rows.items() if row.imported and "version" in row.imported
         }
@@ -399,7 +399,7 @@ class _Import:
         )
 
     def _write(self, state: State, hours: Sequence[str], planned: Mapping[str, int]) -> _Written:
-        """Write the files of `hours`, which follow each other, and prove them. `planned`: their
+        """Write the files of consecutive `hours`, and prove them. `planned`: the numbers of their
         source rows."""
         began = self._lake.clock.now()
         first, last = to_number(hours[0]), to_number(hours[-1])
@@ -447,7 +447,7 @@ class _Import:
     def _require_counted(
         self, hours: Sequence[str], found: Mapping[int, int], planned: Mapping[str, int]
     ) -> None:
-        """Raise Transient where a file has other rows than those that were counted."""
+        """Raise Transient if hours have another number of rows than was counted."""
         for hour in hours:
             number = found.get(to_number(hour), 0)
             if number != planned[hour]:
@@ -458,7 +458,7 @@ class _Import:
                 )
 
     def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
-        """What the ledger records of an hour's source rows."""
+        """Return the ledger's description of an hour's source rows."""
         files = sum(1 for c in self._counted if to_number(hour) in c.rows)
         sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
         version = {} if self._source.version is None else {"version": self._source.version}
@@ -471,11 +471,11 @@ class _Import:
         }
 
     def _hours_after(self, hour: str) -> list[str]:
-        """The later hours that look back for duplicates into an hour."""
+        """Return the later hours whose look-back for duplicates contains an hour."""
         return hours_between(shift(hour, 1), shift(hour, 1 + self._stream.batch.lookback_hours))
 
     def _keys(self, state: State, hours: Sequence[str]) -> pa.Table:
-        """The keys that `main` has of some hours, with `HOUR`."""
+        """Return the keys of some hours' rows on `main`, with `HOUR`."""
         names = list(self._stream.key)
         if not hours:
             return self._reader.empty().select([*names, HOUR])
@@ -490,7 +490,7 @@ class _Import:
         return rows.select(names).append_column(HOUR, numbers)
 
     def _erased(self, state: State, rows: pa.Table) -> NDArray[Any]:
-        """Which rows are of erased persons, as a mask."""
+        """Return the mask of rows with erased values."""
         mask = np.zeros(len(rows), bool)
         hours = rows[HOUR].to_numpy()
         counts = counts_by_hour(hours)
@@ -511,8 +511,8 @@ class _Import:
         return mask
 
     def _basis(self, state: State, imported: Sequence[ImportedHour]) -> frozenset[str]:
-        """What written hours rest on: the erasures that are of them, and of the hours that they
-        were compared with those that the batch layer has accepted, by their files."""
+        """Return what the rows of imported hours depend on: the marks of erasures that cover them,
+        and the files of the accepted hours after them, with which they were compared."""
         last = max(one.hour for one in imported)
         accepted = [h for h in self._hours_after(last) if state.is_accepted(h)]
         files = files_by_hour(state.table, "batch", accepted) if accepted else {}
@@ -520,8 +520,8 @@ class _Import:
         return frozenset({*marks, *(f"{h} {p}" for h, of_hour in files.items() for p in of_hour)})
 
     def _publish(self, publisher: Publisher, written: _Written) -> bool:
-        """Publish written hours; False, with their files deleted, where others have to be written
-        in their place."""
+        """Publish written hours. If they must be written again, delete their files and return
+        False."""
         stream, first = self._stream, min(one.hour for one in written.hours)
         last = max(one.hour for one in written.hours)
         reason = f"imported from {self._location}"
@@ -559,7 +559,7 @@ class _Import:
 
 
 def _some(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
-    """The newest of `hours`, which are newest first, that one commit takes; oldest first. Pure."""
+    """Return the newest of `hours` for one commit, oldest first. `hours` is newest first. Pure."""
     some: list[str] = []
     number = 0
     for hour in hours[:_HOURS_A_COMMIT]:

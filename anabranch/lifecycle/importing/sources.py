@@ -1,5 +1,5 @@
-"""The files to import: which there are, how many rows of each hour each has, and their rows as the
-table's columns."""
+"""The files to import: their list, their numbers of rows by hour, and their rows in the table's
+columns."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ if TYPE_CHECKING:
 HOUR = "_import_hour"
 TIME = "_import_time"
 PLACE = ("_import_partition", "_import_offset")
-"""Of rows that were read: the hour that they are imported into, in hours since 1970, the time that
-it follows from, and the partition and offset that Kafka gave the record, null where the files do
-not have them."""
+"""Columns of rows read from files: the hour of import (in hours since 1970), the time of that hour,
+and the record's partition and offset in Kafka, null if the files do not have them."""
 
 OF_KAFKA = "_import_of_kafka"
-"""Whether a row's time is that at which Kafka received the record."""
+"""A column: whether a row's time is the time at which Kafka received the record."""
 
 KAFKAS = 2**40
-"""The hour of rows that the stream reads from Kafka, by their offsets."""
+"""The hour of rows whose offsets the stream reads from Kafka."""
 
 RECEIVED = ("kafka_timestamp", "timestamp")
 """Columns of a source with the time at which Kafka received a record."""
@@ -57,7 +56,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 
 
 class _Opened(Protocol):
-    """A file that is read, of any form."""
+    """An opened file of any format."""
 
     @property
     def schema_arrow(self) -> pa.Schema: ...
@@ -67,9 +66,9 @@ class _Opened(Protocol):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, its name within the source, and the values of columns that its folders name
-    (`date=2026-11-21`). `part`: of a table, which knows how to read it. `rows`: how many it has, if
-    the table's log says so."""
+    """A file, its name within the source, and the column values in its folder names
+    (`date=2026-11-21`). `part`: the reader of a table's file. `rows`: the number of rows according
+    to the table's log; None if unknown."""
 
     path: str
     name: str
@@ -90,10 +89,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class CountedFile:
-    """A file and its number of rows by hour, in hours since 1970. If it has Kafka's places: `ends`
-    has the offset behind its last record, by partition, and `early` is the number of rows that
-    Kafka has although they are older than the hour before the stream's first. `of_kafka`: as the
-    column OF_KAFKA."""
+    """A file and its number of rows by hour, in hours since 1970. If it has Kafka's offsets: `ends`
+    has the offset after its last record, by partition, and `early` is the number of rows at offsets
+    that the stream reads although they are older than the hour before the stream's first.
+    `of_kafka`: as the column OF_KAFKA."""
 
     file: SourceFile
     rows: Mapping[int, int]
@@ -104,14 +103,14 @@ class CountedFile:
 
 @dataclass(frozen=True)
 class Seam:
-    """Where the stream begins in Kafka: the offsets by partition, and the hour before its first.
-    Rows of files without Kafka's places keep the hour of their time."""
+    """The beginning of the stream in Kafka: offsets by partition, and the hour before its first, in
+    hours since 1970. Rows of files without Kafka's offsets keep the hour of their time."""
 
     begins: Mapping[int, int]
     last: int
 
     def hours(self, times: NDArray[np.int64], places: pa.Table) -> NDArray[np.int64]:
-        """The hour of each row; KAFKAS for those at offsets that the stream reads."""
+        """Return the hour of each row; KAFKAS at offsets that the stream reads."""
         partitions, offsets = (places[name].to_numpy() for name in PLACE)
         is_read = np.ones(len(times), bool)
         for partition, begin in self.begins.items():
@@ -120,7 +119,7 @@ class Seam:
 
 
 def to_number(hour: str) -> int:
-    """An hour as hours since 1970."""
+    """Return an hour as hours since 1970."""
     return int(start_of(hour).timestamp()) // 3600
 
 
@@ -134,7 +133,7 @@ def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
 
 
 def location_of(text: str) -> str:
-    """A folder as a location: `s3://…`, or `file://…` for a local path."""
+    """Return a folder as a location: `s3://…`, or `file://…` for a local path."""
     if "://" in text or text.startswith("file:"):
         return text.rstrip("/").replace("s3a://", "s3://", 1)
     return f"file://{Path(text).absolute()}"
@@ -142,8 +141,7 @@ def location_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """The files to import, in their order, and what is to be said of them. `version`: that of a
-    Delta table."""
+    """The files to import, in order, and sentences about them. `version`: that of a Delta table."""
 
     files: tuple[SourceFile, ...]
     notes: tuple[str, ...] = ()
@@ -153,13 +151,13 @@ class Source:
 def list_source(
     environment: Environment, io: FileIO, location: str, version: int | None = None
 ) -> Source:
-    """The files of an Iceberg table's current snapshot, of a Delta table's `version` (None: its
-    newest), or the files under a folder that count: Parquet, JSON lines.
+    """Return the files of an Iceberg table's current snapshot, of a Delta table's `version` (None:
+    its newest), or the valid files of a folder: Parquet, JSON lines.
 
-    In the folder of Spark's file sink these are the files that its log lists, in the order of their
-    micro-batches; else all, by name, but for files and folders whose names begin with `_` or `.`,
-    as in Spark. Raises Refused for other files, for none, and for a log that is damaged or lists a
-    file that is not there; Transient.
+    In the folder of Spark's file sink these are the files in its log, in the order of their
+    micro-batches. In another folder these are all files by name, except files and folders whose
+    names begin with `_` or `.`, as in Spark. Raises Refused for other files, for no file, and for a
+    log that is damaged or lists a missing file; Transient.
     """
     if location.endswith(".metadata.json"):
         _require_delta(location, version)
@@ -168,7 +166,7 @@ def list_source(
     stored = {
         same_file(one.path).removeprefix(root): one for one in list_files(environment, location)
     }
-    # A Delta table that is an Iceberg table too (UniForm) is read as the latter.
+    # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if version is None and (metadata := find_metadata(stored, location)) is not None:
         return _of_iceberg(io, stored[metadata].path)
     if any(name.startswith(f"{LOG_FOLDER}/") for name in stored):
@@ -250,12 +248,12 @@ def _read_text(io: FileIO, path: str) -> str:
 
 @dataclass(frozen=True)
 class SourceReader:
-    """Reads files as the columns of a table: `schema` has the stream's columns with the table's
-    types.
+    """A reader of files in the columns of a table: `schema` has the stream's columns with the
+    table's types.
 
-    `time`: the column from which a row's hour follows; None for the first that there is of
+    `time`: the column with the time of a row's hour; None for the first existing one of
     `kafka_timestamp`, `timestamp` and the stream's event time, `event_time`. A time without a time
-    zone is UTC. `seam`: None where Kafka's places do not count.
+    zone is UTC. `seam`: None to ignore Kafka's partitions and offsets.
     """
 
     io: FileIO
@@ -265,8 +263,8 @@ class SourceReader:
     seam: Seam | None = None
 
     def count(self, file: SourceFile) -> CountedFile:
-        """The rows of a file by hour. Raises Refused for a file whose columns do not fit the
-        table's, and for a row without a time; Transient."""
+        """Return the numbers of a file's rows by hour. Raises Refused if the file's columns do not
+        fit the table's, or a row has no time; Transient."""
         rows, ends, early = Counter[int](), dict[int, int](), 0
         with lake_errors(f"read {file.path}"):
             opened = self._open(file)
@@ -294,8 +292,8 @@ class SourceReader:
         return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
 
     def read(self, files: Sequence[CountedFile], first: int, last: int) -> pa.Table:
-        """The rows of hours from `first` to `last`, in hours since 1970, by hour, then in the order
-        of the files and of their rows; with `HOUR`, `TIME`, `OF_KAFKA` and `PLACE`. Raises as
+        """Return the rows of hours from `first` to `last`, in hours since 1970, with `HOUR`,
+        `TIME`, `OF_KAFKA` and `PLACE`: ordered by hour, then as in the files. Raises the errors of
         `count`."""
         parts = []
         for counted in files:
@@ -314,7 +312,7 @@ class SourceReader:
         return rows.take(pa.array(np.argsort(rows[HOUR].to_numpy(), kind="stable")))
 
     def empty(self) -> pa.Table:
-        """No rows, of the columns of `read`."""
+        """Return a table without rows, with the columns of `read`."""
         places = (pa.field(name, pa.int64()) for name in PLACE)
         own = (
             pa.field(TIME, _INSTANT),
@@ -327,7 +325,8 @@ class SourceReader:
         ).empty_table()
 
     def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """The columns of a file with Kafka's partition and offset, if they are to count."""
+        """Return the columns of a file with Kafka's partition and offset; None if it has none or
+        they are ignored."""
         if self.seam is None:
             return None
         return next(
@@ -335,7 +334,8 @@ class SourceReader:
         )
 
     def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
-        """The column of a file that the hours follow from. Raises Refused."""
+        """Return the column of a file with the time of each row's hour. Raises Refused if there is
+        none."""
         wanted = (self.time,) if self.time is not None else (*RECEIVED, self.event_time)
         found = next((name for name in wanted if name in names), None)
         if found is None:
@@ -367,7 +367,7 @@ class SourceReader:
     def _batches(
         self, file: SourceFile, opened: _Opened, columns: Sequence[str]
     ) -> Iterator[pa.Table]:
-        """The rows with `columns`, as the table has them, `TIME`, `OF_KAFKA`, `PLACE` and
+        """Yield the rows with `columns` in the table's types, `TIME`, `OF_KAFKA`, `PLACE` and
         `HOUR`."""
         there = opened.schema_arrow.names
         time, place = self.time_of(file, there), self._place_of(there)
