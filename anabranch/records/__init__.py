@@ -1,13 +1,13 @@
-"""Records: from Kafka's bytes to the stream's columns, once, for both layers.
+"""Records: from Kafka's bytes to the stream's columns, with the same code for both layers.
 
-`assign_hours` says which ingest hour a record belongs to, `decode` reads its value and gives a
-verdict, `good` and `dead` split by it. All are DataFrame -> DataFrame and lazy. A verdict depends
-on the record's bytes, the stream and the ingest hour alone (with a schema registry also on the
-schema of the record's id, which never changes): not on the layer, the present, or a session's
-settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become a row gets a
-verdict and a sentence.
+`assign_hours` adds a record's ingest hour, `decode` reads its value and gives a verdict, `good` and
+`dead` split records by it. All are DataFrame -> DataFrame and lazy. A verdict depends only on the
+record's bytes, the stream and the ingest hour (with a schema registry also on the schema of the
+record's id, which never changes): not on the layer, the current time, or a session's settings (ANSI
+mode, time zone). No bytes make `decode` fail; a record that cannot become a row gets an error code
+and text.
 
-`anabranch.records.formats` turns each format into columns, `anabranch.records.checks` has the
+`anabranch.records.formats` reads each format as columns, `anabranch.records.checks` gives the
 verdicts.
 """
 
@@ -31,15 +31,15 @@ from anabranch.records.selected import project
 ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
 BYTES = ("kafka_key", "kafka_value", "kafka_headers")
-"""Of a decoded record, what Kafka held: for a dead letter."""
+"""The columns of a decoded record with Kafka's own data, for dead letters."""
 
 UNKNOWN = "unknown_fields"
-"""Of a decoded record, the names of its fields that the stream has no column for; empty or null
-where none is."""
+"""The column of a decoded record with the names of its fields that have no column in the stream;
+empty or null if there are none."""
 
 REFUSED_FIELD = "unknown_field"
-"""The error of a record that nothing but such a field keeps from being a row, where the stream
-refuses it."""
+"""The error code of a record with unknown fields and no other error, if the stream refuses such
+fields."""
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 _NO_NAMES = "CAST(NULL AS array<string>)"
@@ -49,15 +49,15 @@ def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
     """Add `ingest_hour`: the first of `hours` (oldest first) whose end for the record's partition
     is above its offset.
 
-    A partition that an hour's `ends` lacks has no record in that hour (it was added later). The
-    hour with `ends=None` takes the rest and comes last. Without one, a record that belongs to none
-    of the hours fails the query, so trim the frame to the hours first. Raises ValueError for hours
-    that contradict each other.
+    A partition that an hour's `ends` lacks was added later and has no record in that hour. The hour
+    with `ends=None` comes last and takes the rest. Without it, a record outside all hours fails the
+    query, so trim the frame to the hours first. Raises ValueError for hours that contradict each
+    other.
     """
     _check(hours)
     closed = [(entry.hour, entry.ends) for entry in hours if entry.ends is not None]
-    # A search by halves: one small projection for each step, so that the plan grows with the
-    # logarithm of the hours.
+    # A binary search with one small projection a step, so that the plan grows with the logarithm of
+    # the number of hours.
     steps = len(closed).bit_length()
     places = 2**steps
     ends = {p: [e.get(p, 0) for _, e in closed] for _, e in closed for p in e}
@@ -102,8 +102,8 @@ def _check(hours: Sequence[HourRange]) -> None:
 
 
 def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
-    """Only the records whose offset lies inside `[start, end)` of their partition; other partitions
-    have none."""
+    """Keep only records with offsets in `[start, end)` of their partition; other partitions have
+    none."""
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
@@ -116,26 +116,25 @@ def decode(
     beside: Sequence[str] = (),
     secret: bytes | None = None,
 ) -> DataFrame:
-    """Read Kafka's `value` as the stream's columns, by its format and by what it selects of that,
-    and judge it.
+    """Read Kafka's `value` as the stream's columns, by its format and `select`, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's
     columns (exact types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`,
-    `event_date`, then `is_dead`, and where it is true `error_code` and `error_text`, then
-    `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where `is_dead`, the stream's
-    columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
-    Spark has less to plan. `with_unknown`, `unknown_fields` comes next, the names of a value's
-    fields that the stream has no column for: empty or null where there are none, and for all if the
-    stream ignores them. `beside`: columns of the frame that come behind all others, unchanged.
-    `secret`: of the columns that are hashed. A format with a schema registry looks at the frame's
-    schema ids first, and raises as `Format.read` says.
+    `event_date` and `is_dead`. If `is_dead`, the stream's columns contain whatever could be read.
+
+    `with_errors` adds `error_code` and `error_text`, null for good records, and `kafka_key`,
+    `kafka_value` and `kafka_headers` unchanged; without them Spark has less to plan. `with_unknown`
+    adds `unknown_fields`, the names of a value's fields that have no column in the stream: empty or
+    null if there are none, and always null if the stream ignores them. `beside` names columns of
+    the frame to append unchanged. `secret` hashes columns of `select`. A format with a schema
+    registry first queries the frame's schema ids, and raises as `Format.read`.
     """
     fields = types_of(stream.record_columns)
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
         "CAST(offset AS BIGINT) AS kafka_offset",
-        # Dates of Python, and so of most readers, hold no other years.
+        # Python's dates, and so those of most readers, have no other years.
         f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS "
         "TIMESTAMP), NULL) AS kafka_timestamp",
         "ingest_hour",
@@ -200,8 +199,8 @@ def types_of(columns: Iterable[Column]) -> dict[str, DataType]:
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Rows of the table in the columns of `decode`, as good records whose bytes are not known any
-    more."""
+    """Return rows of the table with the columns of `decode`, as good records without their
+    bytes."""
     names = [column.name for column in stream.columns]
     unknown = {
         "error_code": "STRING",
@@ -221,13 +220,13 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
 
 
 def good(decoded: DataFrame, stream: Stream) -> DataFrame:
-    """The rows of the table: good records only, the table's columns in the table's order."""
+    """Return the rows of the table: good records with the table's columns in the table's order."""
     names = [column.name for column in stream.columns]
     return decoded.where("NOT is_dead").select(*names, *_KAFKA_COLUMNS, "event_date")
 
 
 def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
-    """The dead letters: the records with a verdict, their bytes as they came."""
+    """Return the dead letters: the records with a verdict, with their bytes unchanged."""
     return decoded.where("is_dead").select(
         F.lit(topic_id).alias("topic_id"),
         *_KAFKA_COLUMNS,

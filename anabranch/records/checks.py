@@ -1,8 +1,8 @@
-"""Checks: why a record cannot become a row, in Spark SQL. The first condition that holds gives code
-and text.
+"""Checks: why a record cannot become a row, in Spark SQL. The first true condition gives code and
+text.
 
-A format's own checks come first (`anabranch.records.formats`), then what holds for every format:
-required columns, event time.
+A format's own checks come first (`anabranch.records.formats`), then those of every format: required
+columns, event time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from datetime import timedelta
 from anabranch.config import EventTime, Stream
 
 CODES = ("missing_required", "event_time_out_of_bounds")
-"""The error codes of any record; each format's module has its own besides."""
+"""The error codes of all formats; each format's module has additional ones."""
 
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999 (UTC), which every reader's dates can hold, in microseconds since 1970."""
+"""The years 1 to 9999 (UTC), in microseconds since 1970; dates of every reader include them."""
 
 HOUR_MICROS = 3_600_000_000
 
@@ -26,46 +26,47 @@ _CLOCK = (
     (86_400, 3_600),
     (3_600, 60),
     (60, 1),
-)  # hours, minutes, seconds: of how many seconds, in how many
+)  # hours, minutes, seconds: the unit above and the unit, in seconds
 _NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for
-    where it holds."""
+    """A reason why a value cannot become a row, in Spark SQL: a condition, and the verdict (see the
+    function `error`) if it is true."""
 
     test: str
     error: str
 
 
 def error(code: str, text: str) -> str:
-    """A verdict: its code, and its text as SQL."""
+    """Return SQL for a verdict with this code; `text` is SQL."""
     return f"struct('{code}' AS code, {text} AS text)"
 
 
 def expected_found(expected: str, text: str) -> str:
-    """`expected …, found …` as SQL; `text` is SQL for what was found, shortened."""
+    """Return SQL for `expected …, found …`; `text` is SQL for the value found, shortened."""
     return f"concat('{expected}, found ', coalesce(substring({text}, 1, {_FOUND_LENGTH}), 'null'))"
 
 
 def literal(text: str) -> str:
-    """Any text as an SQL literal, single quotes as double ones, and nothing in it that Spark takes
-    for a variable."""
+    """Return a text as an SQL literal, with single quotes as double ones, and with nothing that
+    Spark takes for a variable."""
     return "r'" + text.replace("'", '"').replace("${", "$ {") + "'"
 
 
 def opaque(sql: str) -> str:
-    """`sql`, not deterministic in name only: so that Spark's optimizer leaves it where it is.
+    """Wrap `sql` so that Spark's optimizer takes it for non-deterministic and leaves it in place.
 
-    It pushes no filter on it below, where every value would be parsed twice; and it derives no
-    constraints from it, of which a value that rests on twenty columns has a million.
+    The optimizer then pushes no filter on it down, where every value would be parsed twice, and
+    derives no constraints from it: a value that depends on twenty columns has a million.
     """
     return f"IF(spark_partition_id() < 0, NULL, {sql})"
 
 
 def utc(moment: str) -> str:
-    """SQL for a timestamp as text in UTC, to the second, whatever the session's time zone."""
+    """Return SQL for a timestamp as text in UTC, to the second, independent of the session's
+    zone."""
     seconds = f"unix_seconds({moment})"
     clock = [
         f"lpad(CAST(pmod({seconds}, {whole}) div {part} AS STRING), 2, '0')"
@@ -75,22 +76,22 @@ def utc(moment: str) -> str:
 
 
 def utc_date(moment: str) -> str:
-    """SQL for the UTC date of a timestamp, whatever the session's time zone."""
+    """Return SQL for the UTC date of a timestamp, independent of the session's time zone."""
     seconds = f"unix_seconds({moment})"
     return f"date_from_unix_date(CAST(({seconds} - pmod({seconds}, 86400)) div 86400 AS INT))"
 
 
 def in_the_calendar(at: str) -> str:
-    """SQL for whether microseconds since 1970 lie in the calendar."""
-    # Not BETWEEN, for which Spark makes a column of its own that no branch spares.
+    """Return SQL for whether microseconds since 1970 are in the years 1 to 9999."""
+    # Not BETWEEN: Spark plans an extra column for it, which is computed in all branches.
     return f"({at} >= {FIRST_MICROS}L AND {at} <= {LAST_MICROS}L)"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the checks say of a record, as Spark SQL: whether one of them holds, and the error of
-    the first that does. `error` is a struct of code and text, or null. It costs much more than
-    `is_dead`, and few need it."""
+    """The result of the checks of a record, as Spark SQL: whether one of them is true, and the
+    error of the first, a struct of code and text, or null. `error` costs much more than `is_dead`,
+    and few records need it."""
 
     is_dead: str
     error: str
@@ -99,8 +100,7 @@ class Verdict:
 def judge(
     stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], last: Sequence[Check] = ()
 ) -> Verdict:
-    """The verdict on a record, by the format's checks, by the stream's, and by those that come
-    `last`."""
+    """Return the verdict on a record by the format's checks, then the stream's, then `last`."""
     every = [
         *checks,
         *(
@@ -125,14 +125,14 @@ def judge(
 
 
 def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterator[Check]:
-    """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same
-    verdict."""
+    """Yield checks of the event time. Bounds are measured from the start and end of the ingest
+    hour, so every rebuild gives the same verdict."""
     at = f"unix_micros(`_row_{bounds.column}`)"
     text = expected_found(
         f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column)
     )
     verdict = error("event_time_out_of_bounds", text)
-    # Spark could write a date outside the calendar, and no other program could read or publish it.
+    # Spark could write a date outside these years, but no other program could read or publish it.
     yield Check(f"NOT {in_the_calendar(at)}", verdict)
     if bounds.past is not None:
         yield Check(f"{at} < _hour_start - {micros(bounds.past)}L", verdict)

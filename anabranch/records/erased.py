@@ -1,7 +1,7 @@
-"""Leave erased records out while a layer stages: by the keyed hash of a column, or by the place of
-a dead letter.
+"""Exclude erased records while a layer stages, by the keyed hash of a column or by the place of a
+dead letter.
 
-The driver hashes the distinct values of the column, so that no key reaches a plan or an executor.
+The driver hashes the distinct values of the column, so that no key is in a plan or on an executor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 
 def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
-    """The places, partition and offset, of the records that an hour's or a micro-batch's filter
-    leaves out; each once. `decoded` has the columns of `records.decode`, of the hours that the
-    filter is of. It is read for each erasure."""
+    """Return the distinct places, partition and offset, of the records that the filter erases.
+    `decoded` has the columns of `records.decode` and the hours of the filter, and is read for each
+    erasure of an hour."""
     found = [
         frame
         for one in erased.hours

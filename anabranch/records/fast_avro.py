@@ -1,13 +1,13 @@
-"""Avro records that are certain to be good, read as Arrow columns: field by field, each over all
+"""Read Avro records that are certain to be good as Arrow columns, field by field, each over all
 records of a batch.
 
-As `anabranch.records.fast_json`: for every record that `AvroRows.read` takes,
-`anabranch.records.decode` has the same row and the verdict "good"; the others are left to it.
-Certain are values in Confluent's wire format whose writer's schema has fields of simple types only,
-and that are as Avro's encoders write them: each number in its shortest form, and no byte behind the
-last field. Why what it takes is right is in docs/decisions/0059.
+As in `anabranch.records.fast_json`: `anabranch.records.decode` gives the same row and the verdict
+"good" for every record that `AvroRows.read` takes; the others are left to it. Certain are values in
+Confluent's wire format whose writer's schema has only fields of simple types, and that are encoded
+as Avro's encoders do: each number in its shortest form, and no byte after the last field.
+docs/decisions/0059 explains why its rows are correct.
 
-It runs in Spark's Python workers, and imports no Spark.
+It runs in Spark's Python workers, and does not import Spark.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 MOST_UNKNOWN_IDS = 16
-"""How many schema ids that it does not know a task reports."""
+"""Maximum number of unknown schema ids that a task reports."""
 
-_WIRE = 5  # a zero byte, and an id of four
+_WIRE = 5  # a zero byte and an id of four bytes
 _LARGEST_ID = 2**31 - 1
-# Bytes behind the last value: a number has at most ten, and no value is read further once it is
-# behind its end.
+# Bytes after the last value: a number has at most ten, and no value is read further once it is
+# beyond its end.
 _MARGIN = 16
-# How many bytes of values are read at once, and copied for it.
+# Bytes of values that are copied and read at once.
 _AT_ONCE = 4 * 2**20
 _FIRST_DAY, _LAST_DAY = FIRST_MICROS // 86_400_000_000, LAST_MICROS // 86_400_000_000
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
-# By Spark's name of a column's type: the kinds of a field that become it.
+# Kinds of fields that can be read as a column, by the column's Spark type.
 _FROM: dict[str, tuple[str, ...]] = {
     "string": ("string", "bytes", "enum"),
     "int": ("int",),
@@ -68,11 +68,11 @@ _NUMBERS, _TEXTS = ("int", "long", "enum"), ("string", "bytes")
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a writer's schema: its kind, the place of null if it is a union with null, the
-    size of a `fixed`.
+    """A field of a writer's schema: its kind, the index of null if it is a union with null, the
+    size of a `fixed`, the symbols of an enum.
 
-    `column` is the column that it becomes, of Spark's type `type`; "" for a field that the stream
-    does not have. `unit` is a timestamp's units a second.
+    `column` is the stream's column of Spark type `type`; "" for a field without a column. `unit` is
+    the number of a timestamp's units a second.
     """
 
     kind: str
@@ -88,8 +88,8 @@ Fields = tuple[Field, ...]
 
 
 def plan_fields(text: str, columns: Sequence[Column]) -> Fields | None:
-    """How values of a writer's schema are read, for one that `avro_schema.project` takes for these
-    columns; None where only `decode` reads them. Pure."""
+    """Return how values of a writer's schema are read as these columns; None if only `decode` can
+    read them. The schema must be one that `avro_schema.project` accepts. Pure."""
     try:
         writer = parse(text)
     except Incompatible:
@@ -127,7 +127,7 @@ def _plan_field(node: Node, name: str, type: str) -> Field | None:
 
 
 def unit_of(logical: str) -> int:
-    """Units a second of a logical type that is a timestamp, else 0. Pure."""
+    """Return the units a second of a timestamp's logical type, else 0. Pure."""
     is_timestamp = "timestamp-" in logical
     return (
         _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
@@ -137,18 +137,18 @@ def unit_of(logical: str) -> int:
 
 
 class AvroRows:
-    """Reads the values of one stream, in a process of its own. `schemas`: how, by schema id."""
+    """A reader of one stream's values, used by one process. `schemas` has the fields by schema
+    id."""
 
     def __init__(
         self, columns: Sequence[Column], event_time: EventTime | None, schemas: Mapping[int, Fields]
     ) -> None:
         self._columns, self._event_time, self._schemas = tuple(columns), event_time, schemas
         self.unknown_ids: set[int] = set()
-        """Ids that records were left for, because `schemas` lacks them: at most
-        MOST_UNKNOWN_IDS."""
+        """Schema ids missing in `schemas`, whose records were left: at most MOST_UNKNOWN_IDS."""
 
     def read(self, batch: pa.RecordBatch) -> Read:
-        """As `fast_json.CertainRows.read`."""
+        """Read a batch as `fast_json.CertainRows.read` does."""
         found, left, start = [], [], 0
         for piece in _pieces(batch):
             rows, places = self._read(piece)
@@ -160,7 +160,7 @@ class AvroRows:
         return Read(pa.concat_tables(found), pa.array(np.concatenate(left), pa.int64()))
 
     def _read(self, batch: pa.RecordBatch) -> tuple[pa.Table, Integers]:
-        """The certain rows of a piece, in order, and their places in it."""
+        """Return the certain rows of a piece, in order, and their indexes in it."""
         ids = self._ids(batch)
         known = np.unique(ids[ids >= 0]).tolist()
         parts = [
@@ -178,11 +178,11 @@ class AvroRows:
         return rows, places
 
     def _ids(self, batch: pa.RecordBatch) -> Integers:
-        """The schema id of each record that may be certain; -1 for others."""
+        """Return the schema id of each record that may be certain; -1 for others."""
         value, ids = batch.column("value"), np.full(len(batch), -1, np.int64)
         length = pc.binary_length(value)
         may_be = pc.and_(pc.greater_equal(length, _WIRE), pc.less_equal(length, LONGEST))
-        # A record without a time that can be held has its date, and its bounds, from elsewhere.
+        # Without a time in the calendar, a record takes its date and bounds from elsewhere.
         may_be = pc.fill_null(pc.and_(may_be, in_the_calendar(batch.column("timestamp"))), False)
         places = np.flatnonzero(may_be.to_numpy(zero_copy_only=False))
         data, bounds = _bytes_of(value)
@@ -200,8 +200,8 @@ class AvroRows:
     def _of_schema(
         self, batch: pa.RecordBatch, places: Integers, fields: Fields
     ) -> tuple[pa.Table, Integers]:
-        """The certain rows among the records at `places`, whose values are of one schema, and the
-        places of these."""
+        """Return the certain rows among the records at `places`, whose values have one schema, and
+        their places."""
         records = batch if len(places) == len(batch) else batch.take(pa.array(places, pa.int64()))
         values = _Values(records.column("value"))
         read = values.read(fields)
@@ -221,7 +221,7 @@ class AvroRows:
 
 
 class _Values:
-    """Values of one schema, each read up to a place of its own. `is_sure`: which of them may still
+    """Values of one schema, each with its own read position. `is_sure` marks values that may still
     be certain."""
 
     def __init__(self, value: pa.Array) -> None:
@@ -231,7 +231,7 @@ class _Values:
         self.is_sure = np.ones(len(value), bool)
 
     def read(self, fields: Fields) -> dict[str, pa.Array]:
-        """Read all fields; returns what they become, by column. A value that is not sure is
+        """Read all fields and return the arrays by column. Entries of values that are not sure are
         arbitrary."""
         found = [(field, *self._field(field)) for field in fields]
         self.is_sure &= self._at == self._ends
@@ -242,8 +242,8 @@ class _Values:
         }
 
     def _field(self, field: Field) -> tuple[Integers, Integers, Integers]:
-        """Read a field: which values have it, and its numbers, or the places and sizes of its
-        bytes."""
+        """Read a field. Return the values that have it, and its numbers, or the positions and sizes
+        of its bytes."""
         rows = np.flatnonzero(self.is_sure)
         if field.null is not None:
             branch = self._number(rows)
@@ -253,8 +253,8 @@ class _Values:
         if field.kind in _NUMBERS or field.kind in _TEXTS:
             size = self._number(rows)
         if field.kind in _NUMBERS:
-            # Java reads an int of more bits as another number, or not at all; also of a field that
-            # is read over.
+            # Java reads an int with more bits as another number, or not at all; so fields without a
+            # column are checked too.
             first, end = {"int": (-(2**31), 2**31), "enum": (0, len(field.symbols))}.get(
                 field.kind, (None, None)
             )
@@ -268,14 +268,14 @@ class _Values:
         return rows, starts, size
 
     def _number(self, rows: Integers) -> Integers:
-        """Read an int or long of each value, in its shortest form."""
+        """Read an int or long of each value, and mark values that do not use its shortest form."""
         found, is_read = np.zeros(len(rows), np.uint64), np.ones(len(rows), bool)
         reading = np.arange(len(rows))
         for number in range(10):
             byte = self._data[self._at[rows[reading]]]
             self._at[rows[reading]] += 1
             found[reading] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * number)
-            # A last byte of zero adds nothing, and of the tenth byte only one bit counts.
+            # A last byte of zero adds nothing, and only one bit of a tenth byte counts.
             is_odd = ((byte == 0) & (number > 0)) | ((byte > 1) & (number == 9))
             is_read[reading[is_odd]] = False
             reading = reading[(byte > 0x7F) & ~is_odd]
@@ -286,15 +286,15 @@ class _Values:
         return half ^ -sign
 
     def _keep(self, rows: Integers, is_sure: Mask) -> None:
-        """Of `rows`, keep those that are sure. The others are read no further, and their places lie
-        within them."""
+        """Mark the other `rows` as not sure. They are read no further, and their positions stay
+        within their values."""
         left = rows[~is_sure]
         self.is_sure[left] = False
         self._at[left] = np.minimum(self._at[left], self._ends[left])
 
     def _column(self, field: Field, rows: Integers, found: Integers, size: Integers) -> pa.Array:
-        """What a field becomes, null where a value has none. Leaves values that cannot become
-        it."""
+        """Return a field's column, null for values without it. Mark values that cannot be converted
+        as not sure."""
         sure = self.is_sure[rows]
         rows, found, size = rows[sure], found[sure], size[sure]
         if field.kind in _TEXTS:
@@ -307,7 +307,7 @@ class _Values:
         return pa.array(field.symbols, pa.string()).take(spread) if field.kind == "enum" else spread
 
     def _convert(self, field: Field, found: Integers) -> tuple[npt.NDArray[Any], Mask]:
-        """What numbers, or bytes at places, become, and which of them are certain to."""
+        """Convert numbers, or bytes at positions; also return which results are certain."""
         every = np.ones(len(found), bool)
         if field.kind == "boolean":
             byte = self._data[found]
@@ -319,7 +319,7 @@ class _Values:
                 .view(f"<f{width}")[:, 0]
                 .astype(np.float64)
             )
-            # There are many NaN, and two zeros: Spark says which of them a row has.
+            # There are many NaN and two zeros: Spark decides which of them a row has.
             return number, ~np.isnan(number) & ~((number == 0) & np.signbit(number))
         if field.type == "timestamp":
             if field.unit > 1_000_000:
@@ -334,7 +334,7 @@ class _Values:
         return found.astype(np.int32) if field.type == "int" else found, every
 
     def _texts(self, rows: Integers, starts: Integers, size: Integers) -> pa.Array:
-        # An array of twice as many: each text, and what lies between it and the next one.
+        # An array of twice the length: each text, and the bytes between it and the next one.
         bounds = np.repeat(self._starts, 2)
         bounds[2 * rows], bounds[2 * rows + 1] = starts, starts + size
         buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(self._data)]
@@ -353,7 +353,7 @@ class _Values:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of a few megabytes, at least one."""
+    """Yield a batch in pieces of a few megabytes, at least one piece."""
     _, bounds = _bytes_of(batch.column("value"))
     start = 0
     while start < len(batch):
@@ -367,8 +367,8 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _bytes_of(value: pa.Array, margin: int = 0) -> tuple[npt.NDArray[np.uint8], Integers]:
-    """The bytes of all values, one behind the other, and the places between them. With a margin, it
-    is a copy."""
+    """Return the concatenated bytes of all values, and the offsets between them; with a margin, a
+    copy followed by that many zero bytes."""
     _, offsets, data = value.buffers()
     bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1].astype(
         np.int64

@@ -1,12 +1,11 @@
-"""JSON records that are certain to be good, read as Arrow columns: several times as fast as Spark
-reads them.
+"""Read JSON records that are certain to be good as Arrow columns, several times as fast as Spark.
 
-For every record that `CertainRows.read` takes, `anabranch.records.decode` has the same row and the
-verdict "good". What it does not take is left to `decode`, which alone separates good records from
-dead letters. So this module may know less JSON than `decode` does, and never more. Why what it
-takes is right is in docs/decisions/0021.
+For every record that `CertainRows.read` takes, `anabranch.records.decode` gives the same row and
+the verdict "good". All others are left to `decode`, which alone separates good records from dead
+letters. So this module may accept less JSON than `decode` does, never more. docs/decisions/0021
+explains why its rows are correct.
 
-It runs in Spark's Python workers, and imports no Spark.
+It runs in Spark's Python workers, and does not import Spark.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from anabranch.offsets.hours import start_of
 from anabranch.records.checks import FIRST_MICROS, HOUR_MICROS, LAST_MICROS, micros
 
 LONGEST = 1_000_000
-"""How many bytes a value may have. Spark's parser has limits of its own for texts, far above."""
+"""Maximum bytes of a value. The limits of Spark's parser for texts are far above."""
 
 MOST_DIGITS = 1_000
-"""Spark's parser reads no number with more digits."""
+"""Maximum digits of a number in Spark's parser."""
 
 LONGEST_NAME = 50_000
-"""How many bytes the name of a field may have: Spark's parser (Jackson, `StreamReadConstraints`)
-reads no name of more UTF-16 units, of which each takes a byte of UTF-8 at least."""
+"""Maximum bytes of a field's name. Spark's parser (Jackson, `StreamReadConstraints`) limits names
+to this many UTF-16 units, each of which takes at least a byte of UTF-8."""
 
 _TOO_MANY = b"0" * (MOST_DIGITS + 1)
 _TENTHS_OF_TOO_MANY = b"0" * ((MOST_DIGITS + 1) // 10)
-# As a table for `bytes.translate`: all that a number is written with becomes a zero.
+# A table for `bytes.translate`: all characters of numbers become zeros.
 _OF_NUMBERS = bytes.maketrans(b"123456789.+-eE", b"0" * 14)
 
-# How many lines are read at once behind a reading that failed, which costs something for all that
-# it might have read; and of how few all are left.
+# Lines read at once after a failed reading, which wastes the lines that it had read; and the number
+# of lines up to which all are left if the reading does not report the failed one.
 _AT_ONCE, _SMALLEST = 512, 16
-# How often a batch is read, in all, before what could not be read so far is left. A reading costs
-# as much as so many lines, also of none: a few odd records in a hundred are found, and where there
-# are more, `decode` is as fast.
+# The readings of a batch, in multiples of its lines, after which unread lines are left; and the
+# cost of a reading in lines. A few odd records in a hundred are found; where there are more,
+# `decode` is as fast.
 _MOST_READINGS, _A_READING = 4, 70
-# How PyArrow reports the row that failed. A hint only: `decode` reads the lines that it leaves.
+# PyArrow's report of the row that failed. Only a hint: `decode` reads the lines that are left.
 _ROW = re.compile(r" in row (\d+)")
-# How many fields that the stream does not know are read and left out.
+# Maximum unknown fields that are read and dropped.
 _MOST_OTHERS = 64
 _DAY = (
     "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -59,7 +58,7 @@ _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE = f"^{_DAY}$"
 _TIMESTAMP, _LOCAL = f"^{_DAY}[T ]{_TIME}{_ZONE}$", f"^{_DAY}[T ]{_TIME}$"
-# Days that not every month has.
+# Days that some months do not have.
 _LATE_DAY = "^[0-9]{4}-[0-9]{2}-(29|30|31)"
 _MICROS = pa.timestamp("us", "UTC")
 _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
@@ -71,13 +70,13 @@ _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "timestamp": (pa.string(), _MICROS),
     "date": (pa.string(), pa.date32()),
 }
-"""By Spark's name of a type: the type to read, and the type that it becomes. `decode` reads other
+"""The type to read and the type of the column, by Spark's name of the type. `decode` reads other
 types."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """The rows that are certain, and the places (ascending) in the batch of the records that were
+    """The rows that are certain, and the ascending indexes in the batch of the records that were
     left."""
 
     rows: pa.Table
@@ -85,32 +84,31 @@ class Read:
 
 
 def can_read(columns: Sequence[Column]) -> bool:
-    """Whether all of a stream's columns are of types that are read here."""
+    """Return whether this module reads all types of a stream's columns."""
     return all(c.type in _TYPES for c in columns)
 
 
 class CertainRows:
-    """Reads the values of one stream, in a process of its own."""
+    """A reader of one stream's values, used by one process."""
 
     def __init__(
         self, columns: Sequence[Column], event_time: EventTime | None, takes_unknown: bool = True
     ) -> None:
         self._columns, self._event_time = tuple(columns), event_time
         self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns if not c.rescues])
-        # Fields that the stream does not know, by the type that they were seen with. Read, so that
-        # one that is there twice fails, and left out; unless a record is no ordinary row because it
-        # has any.
+        # Unknown fields with their types. They are read, so that a repeated one fails, and dropped;
+        # not if a record with unknown fields is no ordinary row.
         self._most_others = (
             _MOST_OTHERS if takes_unknown and len(self._known) == len(self._columns) else 0
         )
         self._others: dict[str, pa.DataType] = {}
 
     def read(self, batch: pa.RecordBatch) -> Read:
-        """Read `value`, beside `partition`, `offset`, `timestamp` and `ingest_hour` of Spark's
-        Kafka source.
+        """Read `value`; the batch also has `partition`, `offset`, `timestamp` of Spark's Kafka
+        source, and `ingest_hour`.
 
-        The rows are in the columns of the stream's table: the stream's own, `kafka_partition`,
-        `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`; in the order of the records.
+        The rows have the columns of the stream's table, in the order of the records: the stream's
+        own, `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`.
         """
         places = pc.indices_nonzero(self._may_be(batch)).cast(pa.int64())
         value = batch.column("value")
@@ -127,16 +125,16 @@ class CertainRows:
         return Read(rows, left)
 
     def _may_be(self, batch: pa.RecordBatch) -> pa.Array:
-        """Which values begin and end as an object, and are of a length that Spark's parser
-        takes."""
+        """Return which values begin and end as an object, with a length that Spark's parser
+        accepts."""
         value = batch.column("value")
         looks = pc.and_(pc.starts_with(value, b"{"), pc.ends_with(value, b"}"))
         looks = pc.and_(looks, pc.less_equal(pc.binary_length(value), LONGEST))
-        # A record without a time that can be held has its date, and its bounds, from elsewhere.
+        # Without a time in the calendar, a record takes its date and bounds from elsewhere.
         return pc.fill_null(pc.and_(looks, in_the_calendar(batch.column("timestamp"))), False)
 
     def _parsed(self, values: pa.Array) -> tuple[pa.Table, pa.Array]:
-        """The objects of those values that can be read, and the values' places."""
+        """Return the objects of the values that can be read, and the values' indexes."""
         places = pa.array(range(len(values)), pa.int64())
         try:
             text = values.cast(pa.string())
@@ -144,14 +142,13 @@ class CertainRows:
             is_text = pa.array([is_utf8(v.as_buffer().to_pybytes()) for v in values], pa.bool_())
             places = places.filter(is_text)
             text = values.filter(is_text).cast(pa.string())
-        # Escapes of half a character (UTF-16's surrogates) are `decode`'s to judge. No line of JSON
-        # has a NUL.
+        # `decode` judges escapes of half a character (UTF-16 surrogates). JSON text has no NUL.
         whole = _bytes(text)
         for odd in ("\0", *(("\\ud", "\\uD") if b"\\" in whole else ())):
             if odd.encode() in whole:
                 is_odd = pc.match_substring(text, odd)
                 text, places = text.filter(pc.invert(is_odd)), places.filter(pc.invert(is_odd))
-        # No text of JSON goes on in the next line, so no record's text goes on in the next record.
+        # A JSON string cannot contain a line break, so no record continues in the next line.
         lines = pc.binary_join_element_wise(text, "", "\n")
         found: list[pa.Table] = []
         spans: list[pa.Array] = []
@@ -163,9 +160,9 @@ class CertainRows:
         return pa.concat_tables(found), pa.concat_arrays(spans)
 
     def _pieces(self, lines: pa.Array) -> Iterator[tuple[int, pa.Table]]:
-        """Tables of consecutive lines, with the place of the first; without those lines that cannot
-        be read. A read that reports the failed line leaves that line; otherwise the lines are
-        halved."""
+        """Yield tables of consecutive lines with the index of the first, without lines that cannot
+        be read. If a reading reports the failed line, that line is left; otherwise the lines are
+        split."""
         may_read = _MOST_READINGS * (len(lines) + _A_READING)
         is_first = True
         waiting = [(0, len(lines))]
@@ -180,7 +177,7 @@ class CertainRows:
                 yield start, table
                 continue
             suspects = some.slice(failed or 0, 1) if failed is not None or is_first else some
-            # Each of a few lines: the first of a batch may have none of the fields that are new.
+            # Not only the first line of a few: it may have none of the new fields.
             has_learned = (
                 len(suspects) <= _SMALLEST and sum(map(self._learn, suspects.to_pylist())) > 0
             )
@@ -198,8 +195,8 @@ class CertainRows:
                 waiting += [(middle, end), (start, middle)]
 
     def _table(self, lines: pa.Array) -> tuple[pa.Table | None, int | None]:
-        """The objects of lines, a row for each line; None unless each is one object of known
-        fields, none twice. Then also the line at which the read ended, if it is reported."""
+        """Return the objects of lines, a row for each line; None unless each line is one object
+        with known fields, none twice. Then also return the failed line if it is reported."""
         data = _buffer(lines)
         schema = pa.schema([*self._known, *self._others.items()])
         try:
@@ -216,7 +213,8 @@ class CertainRows:
         return table.select(self._known.names), None
 
     def _learn(self, line: str) -> bool:
-        """Whether a line has fields that were not known yet, which are read from now on."""
+        """Add the unknown fields of a line to the fields that are read; return whether it has new
+        ones."""
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -239,7 +237,7 @@ class CertainRows:
         return True
 
     def _judged(self, read: pa.Table, records: pa.RecordBatch) -> tuple[pa.Table, pa.Array]:
-        """The rows of what was read, and which of them are certain to be good ones."""
+        """Return the rows of a reading, and which of them are certain to be good."""
         certain = pa.repeat(True, len(read))
         rows = {}
         for column in self._columns:
@@ -268,16 +266,16 @@ def with_places(
     records: pa.RecordBatch,
     bounds: EventTime | None,
 ) -> tuple[pa.Table, pa.Array]:
-    """The rows with the columns that every table has, and which of those that are `certain` keep
-    the bounds."""
+    """Return the rows with the columns that every table has, and which of the `certain` ones are
+    within the bounds of the event time."""
     at, hours = records.column("timestamp").cast(_MICROS), records.column("ingest_hour")
     event_time = at
     if bounds is not None:
         event_time = rows[bounds.column]
-        # Of a null the column says whether it may be.
+        # The column's own check decides on nulls.
         certain = pc.and_(certain, pc.fill_null(_is_near(event_time, hours, bounds), True))
         event_time = pc.coalesce(event_time, at) if event_time.null_count else event_time
-    # The days of what is not certain are never looked at.
+    # Dates of rows that are not certain are never used.
     days = pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
     of_kafka = {
         "kafka_partition": records.column("partition").cast(pa.int32()),
@@ -290,37 +288,37 @@ def with_places(
 
 
 def type_of(column: Column) -> pa.DataType:
-    """The type of a column that `can_read` takes."""
+    """Return the Arrow type of a column that `can_read` accepts."""
     return _TYPES[column.type][1]
 
 
 def _has_numbers(table: pa.Table) -> bool:
-    """Whether each number is one: PyArrow takes `NaN` and `Infinity` too."""
+    """Return whether all numbers are finite: PyArrow also accepts `NaN` and `Infinity`."""
     return all(_all(pc.is_finite(c)) for c in table.columns if c.type == pa.float64())
 
 
 def _has_short_numbers(lines: pa.Array) -> bool:
-    """Whether no number has more than MOST_DIGITS: nowhere do so many characters of numbers follow
-    each other."""
+    """Return whether no number has more than MOST_DIGITS digits, judged by the longest run of
+    characters of numbers."""
     if pc.max(pc.binary_length(lines)).as_py() <= MOST_DIGITS:
         return True
     data = _bytes(lines)
-    # Of so many in a row each tenth is one of them: these are looked at first.
+    # Every tenth byte first: a tenth of such a run is among them.
     if _TENTHS_OF_TOO_MANY not in data[::10].translate(_OF_NUMBERS):
         return True
     return _TOO_MANY not in data.translate(_OF_NUMBERS)
 
 
 def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
-    """Text as times or days, null where it is not certain what it says; and where it is, or null.
-    None: all is."""
+    """Convert text to times or dates, null if the meaning is not certain. Also return where it is
+    certain or null; None if everywhere."""
     target = _TYPES[kind][1]
     is_read = pc.fill_null(
         pc.match_substring_regex(text, _TIMESTAMP if kind == "timestamp" else _DATE), True
     )
     whole = _all(is_read)
     if not whole and kind == "timestamp":
-        # Where no zone is given, it is UTC.
+        # Without a zone, a time is UTC.
         is_local = pc.match_substring_regex(text, _LOCAL)
         text = pc.if_else(is_local, pc.binary_join_element_wise(text, "Z", ""), text)
         is_read = pc.or_(is_read, pc.fill_null(is_local, True))
@@ -333,21 +331,21 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
         whole, is_late = False, pc.match_substring_regex(text, _LATE_DAY)
         is_read = pc.and_(is_read, pc.fill_null(pc.invert(is_late), True))
         read = pc.if_else(is_read, text, None).cast(target)
-    # A zone can lead out of the years.
+    # A zone can lead outside the years.
     if kind == "timestamp" and not _all(is_inside := in_the_calendar(read)):
         whole, is_read = False, pc.and_(is_read, pc.fill_null(is_inside, True))
     return read, None if whole else is_read
 
 
 def in_the_calendar(at: pa.Array) -> pa.Array:
-    """Whether times lie in the years 1 to 9999."""
+    """Return whether times are in the years 1 to 9999."""
     since = at.cast(pa.int64())
     return pc.and_(pc.greater_equal(since, FIRST_MICROS), pc.less_equal(since, LAST_MICROS))
 
 
 def _is_near(at: pa.Array, hours: pa.Array, bounds: EventTime) -> pa.Array:
-    """Whether times lie within the stream's bounds of their ingest hour; of a null, null or
-    True."""
+    """Return whether times are within the stream's bounds of their ingest hour; null or True for a
+    null."""
     near, since = pa.repeat(True, len(at)), at.cast(pa.int64())
     names = pc.unique(hours)
     starts = pa.array([millis(start_of(name)) * 1000 for name in names.to_pylist()], pa.int64())
@@ -362,8 +360,8 @@ def _is_near(at: pa.Array, hours: pa.Array, bounds: EventTime) -> pa.Array:
 
 
 def _kind(value: object) -> pa.DataType | None:
-    """The type that a field is read with, which the stream does not know; None for what is no
-    single value."""
+    """Return the type with which an unknown field is read; None for a value that is not a
+    scalar."""
     match value:
         case bool():
             return pa.bool_()
@@ -375,12 +373,12 @@ def _kind(value: object) -> pa.DataType | None:
 
 
 def _all(mask: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether a mask holds everywhere, what is null aside."""
+    """Return whether a mask is true everywhere, ignoring nulls."""
     return pc.all(mask, min_count=0).as_py() is not False
 
 
 def _buffer(text: pa.Array) -> pa.Buffer:
-    """The bytes of all texts of an array, one after the other."""
+    """Return the concatenated bytes of all texts of an array."""
     _, offsets, data = text.buffers()
     places = memoryview(offsets).cast("i")
     start, end = places[text.offset], places[text.offset + len(text)]

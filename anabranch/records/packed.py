@@ -3,15 +3,16 @@
 A row of the frame (`PACKED`) is of one kind:
 
 - `ROWS`: certain rows (`anabranch.records.fast_json`) in the columns of the stream's table;
-- `LEFT`: records that workers left to Spark, as Kafka holds them;
-- `COMPARED`: certain records of compared blocks, as Kafka holds them, each with its row (`ROW`);
-- `REPORT`: what a task read, as JSON (`Reports`).
+- `LEFT`: records that workers left to Spark, as Kafka delivered them;
+- `COMPARED`: certain records of compared blocks, as Kafka delivered them, each with its row
+  (`ROW`);
+- `REPORT`: the report of a task, as JSON (`Reports`).
 
 Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting
-their rows; `unpacked` converts the columns that are asked for.
+their rows; `unpacked` converts only the requested columns.
 
-Spark decodes records that were left and those of compared blocks. Of the latter, workers compare
-what it decodes with the rows (`compared`).
+Spark decodes the records that were left and those of compared blocks. For the latter, workers
+compare its result with their rows (`compared`).
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ RAW = (
     "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, ingest_hour "
     "STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-"""The columns of a record as Kafka holds it, with its hour."""
+"""The columns of a record as Kafka delivered it, with its hour."""
 
 PLACE = ("kafka_partition", "kafka_offset")
-"""The columns of a row that say where it is in Kafka."""
+"""The columns of a row with its place in Kafka."""
 
 BLOCK = 1_024
-"""Offsets of a partition that are compared together."""
+"""Number of offsets of a partition that are compared together."""
 
 SAMPLE = 5
-"""Of so many differing records, the first, the columns are reported."""
+"""Maximum number of differing records that a task reports with their columns."""
 
 ROW = "_row"
 """The column beside those of `RAW` with the row of a compared record; null for a record that was
 left."""
 
-# Spark adds up the bytes of all columns with every record, which takes several times as long for an
-# array as for all others: headers are text here. Most records have none.
+# Headers are text here: Spark adds up the sizes of all columns for every record, which takes
+# several times as long for an array as for all others. Most records have no headers.
 _INPUT = (
     "key",
     "value",
@@ -78,8 +79,8 @@ _SCHEMA = pa.schema([("kind", pa.string()), ("data", pa.binary()), ("keys", pa.b
 
 @dataclass(frozen=True)
 class PackSpec:
-    """What a task needs of the stream and the hour. `keys`: columns to keep apart, which are read
-    alone. `one_in`: of so many blocks one is compared. Picklable."""
+    """The parameters of a task. `keys`: columns that are also stored apart, to be read alone.
+    `one_in`: one in this many blocks is compared. Picklable."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
@@ -91,9 +92,9 @@ class PackSpec:
 
 @dataclass
 class Reports:
-    """What tasks read: `rows` and `left` by partition, and runs of ascending offsets `(partition,
-    first, last)`. Of the rows, `compared` are compared with what Spark decodes; `differing` differ,
-    and `sample` has places and columns of some, the first of each task."""
+    """Counts of the records that tasks read: `rows` and `left` by partition, and runs of ascending
+    offsets `(partition, first, last)`. `compared` rows are compared with Spark's, `differing` of
+    them differ, and `sample` has places and columns of each task's first differing records."""
 
     rows: Counter[int] = field(default_factory=Counter)
     left: Counter[int] = field(default_factory=Counter)
@@ -103,7 +104,7 @@ class Reports:
     sample: list[dict[str, Any]] = field(default_factory=list)
 
     def is_each_once(self, ranges: Ranges) -> bool:
-        """Whether each offset that was read is inside the ranges, and was read once."""
+        """Return whether each offset that was read is inside the ranges and was read once."""
         ends: Offsets = {}
         for p, first, last in sorted(self.runs):
             start, end = ranges.get(p, (0, 0))
@@ -113,7 +114,7 @@ class Reports:
         return True
 
     def add_places(self, partitions: np.ndarray, offsets: np.ndarray) -> None:
-        """Add the places of the next records that were read."""
+        """Add the places of the next records."""
         begins = np.flatnonzero((np.diff(partitions) != 0) | (np.diff(offsets) <= 0)) + 1
         for some in np.split(np.arange(len(offsets)), begins):
             p, first, last = (
@@ -128,7 +129,7 @@ class Reports:
 
     @staticmethod
     def of(reports: Iterable[bytes]) -> Reports:
-        """The sum of tasks' reports."""
+        """Return the sum of tasks' reports."""
         total = Reports()
         for report in map(json.loads, reports):
             total.rows.update({int(p): n for p, n in report["rows"].items()})
@@ -141,11 +142,11 @@ class Reports:
 
 
 def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
-    """How workers read the hour's records; None where Spark must: another format, other types, or
-    selected columns.
+    """Return the parameters for workers to read the hour's records; None if Spark has to, because
+    of another format, other types or selected columns.
 
-    Records with fields that the schema does not have are certain only if the stream ignores such
-    fields: Spark counts them.
+    Records with fields that the schema lacks are certain only if the stream ignores such fields:
+    otherwise Spark counts them.
     """
     if stream.format.type != "json" or stream.select is not None or not can_read(stream.columns):
         return None
@@ -156,8 +157,8 @@ def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
 
 
 def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: int) -> np.ndarray:
-    """Whether the blocks of records are compared: a choice by the hour's name, the same in each
-    attempt. Pure."""
+    """Return for each record whether its block is compared. The choice depends on the hour, the
+    partition and the block, so every attempt makes the same one. Pure."""
     if not len(offsets):
         return np.zeros(0, bool)
     blocks = offsets // BLOCK
@@ -168,14 +169,14 @@ def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: 
 
 
 def packed(records: DataFrame, spec: PackSpec) -> DataFrame:
-    """The hour's records, in the columns of Spark's Kafka source, decoded by workers, as pieces.
+    """Decode the hour's records, in the columns of Spark's Kafka source, in workers; return pieces.
     Lazy."""
     return records.selectExpr(*_INPUT).mapInArrow(_pack_task(spec), PACKED)
 
 
 def compared(decoded: DataFrame, spec: PackSpec) -> DataFrame:
-    """Compare rows of workers (`ROW`) with what Spark decoded beside them, with names of unknown
-    fields. A report of each task, as JSON in the column `data`. Lazy."""
+    """Compare the workers' rows (`ROW`) with Spark's rows of the same records, decoded with names
+    of unknown fields. Return a report of each task, as JSON in the column `data`. Lazy."""
     names = decoded.select(f"{ROW}.*").columns
     columns = (f"`{name}`" for name in (*names, "is_dead", UNKNOWN, ROW))
     return (
@@ -192,8 +193,8 @@ def unpacked(
     columns: Sequence[str] | None = None,
     data: str = "data",
 ) -> DataFrame:
-    """The rows of the pieces of some kinds, in the `columns` of `ddl`; all by default. `data`:
-    `keys` reads the columns that are kept apart. Lazy."""
+    """Return the rows of pieces of these kinds, in the `columns` of `ddl`, by default all. With
+    `data="keys"`, read the columns that are kept apart. Lazy."""
     of_kinds = pieces.where(f"kind IN ({', '.join(map(repr, kinds))})")
     return of_kinds.select(data).mapInArrow(_unpack_task(columns), ddl)
 
@@ -234,7 +235,7 @@ def _pack_task(spec: PackSpec) -> Task:
 
 
 def _require_rows(rows: pa.Table, partitions: np.ndarray, offsets: np.ndarray) -> None:
-    """Raises Unexpected unless there is a row for each record that was not left, in order."""
+    """Raise Unexpected unless there is a row for each record that was not left, in order."""
     found = [rows.column(name).to_numpy() for name in PLACE]
     if not all(map(np.array_equal, found, (partitions, offsets))):
         raise Unexpected(
@@ -252,7 +253,7 @@ def _count(counts: Counter[int], partitions: np.ndarray) -> None:
 def _as_read(
     records: pa.RecordBatch, places: pa.Array, rows: pa.Array | pa.ChunkedArray
 ) -> pa.Table:
-    """The records at some places, in the columns of `RAW`, each with its row, if any."""
+    """Return the records at `places` in the columns of `RAW`, each with its row or null."""
     some = pa.table(records.take(places))
     headers = pa.array(map(_headers, some.column("headers").to_pylist()), _HEADERS)
     some = some.set_column(some.column_names.index("headers"), "headers", headers)
@@ -260,10 +261,10 @@ def _as_read(
 
 
 def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
-    """A record's headers, from the text of `_INPUT`."""
+    """Parse a record's headers from the text in `_INPUT`."""
     if text is None:
         return None
-    # A null value is null or absent, as Spark is set (`spark.sql.jsonGenerator.ignoreNullFields`).
+    # A null value is null or absent, depending on `spark.sql.jsonGenerator.ignoreNullFields`.
     found = (
         (bytes.fromhex(header["key"]).decode(), header.get("value")) for header in json.loads(text)
     )
@@ -288,7 +289,7 @@ def _compare_task(spec: PackSpec) -> Task:
 def _compare(
     ours: pa.RecordBatch, of_spark: pa.RecordBatch, spec: PackSpec, report: Reports
 ) -> None:
-    """Compare rows of workers with what Spark decoded of the same records, in the same order."""
+    """Compare workers' rows with Spark's rows of the same records in the same order."""
     differs = {
         name: _differs(ours.column(name), of_spark.column(name)) for name in ours.schema.names
     }
@@ -307,7 +308,7 @@ def _compare(
 
 
 def _differs(values: pa.Array, other: pa.Array) -> np.ndarray:
-    """Where values differ. Doubles are compared by their bits, by which 0.0 and -0.0 differ."""
+    """Return where values differ. Doubles are compared by their bits: 0.0 and -0.0 differ."""
     others = other.cast(values.type)
     if pa.types.is_floating(values.type):
         values, others = values.view(pa.int64()), others.view(pa.int64())
@@ -339,7 +340,7 @@ def as_bytes(table: pa.Table) -> bytes:
 
 
 def tables(batches: Batches) -> Iterator[pa.Table]:
-    """The rows of pieces, given their data."""
+    """Yield the rows of pieces as tables, from the first column of the batches."""
     for batch in batches:
         for data in batch.column(0):
             yield pa.ipc.open_stream(data.as_buffer()).read_all()

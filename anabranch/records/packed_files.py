@@ -1,7 +1,7 @@
 """Write the rows of pieces (`anabranch.records.packed`) to the files of an hour, in Python workers.
 
-Each task sorts its rows and writes a file for each event date, and another one where they take too
-much memory.
+Each task sorts its rows and writes a file for each event date; it starts another file when the rows
+take too much memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_fi
 from anabranch.records.packed import PLACE, ROWS, Batches, Task, as_bytes, tables
 
 MOST_BYTES = 256 * 2**20
-"""The rows of a file take at most about so much memory in a task, besides their sorted copy of a
-row group."""
+"""Approximate maximum size in memory of a file's rows in a task, without their sorted copy of a row
+group."""
 
 _SLICE_ROWS = 65_536
 
@@ -39,8 +39,8 @@ REPORT_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class WriteSpec:
-    """What a task needs. `order`: the columns by which rows are sorted, nulls first. `dropped`: by
-    partition, the offsets of rows to leave out. Picklable."""
+    """The parameters of a task. `order`: the columns by which rows are sorted, nulls first.
+    `dropped`: offsets of rows to leave out, by partition. Picklable."""
 
     target: Target
     order: tuple[str, ...]
@@ -49,7 +49,7 @@ class WriteSpec:
 
 
 def dropped_places(places: pa.Table) -> dict[int, pa.Array]:
-    """By partition, the offsets of a table of places."""
+    """Return the offsets of a table of places, by partition."""
     partitions, offsets = (places.column(name).combine_chunks() for name in PLACE)
     return {p: offsets.filter(pc.equal(partitions, p)) for p in pc.unique(partitions).to_pylist()}
 
@@ -57,9 +57,9 @@ def dropped_places(places: pa.Table) -> dict[int, pa.Array]:
 def write_files(
     pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
 ) -> list[DataFile]:
-    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many
-    tasks. No snapshot refers to the files yet. They are those of one successful attempt of each
-    task. Raises Spark's errors."""
+    """Write the certain rows of pieces, and Spark's rows in the table's columns, in `tasks` tasks.
+    Return the files of one successful attempt of each task; no snapshot refers to them yet. Raises
+    Spark's errors."""
     data = pieces.where(f"kind = '{ROWS}'").select("data")
     if others is not None:
         data = data.union(others.mapInArrow(_pack_rows, "data BINARY"))
@@ -121,8 +121,8 @@ def _write_sorted(tables: Sequence[pa.Table], spec: WriteSpec) -> list[Output]:
 
 
 def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
-    """Write rows. Few files are open at once, whatever the number of partitions: returns those that
-    were closed."""
+    """Write rows with few files open at once, whatever the number of partitions; return the files
+    that were closed."""
     closed: list[Output] = []
     while (mask := files.write(rows)) is not None:
         rows = rows.filter(mask)

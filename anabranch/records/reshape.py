@@ -12,7 +12,7 @@ from anabranch.protocol.rolled_back import is_rolled_back
 
 
 def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, in its types, with null for columns that the frame lacks. DataFrame
+    """Select the columns of `schema` in its types; columns that the frame lacks are null. DataFrame
     -> DataFrame."""
     have = {f.name: f.dataType for f in frame.schema.fields}
     columns = (
@@ -23,16 +23,16 @@ def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:
 
 
 def fit_to_table(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> DataFrame:
-    """Rows to stage, with null for fields that only the table has, after the stream's file was put
-    back to an older one. Spark adds missing columns by itself, but not missing fields of structs.
-    DataFrame -> DataFrame."""
+    """Convert rows to stage to the table's schema if the stream's file was rolled back: fields that
+    only the table has are null. Spark itself adds missing columns, but not missing fields of
+    structs. DataFrame -> DataFrame."""
     if not is_rolled_back(table, columns):
         return rows
     return to_schema(rows, rows.sparkSession.table(f"{catalog}.{'.'.join(table.name())}").schema)
 
 
 def _cast(read: Column, have: DataType | None, want: DataType) -> Column:
-    """Convert a column to another type: struct fields by name, numbers by a cast."""
+    """Convert a column to another type: struct fields by name, other types by a cast."""
     if have is None:
         return F.lit(None).cast(want)
     if have == want:

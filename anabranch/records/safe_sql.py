@@ -1,7 +1,7 @@
-"""Whether an analyzed expression of Spark can throw, exhaust memory or read foreign memory for some
-value of a record.
+"""Safety of an analyzed Spark expression: whether some value of a record makes it fail, exhaust
+memory or read beyond its buffer.
 
-The functions by name are checked before (`anabranch.config.select`): this is what depends on types,
+`anabranch.config.select` checks functions by name before; this module checks what depends on types
 and on conversions that Spark inserts.
 """
 
@@ -20,7 +20,7 @@ _MOST_DIGITS = re.compile(r"-?\d{1,2}")
 
 
 def unsafe(expression: Any) -> str | None:
-    """The form that is expected, if the expression, of Catalyst, is not safe; else None."""
+    """Return what is expected instead if the Catalyst expression is not safe; else None."""
     return next(
         (found for node, parent in _nodes(expression) if (found := _refusal(node, parent))), None
     )
@@ -53,13 +53,13 @@ def _refusal(node: Any, parent: str) -> str | None:
 
 
 def _refused_cast(of: str, to: str, parent: str) -> str | None:
-    # Of a text without a date Spark makes a time of the present day.
+    # Spark adds the current date to a text without one.
     if to == "timestamp" and of != "void":
         return (
             "no text and no date that is read as a TIMESTAMP (compare dates: CAST(at AS DATE) >= "
             "DATE '2026-11-01')"
         )
-    # A text with a large exponent takes minutes.
+    # Spark takes minutes for a text with a large exponent.
     if to.startswith("decimal") and of.startswith("string"):
         return "no text that is read as a DECIMAL (use CAST(CAST(... AS DOUBLE) AS DECIMAL(p,s)))"
     if (

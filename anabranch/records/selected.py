@@ -1,7 +1,7 @@
-"""The columns that a stream's `select` makes of a record, as Spark SQL.
+"""The columns of a stream's `select`, computed from a record, as Spark SQL.
 
-An expression gives the same value whatever the session's settings: it is analyzed with ANSI mode
-off and in UTC, which Spark then keeps in it.
+Expressions do not depend on the session's settings: they are analyzed with ANSI mode off and in
+UTC, and Spark keeps both in the analyzed expression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 64  # bytes, of SHA-256
 _KEYS = "_mask"
 _SETTINGS = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "UTC"}
 _SETTINGS_LOCK = threading.Lock()
-# SQL types of what Kafka has of a record, by column of a decoded record.
+# SQL types of the columns of a decoded record that come from Kafka.
 _OF_KAFKA = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
     "kafka_partition": "int",
     "kafka_offset": "bigint",
@@ -38,9 +38,9 @@ _checked: set[tuple[object, ...]] = set()
 def project(
     judged: DataFrame, stream: Stream, secret: bytes | None, others: Sequence[str]
 ) -> DataFrame:
-    """The columns of the table by the stream's `select`, then others. Raises ConfigurationError,
-    with the column, for an expression that Spark does not know, or that has another type, and for a
-    hash without a secret."""
+    """Return the columns of the stream's `select`, then `others`. Raises ConfigurationError, with
+    the column, for an expression that Spark cannot analyze or that has another type, and for a hash
+    without a secret."""
     spark = judged.sparkSession
     check_selected(spark, stream)
     columns = [f"{_sql(one)} AS `{one.name}`" for one in stream.select or ()]
@@ -52,15 +52,15 @@ def project(
 
 
 def _times(stream: Stream) -> list[str]:
-    """Times and dates of a record, null outside the calendar."""
+    """Return SQL for the times and dates of a record, null outside the calendar."""
     used = {name for one in stream.select or () for name in one.fields}
     times = (c for c in stream.record_columns if c.name in used and is_time(c))
     return [f"{_in_calendar(f'`_row_{c.name}`', c.type)} AS `_at_{c.name}`" for c in times]
 
 
 def _keys(spark: SparkSession, stream: Stream, secret: bytes | None) -> Column:
-    """The two keys of HMAC (RFC 2104), as a scalar subquery: neither Spark's plans, and so its UI
-    and event logs, nor its errors have them, as they would have a literal."""
+    """Return the two keys of HMAC (RFC 2104) as a scalar subquery, so that they are not in Spark's
+    plans, UI, event logs and errors, as a literal would be."""
     if secret is None:
         masked = next(one.name for one in stream.select or () if one.masks)
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def _keys(spark: SparkSession, stream: Stream, secret: bytes | None) -> Column:
 
 
 def check_selected(spark: SparkSession, stream: Stream) -> None:
-    """Check the expressions, once in a process. Raises ConfigurationError."""
+    """Check the stream's expressions, once a process. Raises ConfigurationError."""
     key = (stream.name, stream.select, stream.record_columns)
     if key in _checked:
         return
@@ -83,7 +83,7 @@ def check_selected(spark: SparkSession, stream: Stream) -> None:
         empty = spark.range(0).selectExpr(
             *fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _OF_KAFKA.items())
         )
-        # A column of its own, so that an expression refers to it.
+        # Times are separate columns, so that expressions refer to them.
         empty = empty.selectExpr("*", *_times(stream))
         for one in stream.select or ():
             _check(empty, stream, one)
@@ -112,7 +112,7 @@ def _check(empty: DataFrame, stream: Stream, one: SelectedColumn) -> None:
 
 @contextmanager
 def _analysis_settings(spark: SparkSession) -> Iterator[None]:
-    """Inside, expressions are analyzed with ANSI mode off and in UTC."""
+    """Analyze expressions in the block with ANSI mode off and in UTC."""
     with _SETTINGS_LOCK:
         before = {key: str(spark.conf.get(key)) for key in _SETTINGS}
         changed = {key: value for key, value in _SETTINGS.items() if before[key] != value}
@@ -127,14 +127,14 @@ def _analysis_settings(spark: SparkSession) -> Iterator[None]:
 
 def _sql(one: SelectedColumn) -> str:
     if one.masks:
-        # HMAC-SHA-256 (RFC 2104), as 64 hexadecimal digits; null of null.
+        # HMAC-SHA-256 (RFC 2104), as 64 hexadecimal digits; null for null.
         inner = f"unhex(sha2(concat({_KEYS}.inner, {one.sql}), 256))"
         return f"sha2(concat({_KEYS}.outer, {inner}), 256)"
     return _bounded(one) if one.is_checked else one.sql
 
 
 def _bounded(one: SelectedColumn) -> str:
-    """An expression's value, null where other programs could not read it."""
+    """Return SQL for an expression's value, null if other programs could not read it."""
     sql = one.sql
     if one.type == "string":
         return as_text(sql)

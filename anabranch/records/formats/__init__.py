@@ -1,4 +1,4 @@
-"""Formats: how a record's value becomes the stream's columns. One module for each, behind one small
+"""Formats: how a record's value is read as the stream's columns. Each is a module with the same
 interface.
 
 | `format` | module | value |
@@ -9,9 +9,8 @@ interface.
 | csv | `csv` | one line of RFC 4180 |
 | raw | `raw` | the bytes themselves |
 
-`wire` is what the formats with a schema registry share, `anabranch.config.format_settings` what a
-stream's file says. Both layers read through the same object, and `anabranch.records` alone calls
-it.
+Formats with a schema registry share `wire`; `anabranch.config.format_settings` has the settings of
+a stream's file. Both layers read through the same object, which only `anabranch.records` calls.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from anabranch.records.checks import Check
 
 @dataclass(frozen=True)
 class Reading:
-    """Records that were read.
+    """The result of reading records.
 
-    `frame` has gained `_row_<name>` for each column of the stream, of its exact type, null where
-    the value has none or an unreadable one; `checks` say which, the first that holds counts.
-    `shown` gives the SQL text of what a value says of a column, for a message. `unknown` is the SQL
-    of the names of a value's fields that the stream has no column for, an array: empty or null
-    where there is none, null where the value cannot be read; None for a format without field names.
-    `rescued` is the SQL of these fields as JSON, for a value that has any; None likewise.
+    `frame` has an additional column `_row_<name>` for each column of the stream, of its exact type,
+    null if the value has none or it is unreadable. The first true check in `checks` gives the
+    error. `shown` returns SQL for the text of a column's value, for messages. `unknown` is SQL for
+    an array of the names of a value's fields without a column: empty or null if there are none,
+    null if the value cannot be read. `rescued` is SQL for these fields as JSON, for a value that
+    has any. Both are None for a format without field names.
     """
 
     frame: DataFrame
@@ -47,28 +46,28 @@ class Reading:
 
 
 class Format(Protocol):
-    """How a stream's values are read."""
+    """The format of a stream's values."""
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """Read the column `value` as columns of `types`. No bytes make the frame throw.
+        """Read the column `value` as columns of `types`. No bytes make the frame fail.
 
-        A verdict depends on the bytes, the stream and, with a schema registry, the schema of the
-        value's id: never on a session's settings. Only a format with a registry sends requests: it
-        raises Transient when the registry does not answer, ConfigurationError when it refuses.
+        A verdict depends only on the bytes, the stream and, with a schema registry, the schema of
+        the value's id: never on a session's settings. Only a format with a registry sends requests:
+        it raises Transient if the registry does not answer, ConfigurationError if it refuses.
         """
         ...
 
 
 def open_format(environment: Environment, stream: Stream, cache_schema_ids: bool = False) -> Format:
-    """The format of a stream; it keeps what it learns of schemas for as long as it lives.
+    """Return the format of a stream; it caches schemas for its lifetime.
 
     With `cache_schema_ids`, a format with a registry lists the schema ids of the first records
-    only. A later query fails when it meets another id (`wire.is_unlisted_schema_id`); the caller
-    then opens the format again.
+    only. A later query fails if it finds another id (`wire.is_unlisted_schema_id`); the caller then
+    opens the format again.
 
-    Raises ConfigurationError when it needs a registry and the environment names none.
+    Raises ConfigurationError if it needs a registry and the environment has none.
     """
-    # Imported here: who only reads a stream's file needs no Spark.
+    # Imported here: callers that only read a stream's file need no Spark.
     from anabranch.kafka.schema_registry import open_registry
     from anabranch.records.formats.avro import AvroFormat
     from anabranch.records.formats.csv import CsvFormat

@@ -1,8 +1,8 @@
-"""Avro: Confluent's wire format whose payload is one value by the writer's schema of its id.
+"""Avro: Confluent's wire format whose payload is one value in the writer's schema of its id.
 
-Spark's `from_avro` takes the writer's schema as a literal, so each schema id of the records has an
-expression of its own, by the writer's schema and a reader's that `avro_schema` makes from it and
-the stream's columns.
+Spark's `from_avro` takes the writer's schema as a literal, so each schema id of the records has its
+own expression, with the writer's schema and a reader's schema that `avro_schema` derives from it
+and the stream's columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from anabranch.subjects.avro_names import Incompatible
 
 CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
 
-# 16 random bytes behind the payload. No producer can predict them, so no payload contains them.
+# 16 random bytes appended to the payload. No producer can predict them, so no payload contains
+# them.
 _END = f"X'{secrets.token_hex(16)}'"
 
 
@@ -42,7 +43,7 @@ class AvroFormat:
         self._projections: dict[int, Projection | Incompatible] = {}
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is read once, by its writer's schema."""
+        """Read as `Format.read`. Each value is read once, with its writer's schema."""
         jvm: Any = records.sparkSession._jvm
         _require_limits(jvm)
         wired = self._wire.look_up(records)
@@ -70,8 +71,8 @@ class AvroFormat:
         return Reading(rows, checks, lambda name: utc(f"`_row_{name}`"))
 
     def fields(self, schema_id: int, columns: Sequence[Column], jvm: Any) -> Fields | None:
-        """How workers read records of a schema id; empty if Spark has to, None if the registry has
-        no such schema yet. Raises like `read`."""
+        """Return how workers read records of a schema id; empty if Spark has to, None if the
+        registry does not have the schema yet. Raises as `read`."""
         schema = self._wire.schema(schema_id)
         if not isinstance(schema, RegisteredSchema):
             return None if schema is None else ()
@@ -92,7 +93,7 @@ class AvroFormat:
         try:
             projection = project(types, self._required, schema.text)
             for text in (projection.writer, projection.reader):
-                # What Avro itself refuses would fail the query.
+                # A schema that Avro itself refuses would fail the query.
                 jvm.org.apache.avro.Schema.Parser().setValidateDefaults(False).parse(text)
         except Incompatible as incompatible:
             return incompatible
@@ -105,12 +106,12 @@ class AvroFormat:
 
 
 def _require_limits(jvm: Any) -> None:
-    """Limit, in this JVM, the sizes that a value may announce; executors: `session_settings`.
-    Raises Terminal."""
+    """Limit the sizes that a value may announce, in this JVM; `session_settings` limits executors.
+    Raises Terminal if the limits have no effect."""
     for name, value in AVRO_LIMITS.items():
         jvm.java.lang.System.setProperty(name, str(value))
     try:
-        # Whether they count: Avro reads them once, when it is first used.
+        # Avro reads the limits only once, when it is first used.
         jvm.org.apache.avro.SystemLimitException.checkMaxStringLength(AVRO_LONGEST_TEXT + 1)
     except Py4JJavaError:
         return
@@ -121,8 +122,8 @@ def _require_limits(jvm: Any) -> None:
 
 
 def _from_avro(projection: Projection) -> str:
-    # JSON has SQL's quote, and what Spark takes for a variable, inside texts alone, where an escape
-    # says the same.
+    # In JSON, SQL's quote and Spark's variable sign occur only in texts, where an escape means the
+    # same.
     writer, reader = (
         text.replace("'", r"\u0027").replace("$", r"\u0024")
         for text in (projection.writer, projection.reader)

@@ -1,9 +1,9 @@
-"""Avro schemas: what a writer's schema gives a stream's columns. Pure; the facts are those of
-Avro's specification (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution).
+"""Avro schemas: the values that a writer's schema gives to a stream's columns. Pure; source: Avro's
+specification (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution).
 
-A reader's schema is made for each writer's: of its fields just those that the stream has, by exact
-name. So Avro resolves (promotions, unions, fields left out), and whatever cannot become a column is
-known before any value is read:
+Each writer's schema gets a reader's schema with only those of its fields that the stream has, by
+exact name. So Avro resolves promotions, unions and left-out fields, and fields that cannot become a
+column are known before any value is read:
 
 | column | from |
 |---|---|
@@ -15,11 +15,10 @@ known before any value is read:
 | DATE | int with date |
 | TIMESTAMP | long with (local-)timestamp-millis, -micros or -nanos; the last three digits of nanos
   are dropped |
-| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits behind the point and p - s before
-  it |
-| ARRAY, MAP, STRUCT | array, map, record; fields of a record that are missing are null |
+| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it |
+| ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
 
-Each also from a union of these with null. Other logical types are read as what they annotate.
+Each may also be a union of these with null. Other logical types are read as the underlying type.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pyspark.sql import types as T
 from anabranch.records.fast_avro import unit_of
 from anabranch.subjects.avro_names import Incompatible, Node, parse
 
-# What Avro's resolution makes of a writer's type (its promotions), by the column's.
+# The reader's type for a column's type, and the writer's types that Avro promotes to it.
 _PLAIN: dict[type[T.DataType], tuple[str, tuple[str, ...]]] = {
     T.StringType: ("string", ("string", "bytes")),
     T.BinaryType: ("bytes", ("bytes", "string")),
@@ -53,24 +52,24 @@ Sql = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Value:
-    """How a value is read: by which schema, how what Spark reads becomes the column's type, and
-    when it cannot. `broken` is SQL that is true (else false or null) where there is a value and
-    `convert` has none; "" is never."""
+    """How a value is read: the reader's schema, and the conversion of Spark's value to the column's
+    type. `broken` returns SQL that is true (else false or null) where `convert` gives null for a
+    value; "" if it never does."""
 
     reader: Any
     convert: Sql = lambda read: read
     broken: Sql = lambda read: ""
 
     def same_as(self, other: Value) -> bool:
-        """Whether both read and convert alike."""
+        """Return whether both read and convert alike."""
         mine, others = ((v.reader, v.convert("x"), v.broken("x")) for v in (self, other))
         return mine == others
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A writer's schema and the reader's made for it, as JSON text; `values` has the columns that
-    the writer gives."""
+    """A writer's schema and the reader's schema made for it, as JSON text; `values` has the columns
+    that the writer's schema provides."""
 
     writer: str
     reader: str
@@ -78,11 +77,11 @@ class Projection:
 
 
 def project(types: Mapping[str, T.DataType], required: Collection[str], text: str) -> Projection:
-    """The projection of the writer's schema `text` on the columns.
+    """Return the projection of the writer's schema `text` on the columns.
 
-    Both schemas are framed: a record of `value` and `frame_end`, 16 bytes, so that who appends 16
-    bytes to a payload and reads the same ones back knows that the value ends where the payload
-    does. Raises Incompatible.
+    Both schemas are framed in a record of `value` and `frame_end`, 16 bytes. A caller appends 16
+    bytes to a payload; if it reads the same bytes back, the value ends where the payload does.
+    Raises Incompatible.
     """
     writer = parse(text)
     if writer.kind != "record":
@@ -108,21 +107,21 @@ def _framed(schema: Any) -> str:
 
 
 class _Resolver:
-    """Makes one reader's schema: a named type is defined where it comes first, and named from there
-    on."""
+    """Builder of one reader's schema: a named type is defined at its first occurrence, then
+    referred to by name."""
 
     def __init__(self) -> None:
         self._defined: set[str] = set()
         self._records = 0
 
     def record(self, readers: Mapping[str, Any]) -> Any:
-        """A record by a name of its own: Avro resolves records by their fields."""
+        """Return a record with a generated name: Avro resolves records by their fields."""
         self._records += 1
         fields = [{"name": name, "type": ["null", reader]} for name, reader in readers.items()]
         return {"type": "record", "name": f"anabranch_r{self._records}", "fields": fields}
 
     def value(self, kind: T.DataType, node: Node, path: str) -> Value:
-        """How a column of `kind` is read from `node`. Raises Incompatible, naming `path`."""
+        """Return how a column of `kind` is read from `node`. Raises Incompatible, naming `path`."""
         if node.kind == "union":
             branches = [self.value(kind, b, path) for b in node.branches if b.kind != "null"]
             if branches and all(branches[0].same_as(other) for other in branches[1:]):
@@ -163,8 +162,8 @@ class _Resolver:
         return {"name": node.name, **definition}
 
     def _decimal(self, kind: T.DecimalType, node: Node, path: str) -> Value:
-        """Read with as many digits as there can be: bytes may hold more than the writer's schema
-        says, and for a smaller precision Spark would cut them off in silence."""
+        """Read with the largest possible precision: bytes may have more digits than the writer's
+        schema says, and Spark would silently cut them off for a smaller precision."""
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         if scale > kind.scale or precision - scale > kind.precision - kind.scale:
             raise Incompatible(
@@ -244,7 +243,7 @@ class _Resolver:
 
 
 def _variable(path: str) -> str:
-    """A lambda's variable, another one at each level of nesting."""
+    """Return the name of a lambda's variable, different at each level of nesting."""
     return f"x{path.count('[]') + path.count('{}')}"
 
 
@@ -281,7 +280,7 @@ def _inside(read: str, first: int, last: int) -> str:
 
 
 def _timestamp(unit: int) -> Value:
-    """Of years 1 to 9999 alone, as everywhere; nanos have no others."""
+    """Read only years 1 to 9999, as everywhere; a long of nanoseconds has no other years."""
     if unit > 1_000_000:
         return Value(
             "long",

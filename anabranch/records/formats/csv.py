@@ -1,16 +1,16 @@
 """CSV: a record is one line of RFC 4180 without a header; its fields are the stream's columns, by
-their position.
+position.
 
-- A field in double quotes may hold the delimiter, line breaks, and quotes written twice; a field
-  without holds no quote. Blanks are part of a field. One line break at the end is no field.
+- A field in double quotes may contain the delimiter, line breaks, and quotes written twice; an
+  unquoted field contains no quote. Blanks belong to a field. One line break at the end is ignored.
 - An empty field without quotes is null; `""` is empty text.
-- STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in
+- STRING takes a field unchanged. Other types take the same as in JSON (`json_sql`): numbers in
   JSON's notation, with at most 1,000 digits and three of an exponent, `true` and `false`, Base64,
   ISO 8601.
 
 Spark's own CSV parser accepts invalid CSV (text after a closing quote, an open quote) and does not
-distinguish `""` from nothing, so the line is taken apart by expressions. Possessive quantifiers:
-they neither backtrack nor recurse.
+distinguish `""` from nothing, so SQL expressions split the line. Their possessive quantifiers
+neither backtrack nor recurse.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODES = (
     "unreadable_timestamp",
 )
 
-# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+# Regular expressions of Java; none contains a quote, so that r'...' is their SQL.
 _QUOTED = r"\x22[^\x22]*+(?:\x22\x22[^\x22]*+)*+\x22"
 _INTEGER = r"^-?(0|[1-9]\d{0,18})\z"
 _NUMBER = r"^-?(0|[1-9]\d{0,999})(\.\d{1,1000})?([eE][+-]?\d{1,3})?\z"
@@ -47,10 +47,10 @@ class CsvFormat:
         self._delimiter_text = f"decode(X'{delimiter.encode().hex()}', 'UTF-8')"
 
     def read(self, records: DataFrame, types: Mapping[str, T.DataType]) -> Reading:
-        """As `Format.read`."""
+        """Read as `Format.read`."""
         field = rf"(?:{_QUOTED}|[^\x22\r\n{self._delimiter}]*+)"
         line = rf"^(?!\x{{feff}}){field}(?:{self._delimiter}{field})*+(?:\r?\n)?\z"
-        # A delimiter before the first field too: an empty match would not move on.
+        # A delimiter before the first field too: an empty match would not advance.
         fields = (
             f"regexp_extract_all(concat({self._delimiter_text}, {TEXT}), "
             f"r'{self._delimiter}({field})', 1)"
@@ -76,7 +76,7 @@ def _unquoted(field: str) -> str:
 
 
 def _typed(text: str, kind: T.DataType) -> str:
-    """From a field's text to its type; what cannot be read becomes null."""
+    """Return SQL that converts a field's text to its type, null if it cannot be read."""
     cast = f"try_cast({text} AS {kind.simpleString()})"
     if isinstance(kind, (T.IntegerType, T.LongType)):
         return f"IF({text} RLIKE r'{_INTEGER}', {cast}, NULL)"

@@ -1,4 +1,4 @@
-"""JSON: one object a record, its fields the stream's columns. `json_sql` reads the types."""
+"""JSON: one object a record, its fields are the stream's columns. `json_sql` reads the types."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ CODES = (
     "lone_surrogate",
 )
 
-# A number that Spark's VARIANT would hold as a DOUBLE, or text that looks like one. Possessive, as
+# A number that Spark's VARIANT would store as a DOUBLE, or text that looks like one. Possessive, as
 # all of these are.
 _LOOSE_NUMBER = r"[:,\[]\s*+-?+(?:\d++(?:\.\d++)?+[eE]|[\d.]{39})"
-# Deep enough to distinguish "too deep" from "malformed", small enough to cost no memory.
+# Enough to distinguish "too deep" from "malformed", with little memory.
 _DEPTH_TO_CHECK = 10_000
 
-# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+# Regular expressions of Java; none contains a quote, so that r'...' is their SQL.
 _OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
 _NOT_TEXT = r"^(-?\d++(\.\d++)?+([eE][+-]?\d++)?+|true|false|[\[{][\s\S]*)$"
 # The escape of a UTF-16 surrogate without its partner, after an even number of backslashes.
@@ -58,9 +58,9 @@ _LONE_SURROGATE = (
 
 class JsonFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is
-        wrong. The names of its fields are listed where they may be other than the stream's, or one
-        of them twice."""
+        """Read as `Format.read`. Each value is parsed once; only a broken one again, to find the
+        error. The names of its fields are listed only if they may differ from the stream's or
+        repeat."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         times = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
         frame = records.selectExpr("*", f"{is_plain()} AS _plain")
@@ -84,16 +84,15 @@ class JsonFormat:
 
 
 def _unknown(types: Mapping[str, DataType]) -> str:
-    """The fields beside the stream's. An ordinary value has none, and of the others the names are
-    listed already."""
+    """Return SQL for the fields without a column in the stream. An ordinary value has none; for
+    others the names are already listed."""
     known = ", ".join(f"'{name}'" for name in types)
     return f"array_except(_names, array({known}))"
 
 
 def _rescued(types: Mapping[str, DataType]) -> str:
-    """The fields beside the stream's, as a JSON object. The whole value where that might not say
-    the same: for numbers that become others on the way, or objects inside that name a field
-    twice."""
+    """Return SQL for the fields without a column as a JSON object. It is the whole value if that
+    object might differ: for numbers that VARIANT changes, or nested objects that repeat a field."""
     known = ", ".join(f"'{name}'" for name in types)
     fields = f"CAST(try_parse_json({TEXT}) AS map<string,variant>)"
     others = f"to_json(map_filter({fields}, (name, field) -> name NOT IN ({known})))"
@@ -128,7 +127,8 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
 
 
 def _judge_broken(types: Mapping[str, DataType]) -> str:
-    """Why a value is not intact. It is read again, twice, which only bad records cost."""
+    """Return SQL for why a value is not intact. It parses the value twice more, for bad records
+    only."""
     deep = parse(StructType([]), _DEPTH_TO_CHECK)
     texts = parse(StructType([StructField(name, StringType()) for name in types]))
     culprits = []
@@ -136,8 +136,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         text = f"{value('b.texts')}.`{name}`"
         wrong = expected_found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {wrong}, NULL)")
-    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no
-    # telling which.
+    # If a Spark setting makes the parser give up the record for one field, that field is unknown.
     unknown = "'expected the types of the schema, found another'"
     culprit = f"IF(_value IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
     malformed = (
@@ -154,7 +153,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         f"WHEN NOT {intact('b.texts')} THEN {error('too_deep', too_deep)} "
         f"ELSE {error('wrong_type', culprit)} END"
     )
-    # A lambda over one element: the way to evaluate an expression once and name it.
+    # A lambda over one element evaluates an expression once and names it.
     return (
         f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
     )

@@ -1,8 +1,8 @@
 """JSON Schema: Confluent's wire format whose payload is a JSON object.
 
-The id must be a schema of type JSON in the registry, and of the stream's subject if it names one.
-The object is read as any JSON is, by the stream's columns; it is not validated against the schema,
-as Confluent's own deserializers do not by default.
+The id must be of a schema of type JSON in the registry, and of the stream's subject if configured.
+The object is read as in format json, by the stream's columns. It is not validated against the
+schema, as Confluent's deserializers do not by default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JsonSchemaFormat:
         self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`."""
+        """Read as `Format.read`."""
         wired = self._wire.look_up(records)
         reading = JsonFormat().read(wired.frame.withColumn("value", F.expr(PAYLOAD)), types)
         return replace(reading, checks=(*wired.checks, *reading.checks))

@@ -1,7 +1,7 @@
-"""JSON text as typed columns, in Spark SQL: values, whether all of the text was read, and times
-from text.
+"""JSON text as typed columns, in Spark SQL: values, whether the whole text was read, and times from
+text.
 
-Writes SQL, not Column objects: building hundreds of those costs a micro-batch a second.
+Writes SQL, not Column objects: building hundreds of those costs a second for each micro-batch.
 
 How JSON becomes columns:
 
@@ -12,13 +12,13 @@ How JSON becomes columns:
   Base64. Anything else is `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for
   DOUBLE.
 - TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank,
-  fraction optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes
+  fraction optional, digits after the sixth dropped), in UTC if no zone is given. DATE takes
   `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
 - A DECIMAL whose exponent has more than three digits is `wrong_type`; so is one in quotes of more
-  than 10,000 digits. Where DECIMALs are inside arrays or maps, so is a record whose other texts
-  look like such a number.
-- A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
+  than 10,000 digits. If DECIMALs are inside arrays or maps, so is a record whose other texts look
+  like such a number.
+- A number of more than 1,000 digits is `malformed_json`: no reader takes a reasonable time for it.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from pyspark.sql import types as T
 from anabranch.records.checks import in_the_calendar
 
 MAX_DIGITS = 10_000
-"""How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it
-is 1,000."""
+"""Maximum digits of a DECIMAL in quotes; Java takes time quadratic in their number. Without quotes
+the maximum is 1,000."""
 
 MOST_COLONS = 2_000
-"""How many colons are counted: a value with as many is not known to be ordinary, whatever it is."""
+"""Maximum colons that are counted: a value with as many is not taken for ordinary."""
 
 MAX_DEPTH = 100
-"""How deep objects and arrays may be nested; deeper is `too_deep`."""
+"""Maximum nesting of objects and arrays; deeper is `too_deep`."""
 
-# A cast of a binary to text copies nothing and checks nothing.
+# A cast from binary to text neither copies nor validates.
 TEXT = "CAST(value AS STRING)"
 
 
 def _rows_of_digits() -> Iterator[str]:
-    """The characters that Unicode calls decimal digits, by their code as an escape has it, in
-    ranges of one row."""
+    """Yield Unicode's decimal digits as patterns of their hexadecimal codes, one for each row of 16
+    codes."""
     codes = [f"{code:04x}" for code in range(0x10000) if category(chr(code)) == "Nd"]
     for row, codes_of_row in groupby(codes, lambda code: code[:3]):
         yield f"{row}[{''.join(code[3] for code in codes_of_row)}]"
 
 
-# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+# Regular expressions of Java; none contains a quote, so that r'...' is their SQL.
 _TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}$"
-# What Java's BigDecimal takes for a digit, a point or a sign, as it is or in an escape of JSON.
+# Digits, points and signs for Java's BigDecimal, unescaped or in an escape of JSON.
 _ESCAPED_DIGIT = rf"\\u(?i:{'|'.join(_rows_of_digits())})"
 _DIGIT = rf"(?:\p{{Nd}}|{_ESCAPED_DIGIT})"
 _DIGIT_OR_POINT = rf"(?:[\p{{Nd}}.]|\\u002[eE]|{_ESCAPED_DIGIT})"
 _SIGN = r"(?:[+-]|\\u002[bBdD])"
-# A number, or text that could be one, whose exponent has more than three digits; or in quotes, one
-# of too many digits. Possessive, and begun only where none goes on already: so no part of a text is
-# looked at again and again.
+# A number, or text that could be one, whose exponent has more than three digits; or one in quotes
+# with too many digits. Possessive, and it starts only where no such text precedes it: so no part of
+# a text is scanned repeatedly.
 _HUGE = (
     rf"(?<![\w\p{{Nd}}.+-])(?:{_SIGN}?+{_DIGIT_OR_POINT}++(?:[eE]|\\u00[46]5){_SIGN}?+{_DIGIT}{{4,}}+(?![\w\p{{Nd}}.+-])"
     rf"|(?<=\x22){_SIGN}?+{_DIGIT_OR_POINT}{{{MAX_DIGITS + 1}}}+)"
@@ -72,11 +72,11 @@ _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
 def monstrous(types: Mapping[str, T.DataType]) -> str | None:
-    """Whether a value may hold a DECIMAL of endless digits, or an exponent of more than three; None
-    without a column of that type.
+    """Return SQL for whether a value may contain a DECIMAL with too many digits, or with an
+    exponent of more than three digits; None without a column of that type.
 
-    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, and reads a
-    megabyte of digits in an hour, so it must not come to that.
+    Such a value must not be parsed: Java takes minutes for the division that rounds `1e-99999999`
+    to a column's scale, and an hour for a megabyte of digits.
     """
     names, anywhere = set[str](), False
     for name, kind in types.items():
@@ -87,16 +87,15 @@ def monstrous(types: Mapping[str, T.DataType]) -> str | None:
         return None
     if anywhere:
         return f"{TEXT} RLIKE r'{_HUGE}'"
-    # By its name; or, where names may be written in escapes, by its looks.
-    # Possessive: of two runs of blanks, with nothing between them, each would be tried with every
-    # part of the other.
+    # By the field's name; or, if names may be escaped, by the number alone. Possessive: otherwise
+    # each of two adjacent runs of blanks would be tried with every part of the other.
     named = rf"\x22({'|'.join(sorted(names))})\x22\s*+:\s*+(?:\x22\s*+)?+{_HUGE}"
     return rf"({TEXT} RLIKE r'{named}' OR (contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_HUGE}'))"
 
 
 def _decimals(name: str, kind: T.DataType) -> tuple[set[str], bool]:
-    """The names of fields that are DECIMAL, and whether there are others without a name of their
-    own."""
+    """Return the names of DECIMAL fields, and whether there are DECIMALs without a field name of
+    their own."""
     if isinstance(kind, T.DecimalType):
         return {name}, False
     if isinstance(kind, T.StructType):
@@ -111,11 +110,11 @@ def _decimals(name: str, kind: T.DataType) -> tuple[set[str], bool]:
 
 
 def is_plain() -> str:
-    """Whether a value is UTF-8 without escapes that begins with `{` and ends with the only `}` that
-    it has. Never null.
+    """Return SQL for whether a value is UTF-8 without escapes that begins with `{` and ends with
+    its only `}`. Never null.
 
     Nothing can follow an object that is read from such a text, and none of its characters is
-    escaped. To search for a byte costs a tenth of a regular expression.
+    escaped. A search for a byte costs a tenth of a regular expression.
     """
     parts = (
         f"startswith({TEXT}, '{{')",
@@ -128,25 +127,25 @@ def is_plain() -> str:
 
 
 def colons(text: str) -> str:
-    """How many colons a text has; none is looked for behind MOST_COLONS of them."""
+    """Return SQL for the number of colons in a text, counted up to MOST_COLONS."""
     return f"size(split({text}, ':', {MOST_COLONS + 1})) - 1"
 
 
 def other_colons(names: Iterable[str]) -> str:
-    """The number of a plain value's colons that do not follow the names of the fields that were
-    read as `_value`. By subtractions: Spark takes memory without end to bring a sum of twenty terms
-    into one of its possible orders."""
+    """Return SQL for the number of a plain value's colons beyond one for each field that was read
+    as `_value`. It subtracts, because Spark takes unbounded memory to order the terms of a sum of
+    twenty."""
     return f"_colons{''.join(f' - CAST(_value.`{name}` IS NOT NULL AS INT)' for name in names)}"
 
 
 def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
-    """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none
-    twice. Never null.
+    """Return SQL for whether a plain value, read as `_value`, is an object with only the shape's
+    fields, none twice. Never null.
 
-    Of the value's colons one belongs to each field that was read, and others (`_others`) to the
-    texts that were read. Where there are no more, there is no other field. A field that is null is
-    not known from one that is missing, so a value with one is not ordinary. The texts named by
-    `times`, which always have colons, are looked at first.
+    One of the value's colons belongs to each field that was read, and the others (`_others`) to the
+    texts that were read. If there are no more, there is no other field. A null field cannot be
+    distinguished from a missing one, so a value with one is not ordinary. The texts named by
+    `times`, which always have colons, are counted first.
     """
     texts = [f.name for f in shape.fields if isinstance(f.dataType, T.StringType)]
     is_enough = ["_others <= 0"]
@@ -158,12 +157,12 @@ def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
 
 
 def parse(shape: T.StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
-    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own; `{"m":
-    [<value>]}` where `_plain` holds.
+    """Return SQL that parses `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, with the value's own
+    hash, or `{"m": [<value>]}` if `_plain`.
 
-    Spark's parser stops at the end of the first object and never sees what follows it. No value can
-    name its own hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer
-    these three elements.
+    Spark's parser stops at the end of the first object and ignores what follows. No value can
+    contain its own hash, so a value that closes the wrapper early, or adds to it, is detected: `m`
+    no longer has these three elements.
     """
     mark = "'{\"#\":', _hash, '}'"
     element = T.StructType([*shape.fields, T.StructField("#", T.StringType())])
@@ -176,7 +175,7 @@ def parse(shape: T.StructType, depth: int = MAX_DEPTH, unless: str | None = None
         "allowNonNumericNumbers": "false",
         "allowSingleQuotes": "false",
         "timeZone": "UTC",
-        "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
+        "maxNestingDepth": str(depth + 2),  # with the two levels of the wrapper
     }
     pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
     marked = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
@@ -202,8 +201,8 @@ def _sql_type(kind: T.DataType) -> str:
 
 
 def intact(parsed: str) -> str:
-    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never
-    null."""
+    """Return SQL for whether the value was read as one JSON value of the expected shape, with
+    nothing left over. Never null."""
     is_marked = (
         f"size({parsed}.m) = 3 AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = "
         "_hash"
@@ -215,7 +214,7 @@ def intact(parsed: str) -> str:
 
 
 def value(parsed: str) -> str:
-    """The value itself, of what was read with its wrapper."""
+    """Return SQL for the value in the parsed wrapper."""
     return f"get({parsed}.m, IF(_plain, 0, 1))"
 
 
@@ -224,8 +223,8 @@ def raw(name: str) -> str:
 
 
 def as_read(kind: T.DataType) -> T.DataType:
-    """What the parser reads for a type: text for dates and timestamps, whose own reading is too
-    lenient."""
+    """Return the type with which the parser reads: text for dates and timestamps, because the
+    parser's own conversion is too lenient."""
     if isinstance(kind, (T.TimestampType, T.DateType)):
         return T.StringType()
     if isinstance(kind, T.ArrayType):
@@ -238,16 +237,17 @@ def as_read(kind: T.DataType) -> T.DataType:
 
 
 def converted(read: str, kind: T.DataType, level: int = 0) -> str:
-    """From what `_as_read` gave to the type itself; text that cannot be read becomes null."""
+    """Return SQL that converts a value of type `as_read` to the type itself; text that cannot be
+    read becomes null."""
     if as_read(kind) == kind:
         return read
     if isinstance(kind, T.DateType):
         return f"IF({read} RLIKE r'{_DATE}', try_cast({read} AS DATE), NULL)"
     if isinstance(kind, T.TimestampType):
-        # The zone is always written out, so the session's own never counts.
+        # The zone is always explicit, so the session's is never used.
         zoned = f"IF(endswith({read}, 'Z') OR {read} RLIKE r'{_ZONE}', {read}, concat({read}, 'Z'))"
         at = f"try_cast({zoned} AS TIMESTAMP)"
-        # Only on the first day and the last can the zone lead out of the years.
+        # Only on the first and last day can the zone lead outside the years.
         edge = f"startswith({read}, '0001-01-01') OR startswith({read}, '9999-12-31')"
         inside = in_the_calendar(f"unix_micros({at})")
         return f"IF({read} RLIKE r'{_TIMESTAMP}' AND (NOT ({edge}) OR {inside}), {at}, NULL)"
@@ -267,8 +267,8 @@ def converted(read: str, kind: T.DataType, level: int = 0) -> str:
 
 
 def unreadable(read: str, kind: T.DataType, level: int = 0) -> str:
-    """Whether a value that the parser let pass is not of its type after all; empty where that
-    cannot be."""
+    """Return SQL for whether a value that the parser accepted is not of its type; empty if that
+    cannot happen."""
     item = f"y{level}"
     if isinstance(kind, (T.FloatType, T.DoubleType)):
         return f"abs({read}) = double('Infinity')"

@@ -1,8 +1,7 @@
-"""Raw bytes: the record's value, and its key if there is a column for it, as they came. No
-structure is looked for.
+"""Raw bytes: the record's value, and its key if there is a column for it, unchanged and unparsed.
 
-BINARY takes any bytes; STRING takes UTF-8. A null value is a null like any other: the column's NOT
-NULL decides.
+BINARY takes any bytes; STRING takes UTF-8. A null value is null like any other: NOT NULL of the
+column decides.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CODES = ("invalid_utf8",)
 
 class RawFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`."""
+        """Read as `Format.read`."""
         frame = records.selectExpr(
             "*",
             *(

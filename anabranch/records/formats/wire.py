@@ -1,6 +1,6 @@
 """Confluent's wire format: a zero byte, a schema id of four bytes (big endian), then the payload.
 
-Facts:
+Source:
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format.
 """
 
@@ -29,8 +29,8 @@ _SCHEMA_ID = (
 
 @dataclass(frozen=True)
 class Wired:
-    """Records with `_schema_id` (null: not in the wire format), and what the registry says of the
-    ids they name."""
+    """Records with `_schema_id` (null: not in the wire format), the registry's schemas of their
+    ids, and the checks that refuse records."""
 
     frame: DataFrame
     schemas: Mapping[int, RegisteredSchema]
@@ -42,7 +42,7 @@ class Wire:
 
     With `cache_ids`, later queries reuse the first list of schema ids, provided that the registry
     has a schema of this kind and subject for each of them. A record with another id then fails the
-    query; `is_unlisted_schema_id` detects it.
+    query, which `is_unlisted_schema_id` detects.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Wire:
         self._cached: list[int] = []
 
     def look_up(self, records: DataFrame) -> Wired:
-        """List the schema ids of the records with a query of its own, and load unknown schemas from
+        """List the schema ids of the records with a separate query, and load unknown schemas from
         the registry.
 
         `schemas` contains the ids of the stream's kind and subject. The checks mark records with
-        other ids, and records that are not in the wire format. Raises Transient when the registry
-        is down, ConfigurationError when it rejects the request.
+        other ids, and records that are not in the wire format. Raises Transient if the registry is
+        down, ConfigurationError if it rejects the request.
         """
         frame = records.selectExpr("*", f"{_SCHEMA_ID} AS _schema_id")
         ids = self._cached
@@ -105,8 +105,8 @@ class Wire:
         return Wired(frame, schemas, tuple(checks))
 
     def schema(self, schema_id: int) -> RegisteredSchema | Check | None:
-        """The schema of an id; the check that refuses it where it is of another subject or kind;
-        None if the registry has none. Raises like `look_up`."""
+        """Return the schema of an id; a Check that refuses it if it is of another subject or kind;
+        None if the registry has none. Raises as `look_up`."""
         schema = self._registry.schema(schema_id)
         if schema is None:
             return None
@@ -124,13 +124,13 @@ class Wire:
 
 
 def is_unlisted_schema_id(error: BaseException) -> bool:
-    """Whether a query failed because a record has a schema id that is not in the cached list.
-    Pure."""
+    """Return whether a query failed because a record has a schema id that is not in the cached
+    list. Pure."""
     return _UNLISTED in full_text(error)
 
 
 def refuse(schema_id: int, code: str, why: str) -> Check:
-    """The verdict on every record of an id."""
+    """Return the verdict on all records of a schema id."""
     return Check(f"_schema_id = {schema_id}", error(code, literal(f"schema id {schema_id}: {why}")))
 
 
