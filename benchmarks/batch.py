@@ -1,15 +1,15 @@
-"""What it takes to rebuild an hour, against reading and parsing its records: `make bench
+"""Cost of rebuilding an hour, compared with reading and parsing its records: `make bench
 WHAT=batch`.
 
-One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and
-three expectations, is rebuilt by `anabranch batch`; the floor reads the same offsets by Spark,
-parses them by `from_json`, and drops them. Both take turns. Seconds are those of the hour itself;
-an hour of few records shows the fixed cost of its process.
+`anabranch batch` rebuilds one hour of a topic, with duplicates, dead letters, the speed layer's
+rows to compare with, and three expectations. The floor reads the same offsets with Spark, parses
+them with `from_json`, and drops them. Both alternate. Seconds are those of the hour itself; an hour
+of few records shows the fixed cost of its process.
 
-`--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look at as many hours of
-as many records before it. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone
-cluster of so many one-core workers. `--drift`: the hour where each record has a field that the
-schema does not know, ignored and counted.
+`--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look-back at 24 earlier
+hours of the same size. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone
+cluster of that many workers of one core. `--drift`: the hour with a field in each record that the
+schema lacks, ignored and counted.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _SUITE = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds and CPU seconds of the hour itself, CPU seconds of its whole process, memory of its
-    Java."""
+    """Seconds and CPU seconds of the hour itself, CPU seconds of the whole process, and peak memory
+    of its JVM."""
 
     seconds: float
     cpu: float
@@ -73,7 +73,7 @@ class Cost:
 
 
 def rebuild(environment: dict[str, str], hour: str, folder: Path) -> Cost:
-    """Rebuild an hour, again if it is accepted. Raises RuntimeError unless it is accepted then."""
+    """Rebuild or restate an hour. Raises RuntimeError unless it is accepted."""
     anabranch = [
         sys.executable,
         "-m",
@@ -141,9 +141,9 @@ def prepare(
     catalog: str = "",
     settings: Mapping[str, object] | None = None,
 ) -> dict[str, str]:
-    """A topic with one hour of records, and as many in each of the `before` hours before it, which
-    the speed layer has read; returns what a command's environment needs. `catalog` is its URI, in
-    place of a file's; `settings` are the stream's own."""
+    """Create a topic with `records` records in one hour and in each of the `before` hours before
+    it, and let the speed layer read them. Return the environment of commands. `catalog`: a URI that
+    replaces the file's; `settings`: keys of the stream's file."""
     environment = configure(folder, SHAPE, services, True, {"max_offsets_per_trigger": 250_000})
     for number in range(before + 1):
         fill_hour(
@@ -163,7 +163,7 @@ def prepare(
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
     if events is not None:
-        # Of the batch layer's processes: the profile of each is a file.
+        # Each process of the batch layer writes its event log to a file.
         events.mkdir(parents=True, exist_ok=True)
         conf_of_spark = yaml.safe_load((conf / "anabranch.yaml").read_text())["spark"]["conf"] | {
             "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events.resolve()}",
@@ -177,14 +177,14 @@ def prepare(
 
 
 def edit(file: Path, section: str, values: dict[str, object]) -> None:
-    """Set keys of one section of a configuration's file."""
+    """Set keys of one section of a configuration file."""
     data = yaml.safe_load(file.read_text())
     data[section] |= values
     file.write_text(yaml.safe_dump(data))
 
 
 def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, ...]]:
-    """What the look-back's hours cost, each of so many records as the hour that is rebuilt."""
+    """Measure the cost of a look-back's hours, each of the same size as the rebuilt hour."""
     costs: dict[int, list[Cost]] = {0: [], 1: [], before: []}
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
@@ -211,13 +211,14 @@ def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, 
 
 
 def measure_drift(records: int, rounds: int) -> list[tuple[str, ...]]:
-    """What counting unknown fields costs where every record has one, the shape's last column."""
+    """Measure the cost of counting unknown fields. Every record has one, the shape's last
+    column."""
     ways: dict[str, dict[str, Any]] = {way: {"unknown": way} for way in ("ignore", "count")}
     return measure_ways(records, rounds, ways, {"schema": SHAPE.schema.rpartition(", ")[0]})
 
 
 def measure_decoders(records: int, rounds: int) -> list[tuple[str, ...]]:
-    """What an hour costs by `batch.decoder`."""
+    """Measure the cost of an hour by `batch.decoder`."""
     return measure_ways(
         records, rounds, {way: {"batch": {"decoder": way}} for way in ("spark", "workers")}
     )
@@ -229,7 +230,7 @@ def measure_ways(
     ways: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, object] | None = None,
 ) -> list[tuple[str, ...]]:
-    """The hour in turn by ways of the stream's file, each of which sets some keys. Medians of
+    """Measure the hour with several settings of the stream's file in turn. Return medians of
     seconds and CPU seconds."""
     costs: dict[str, list[Cost]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
@@ -254,9 +255,9 @@ def measure_ways(
 
 
 def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[str, ...]]:
-    """The hour on so many workers of one core each; `ideal` is what one core took by their
-    number."""
-    # The floor's process runs without what tests need.
+    """Measure the hour on clusters with these numbers of one-core workers. Return seconds, and the
+    ideal time, that of the fewest workers scaled by their number, divided by them."""
+    # Imported here: the process of the floor lacks the tests' dependencies.
     from cluster import running_cluster
     from postgres import DATABASE, PASSWORD, USER, running_postgres
 
@@ -286,7 +287,7 @@ def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[s
 
 
 def measure(records: int, rounds: int, events: Path | None) -> tuple[list[Cost], list[Cost]]:
-    """The costs of rebuilding an hour, and of the floor."""
+    """Measure the costs of rebuilding an hour, and of the floor."""
     rebuilt, floors = [], []
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)

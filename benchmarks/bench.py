@@ -1,13 +1,13 @@
-"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make
+"""Anabranch compared with other ways to write the same topic: `make bench`; in three minutes: `make
 bench WHAT=smoke`.
 
-Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real
-Kafka, local files or a real S3 server. The results are medians, and ratios within a round: machines
-differ, and other programs come and go. `benchmarks/recorded.json` has the ratios of
+The ways take turns, in several rounds. Each writes the same topic from its beginning to its end,
+from a Kafka broker to local files or an S3 server. The results are medians, and ratios within a
+round, since machines and their load differ. `benchmarks/recorded.json` has the ratios of
 benchmarks/RESULTS.md; the smoke test compares with them.
 
 `--master standalone` starts a Spark cluster of two workers of one core for the run. `--master
-spark://…` uses a cluster that runs already; the CPU seconds of its executors are not counted.
+spark://…` uses a running cluster; the CPU seconds of its executors are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
 
 RECORDED = Path(__file__).with_name("recorded.json")
-# What a ratio may lose against the recorded one.
+# The most that a ratio may lose against the recorded one.
 LOSS = 0.15
 LOCAL, ON_S3 = (*peer.WAYS, "anabranch"), ("file_sink_s3", "iceberg_s3", "anabranch_s3")
 Results = dict[str, list[Run]]
@@ -39,7 +39,7 @@ Results = dict[str, list[Run]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The compared ways by shape, the number of records, and of records in a micro-batch."""
+    """The ways to compare for a shape, the number of records, and of records in a micro-batch."""
 
     shape: Shape
     ways: tuple[str, ...]
@@ -65,8 +65,8 @@ def smoke() -> list[Plan]:
 
 @contextmanager
 def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
-    """The plan with its Avro schema registered, at a registry that runs for as long; one without is
-    as it was."""
+    """Register the plan's Avro schema with a registry that runs within the `with`; a plan without
+    one is unchanged."""
     if not plan.shape.avro:
         yield plan
         return
@@ -79,7 +79,7 @@ def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
 
 
 def compare(plan: Plan, services: Services) -> Results:
-    """All ways of a plan, in turn, round after round."""
+    """Run all ways of a plan in turn, round after round."""
     results: Results = {way: [] for way in plan.ways}
     for number in range(plan.rounds):
         for way in plan.ways:
@@ -94,7 +94,7 @@ def compare(plan: Plan, services: Services) -> Results:
 
 
 def ratios(results: Results, way: str, base: str) -> list[float]:
-    """One way's rate by another's, round by round."""
+    """Return the ratio of one way's rate to another's in each round."""
     pairs = zip(results[way], results[base], strict=True)
     return [one.records_per_second / other.records_per_second for one, other in pairs]
 
@@ -143,7 +143,7 @@ def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
-    """Records a second of each way, a panel for each plan, with each round as a dot."""
+    """Draw the records per second of each way: a panel for each plan, a dot for each round."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -173,8 +173,8 @@ def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
 
 
 def recorded(all_results: list[tuple[Plan, Results]], master: str) -> dict[str, float]:
-    """The ratios of ours to each other way, by shape, size of a micro-batch and way, and by a
-    master that is named."""
+    """Return the ratios of Anabranch to each other way, by shape, size of a micro-batch, way, and
+    master if one is named."""
     medians = {}
     for plan, results in all_results:
         for ours in (way for way in results if way in OURS):
@@ -189,7 +189,7 @@ def recorded(all_results: list[tuple[Plan, Results]], master: str) -> dict[str, 
 
 
 def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:
-    """The ratios that lost more than LOSS against the recorded ones, in words."""
+    """Return the ratios that lost more than LOSS against the recorded ones, as text."""
     return [
         f"{name}: {now[name]:.2f}, recorded {before[name]:.2f}"
         for name in sorted(now.keys() & before.keys())
@@ -198,12 +198,12 @@ def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:
 
 
 def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
-    """The results of each plan, and its table in Markdown."""
+    """Run the plans. Return the results of each, and its table in Markdown."""
     every: list[tuple[Plan, Results]] = []
     text = []
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         for plan in plans:
-            # A broker for each plan: cached pages of another topic disturb no measurement.
+            # A broker for each plan, so that cached pages of other topics do not affect it.
             folder = Path(name) / f"{plan.shape.name}-{plan.limit}"
             with running(folder) as services, registered(plan, folder) as plan:
                 size = fill(services.bootstrap_servers, plan.shape, plan.records) / plan.records

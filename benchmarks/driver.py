@@ -1,8 +1,8 @@
-"""Whether the speed layer's memory stays level: `make bench WHAT=driver MICRO_BATCHES=20000`.
+"""Memory of the speed layer over time: `make bench WHAT=driver MICRO_BATCHES=20000`.
 
-A topic that is read ten records at a time, as fast as micro-batches can follow each other, by one
-process. Resident memory of the Python driver, of Java and of the workers, by thousands of
-micro-batches; beside it the seconds of one.
+One process reads a topic ten records at a time, without pauses between micro-batches. Prints the
+resident memory of the Python driver, of Java and of the workers at 20 points, and the seconds per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHAPE = SHAPES["json_440"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Resident MB when so many micro-batches were published."""
+    """Resident memory in MB after a number of published micro-batches."""
 
     micro_batches: int
     at: float
@@ -42,7 +42,7 @@ class Sample:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """One of KINDS: the Python driver, Java or a Python worker."""
+    """Return one of KINDS: the Python driver, Java or a Python worker."""
     if process.name() == "java":
         return "java"
     return (
@@ -53,8 +53,8 @@ def kind_of(process: psutil.Process) -> str:
 
 
 def sample(job: psutil.Process, micro_batches: int) -> Sample:
-    """Of a job and what it started: spark-submit's Java is the first of them, the Python driver its
-    child."""
+    """Take a sample of a job and its descendants. The job's process is spark-submit's Java; the
+    Python driver is its child."""
     memory = dict.fromkeys(KINDS, 0.0)
     for process in (job, *job.children(recursive=True)):
         memory[kind_of(process)] += process.memory_info().rss / 2**20
@@ -64,8 +64,8 @@ def sample(job: psutil.Process, micro_batches: int) -> Sample:
 def watch(
     command: list[str], environment: dict[str, str], folder: Path, step: int
 ) -> Iterator[Sample]:
-    """Run the speed layer to its end; a sample for each `step` micro-batches. Raises RuntimeError
-    when it fails."""
+    """Run the speed layer to its end, and yield a sample about every `step` micro-batches. Raises
+    RuntimeError if it fails."""
     with (folder / "log").open("ab") as log, (folder / "log").open() as said:
         process = subprocess.Popen(
             command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
@@ -76,9 +76,7 @@ def watch(
                 time.sleep(_EVERY)
                 done += said.read().count("offsets as")
                 if done >= due:
-                    with suppress(
-                        psutil.Error
-                    ):  # one of them ended between the question and its answer
+                    with suppress(psutil.Error):  # a process has ended in the meantime
                         yield sample(psutil.Process(process.pid), done)
                         due = done + step
         finally:

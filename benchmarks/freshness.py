@@ -1,10 +1,10 @@
-"""How fresh the table is under a steady producer: `make bench WHAT=freshness MINUTES=10
+"""Freshness of the table under a steady producer: `make bench WHAT=freshness MINUTES=10
 RATE=10000`.
 
-From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a
-table whose `main` holds it. Producer, speed layer, Kafka, S3 and reader share this machine.
-Percentiles by minute, also of the first, in which Java compiles. At the end the table holds as many
-rows as records were acknowledged, or it raises.
+Measures the time from a record's acknowledgement by Kafka until an independent reader has loaded a
+table whose `main` contains it. Producer, speed layer, Kafka, S3 and reader share this machine.
+Prints percentiles by minute, including the first, in which Java compiles. Raises RuntimeError
+unless the table has as many rows as records were acknowledged.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _START_SECONDS, _DRAIN_SECONDS = 120.0, 120.0
 
 
 class Reader:
-    """Looks at the table over and over: up to which offsets `main` held the topic, and since
-    when."""
+    """A thread that polls the table. `seen`: by partition, the published ends and the times at
+    which they were first read."""
 
     def __init__(self, conf: str) -> None:
         self.seen: dict[int, list[tuple[int, float]]] = {}
@@ -66,7 +66,7 @@ class Reader:
         return all(self.seen.get(p, [(0, 0.0)])[-1][0] >= end for p, end in ends.items())
 
     def _pointer(self) -> str | None:
-        """The metadata file that the catalog names."""
+        """Return the table's current metadata file in the catalog."""
         named = text("SELECT metadata_location FROM iceberg_tables WHERE table_name = 'events'")
         with self._catalog.connect() as connection:
             return connection.execute(named).scalar()
@@ -74,7 +74,7 @@ class Reader:
     def _look(self) -> None:
         last = None
         while not self._stop.wait(_EVERY):
-            # To load the table each time would take a third of a core from those that are measured.
+            # Loading the table each time would take a third of a core.
             if (pointer := self._pointer()) == last:
                 continue
             last = pointer
@@ -88,7 +88,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Sent:
-    """Partition, offset and time of each acknowledged record."""
+    """Partition, offset and acknowledgement time of each record."""
 
     partitions: np.ndarray
     offsets: np.ndarray
@@ -103,7 +103,7 @@ class Sent:
 
 
 def delays(sent: Sent, seen: dict[int, list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each record: when it was acknowledged, and how many seconds later the reader had it."""
+    """Return the acknowledgement time of each record, and the seconds until the reader had it."""
     at, waited = [], []
     for partition, ends in seen.items():
         mine = sent.partitions == partition
@@ -114,7 +114,8 @@ def delays(sent: Sent, seen: dict[int, list[tuple[int, float]]]) -> tuple[np.nda
 
 
 def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection) -> None:
-    """In a process of its own: send for so long, then hand over what was acknowledged."""
+    """Send records for `seconds`, then send the acknowledgements to `into`; runs in a separate
+    process."""
     stop = threading.Event()
     threading.Timer(seconds, stop.set).start()
     partitions, offsets, at = array("i"), array("q"), array("d")

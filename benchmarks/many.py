@@ -1,16 +1,16 @@
 """Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
 
-`--avro` makes every other topic one of Avro with a schema registry. `--disturb` has the catalog in
-PostgreSQL, and after half the time one topic recreated, one stream's file broken, and one table's
-row of the catalog locked, until the producer ends; the others are compared with themselves before
-that. `--join` creates a topic of a family after a third of the time, and then adds a nullable field
-to its subject: seconds until each is served.
+`--avro` makes every other topic one of Avro with a schema registry. `--disturb` uses a catalog in
+PostgreSQL. After half the time it recreates one topic, breaks one stream's file and locks one
+table's row of the catalog, until the producer ends; it compares the other streams before and after
+that. `--join` creates a topic of a family after a third of the time, then adds a nullable field to
+its subject, and prints the seconds until each is served.
 
-Each stream has a topic of two partitions and a table of its own on the S3 server; producer, speed
-layer, Kafka and S3 share this machine. Seconds from a record's acknowledgement by Kafka to the log
-line of the publish that made it readable, CPU seconds of the speed process by minute, its memory.
-At the end each table, but for that of a recreated topic, holds exactly the acknowledged offsets, or
-it raises.
+Each stream has a topic of two partitions and a table on the S3 server; producer, speed layer, Kafka
+and S3 share this machine. Measures the seconds from a record's acknowledgement by Kafka to the log
+line of the publish that made it readable, and CPU seconds and memory of the speed process by
+minute. Raises RuntimeError unless each table, except that of a recreated topic, contains exactly
+the acknowledged offsets.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
 
 @dataclass(frozen=True)
 class Sample:
-    """The speed process and what it started, at a moment: CPU seconds so far, and MB of memory by
+    """The speed process and its descendants at one time: CPU seconds so far, and memory in MB by
     kind of process."""
 
     at: float
@@ -86,7 +86,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """The streams, the records a second of each, the seconds of a run, and
+    """The streams, the records per second of each, the seconds of a run, and
     `speed.publish.within`."""
 
     streams: list[str]
@@ -104,13 +104,13 @@ class Plan:
 
     @property
     def exact(self) -> list[str]:
-        """The streams whose tables hold every acknowledged record at the end: all but that of a
-        recreated topic."""
+        """The streams whose tables must have every acknowledged record at the end: all except that
+        of the recreated topic."""
         return [name for name in self.streams if name not in self.disturbed[:1]]
 
 
 def topic_of(stream: str, avro: Registered | None = None) -> Shape:
-    """The records of a stream: JSON, or Avro of every other one."""
+    """Return the shape of a stream's records: JSON, or with `avro` Avro for every other stream."""
     if avro is not None and int(stream[-1]) % 2:
         return replace(SHAPES["avro"], name=stream, registered=avro)
     return replace(SHAPES["json_440"], name=stream)
@@ -124,8 +124,8 @@ def configure(
     avro: Registered | None = None,
     catalog: str | None = None,
 ) -> dict[str, str]:
-    """Write a configuration with a group of streams; returns what a command's environment needs.
-    The catalog is a SQLite file without a URI."""
+    """Write a configuration with a group of streams, and return the environment of commands.
+    `catalog`: its URI; None for a SQLite file."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
     environment = {
@@ -162,7 +162,7 @@ def configure(
         }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     if avro is not None:
-        # A family without a topic, until one joins.
+        # A family without a topic, until `join` creates one.
         family = {
             "topics": {"pattern": "fam-(.*)"},
             "table": "many_raw.{1}",
@@ -180,7 +180,7 @@ def configure(
 
 
 def make(conf: str, services: Services, streams: list[str]) -> None:
-    """The topics and tables of all streams."""
+    """Create the topics and tables of all streams."""
     for name in streams:
         create_topic(config.Kafka(bootstrap_servers=services.bootstrap_servers), name, _PARTITIONS)
         job = open_job(name, conf)
@@ -189,8 +189,8 @@ def make(conf: str, services: Services, streams: list[str]) -> None:
 
 
 def produce(broker: str, plan: Plan, into: Connection) -> None:
-    """In a process of its own: send to each topic for so long, then hand over what was
-    acknowledged, by topic."""
+    """Send to each topic for `plan.seconds`, then send the acknowledgements by topic to `into`;
+    runs in a separate process."""
     stop = threading.Event()
     threading.Timer(plan.seconds, stop.set).start()
     acks = {name: (array("i"), array("q"), array("d")) for name in plan.streams}
@@ -206,7 +206,7 @@ def produce(broker: str, plan: Plan, into: Connection) -> None:
 
 
 def seen_in(log: str) -> dict[str, dict[int, list[tuple[int, float]]]]:
-    """By stream and partition, the published ends with the moments of their log lines."""
+    """Return the published ends with the times of their log lines, by stream and partition."""
     seen: dict[str, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     for event in log_events(log):
         if "published" in event["message"] and isinstance(event.get("offsets"), dict):
@@ -260,8 +260,8 @@ def check_rows(conf: str, sent: dict[str, Sent]) -> None:
 
 @contextmanager
 def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Iterator[None]:
-    """For the length of a `with`: a topic recreated, a stream's file broken, a table's row of the
-    catalog locked."""
+    """Recreate a topic; within the `with`, also break a stream's file and lock a table's row of the
+    catalog."""
     recreated, broken, locked = plan.disturbed
     kafka = config.Kafka(bootstrap_servers=services.bootstrap_servers)
     with closing(KafkaAdminClient(bootstrap_servers=services.bootstrap_servers)) as admin:
@@ -288,8 +288,8 @@ def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Itera
 
 
 def join(conf: Path, registry: SchemaRegistry) -> None:
-    """Create a topic of a family while the group runs, then add a nullable field to its subject;
-    prints the seconds until a record of each is in `main`. Nothing is applied or restarted. Raises
+    """Create a topic of a family while the group runs, then add a nullable field to its subject.
+    Print the seconds until a record of each is in `main`, without an apply or a restart. Raises
     Transient after a minute."""
     environment = config.load_environment(str(conf))
     lake, topic, table = Lake(environment), "fam-new", "many_raw.new"
@@ -399,7 +399,7 @@ def measure(
             watcher.join(10)
             if os.environ.get("KEEP"):
                 Path(os.environ["KEEP"]).write_text(log_file.read_text())
-    # A stream that is set aside is an exit code of its own.
+    # With a stream that is set aside, the exit code is not 0.
     if (code == 0) == plan.disturb:
         raise RuntimeError(f"the speed process ended with {code}: {log_file.read_text()[-3000:]}")
     check_rows(conf, sent)
@@ -409,8 +409,8 @@ def measure(
 
 
 def time_commands(environment: dict[str, str]) -> None:
-    """Print what commands over the group take, three times each: the median of their seconds and of
-    their CPU."""
+    """Run each command on the group three times, and print the medians of seconds and CPU
+    seconds."""
     rows = []
     for command in COMMANDS:
         taken = []

@@ -1,9 +1,9 @@
-"""The hour of many small streams in one batch process, against one stream with the sum of their
-records: `make bench WHAT=many-hours STREAMS=50 RECORDS=2000`.
+"""The hour of many small streams in one batch process, compared with one stream that has the sum of
+their records: `make bench WHAT=many-hours STREAMS=50 RECORDS=2000`.
 
 Each stream has a topic of two partitions with one hour of records, a duplicate in a thousand, a
-dead letter in five thousand, and a table on the S3 server. CPU seconds of the batch process and its
-workers.
+dead letter in five thousand, and a table on the S3 server. Measures CPU seconds of the batch
+process and its workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUM = "sum"
 
 
 def rebuild(environment: dict[str, str], folder: Path, *selected: str) -> tuple[float, float]:
-    """Rebuild the hours that wait; returns CPU seconds: of the start until the first hour, and from
+    """Rebuild the waiting hours. Return the CPU seconds of the start until the first hour, and from
     then on."""
     command = [sys.executable, "-m", "anabranch.cli", "batch", *selected, "--output", "json"]
     log, watch = run_command(command, environment, folder, Watch)
@@ -46,8 +46,8 @@ def edit(file: Path, settings: dict[str, str]) -> None:
 
 
 def check(conf: str, streams: list[str], hour: str, records: int) -> None:
-    """Raise RuntimeError unless the batch layer has accounted for so many records in the hour of
-    each stream."""
+    """Raise RuntimeError unless the batch layer has accounted for `records` records in the hour of
+    each stream, without a gap."""
     for name in streams:
         accepted = next(
             row for row in open_job(name, conf).ledger.history([hour]) if row.decision == "accepted"

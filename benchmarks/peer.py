@@ -1,17 +1,18 @@
-"""One other way to write a Kafka topic to Parquet: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT
+"""Other ways to write a Kafka topic to Parquet: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT
 AVRO`.
 
-Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since
-the epoch). WAY is
+Prints a line of JSON for each micro-batch: the number of records, and the time of its end (seconds
+since the epoch). WAY is
 
-- noop: read and parse, and write nowhere: what the engine itself takes;
-- file_sink: Spark's own Parquet file sink, to local files or by Hadoop's S3A;
-- iceberg: Iceberg's own streaming sink (`toTable`);
+- noop: read and parse, and write nothing: the cost of the engine itself;
+- file_sink: Spark's Parquet file sink, to local files or with Hadoop's S3A;
+- iceberg: Iceberg's streaming sink (`toTable`);
 - append: `foreachBatch` with an append to the Iceberg table;
 - delta: Delta Lake's sink.
 
-Each has `from_json` of the same columns, or `from_avro` by the schema AVRO behind the five bytes of
-its id, the same partitions, Zstandard, the same heap and collector as the product.
+Each uses `from_json` with the same columns, or `from_avro` with the schema AVRO after the five
+bytes of the wire format's header, the same partitions, Zstandard, and the heap and collector of
+Anabranch.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
 DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
 HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.2"
 BUCKET = "anabranch"
-"""The one of all that is written to S3."""
+"""The bucket of all data on S3."""
 MASTER = "ANABRANCH_SPARK_MASTER"
-"""The environment variable that names Spark's master for every way; `local[2]` without it."""
+"""The environment variable with Spark's master for every way; default `local[2]`."""
 _KEYS = ("anabranch", "anabranch-local")
 
 
 def spark_master() -> tuple[str, dict[str, str]]:
-    """The master, and what Spark's configuration needs for two executors of one core there."""
+    """Return the master, and the Spark configuration for two executors of one core on it."""
     master = os.environ.get(MASTER, "local[2]")
     executors = {"spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "1g"}
     return master, {} if master.startswith("local") else executors
@@ -67,7 +68,7 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
     )
     if conf and way == "file_sink" and s3 is not None:
-        # Beside packages, a session's own `spark.jars` would be all that executors get.
+        # With `spark.jars.packages`, executors would only get the session's own `spark.jars`.
         conf["spark.executor.extraClassPath"] = ":".join(jars)
     elif conf:
         conf["spark.jars"] = ",".join(jars)

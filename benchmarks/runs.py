@@ -1,4 +1,4 @@
-"""One run of one way to write a topic: what each micro-batch took, of time, of CPU, of memory."""
+"""One run of one way to write a topic, with the time, CPU and memory of its micro-batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EVERY = 0.1
 
 
 def end_by_signals() -> None:
-    """SIGTERM ends a benchmark as Ctrl-C does, and its services with it."""
+    """Make SIGTERM end a benchmark and its services, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -46,7 +46,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Sample:
-    """All processes of a run at one moment: CPU seconds so far."""
+    """The CPU seconds of all processes of a run up to one time."""
 
     at: float
     cpu: float
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run was. Rates are of its full micro-batches behind the first, in which a JVM
+    """The results of one run. Rates are of its full micro-batches after the first, in which the JVM
     compiles its code."""
 
     records: int
@@ -67,10 +67,11 @@ class Run:
 
 
 class Watch:
-    """Looks at a process and its descendants until it ends, and at those of a cluster's workers."""
+    """A thread that samples a process and its descendants until it ends, and the descendants of a
+    cluster's workers."""
 
     workers: ClassVar[list[int]] = []
-    """PIDs of the workers of a Spark cluster on this machine; their executors are of the run."""
+    """PIDs of the workers of a Spark cluster on this machine; their executors belong to the run."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.samples: list[Sample] = []
@@ -96,7 +97,7 @@ class Watch:
             for process in family:
                 try:
                     times = process.cpu_times()
-                    # A process that ends takes its own figures along.
+                    # Kept by pid, since an ended process no longer has figures.
                     self._cpu[process.pid] = times.user + times.system
                     if process.name() == "java":
                         self.jvm_peak_mb = max(self.jvm_peak_mb, process.memory_info().rss / 2**20)
@@ -129,8 +130,8 @@ def summarized(batches: list[MicroBatch], watch: Watch, limit: int) -> Run:
 
 
 def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -> Run:
-    """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises
-    RuntimeError when it fails, or wrote other than the expected number of records."""
+    """Run one way from the topic's beginning to its end, in a temporary folder. Raises RuntimeError
+    if it fails, or has not written the expected number of records."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True) as name:
         batches, watch = watched(way, shape, services, limit, Path(name))
     if (number := sum(b.records for b in batches)) != expected:
@@ -141,7 +142,7 @@ def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -
 def watched(
     way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch] = Watch
 ) -> tuple[list[MicroBatch], Watch]:
-    """The micro-batches of one way, and who looked at its processes meanwhile."""
+    """Run one way. Return its micro-batches, and the watch of its processes."""
     folder.mkdir(exist_ok=True)
     return (_ours if way in OURS else _peer)(way, shape, services, limit, folder, watch)
 
@@ -151,7 +152,7 @@ def _peer(
 ) -> tuple[list[MicroBatch], Watch]:
     name, on_s3 = way.removesuffix("_s3"), way.endswith("_s3")
     if on_s3:
-        # The product makes its bucket itself.
+        # Anabranch creates its bucket itself.
         keys = {"access_key": services.access_key, "secret_key": services.secret_key}
         open_store(S3.model_validate({"endpoint": services.s3_endpoint, **keys})).ensure_bucket(
             BUCKET
@@ -193,8 +194,8 @@ def _ours(
 
 @contextmanager
 def on_master(master: str) -> Iterator[None]:
-    """The Spark master of everything that is measured: `standalone` is a cluster of two workers of
-    one core for the length of a `with`, an empty text this machine."""
+    """Set the Spark master of all measurements within a `with`: `standalone` starts a cluster of
+    two workers of one core; an empty text is this machine."""
     if master not in ("", "standalone"):
         os.environ[MASTER] = master
     if master != "standalone":
@@ -217,8 +218,8 @@ def on_master(master: str) -> Iterator[None]:
 def configure(
     folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]
 ) -> dict[str, str]:
-    """Write a configuration with one stream, `bench`, of the shape's topic; returns what a
-    command's environment needs."""
+    """Write a configuration with one stream, `bench`, of the shape's topic. Return the environment
+    of commands."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
     master, conf_of_spark = spark_master()
@@ -252,14 +253,14 @@ def configure(
 
 
 def published(log: str) -> Iterator[MicroBatch]:
-    """The micro-batches in the speed layer's JSON log."""
+    """Yield the micro-batches in the speed layer's JSON log."""
     for event in log_events(log):
         if match := _PUBLISHED.search(event["message"]):
             yield MicroBatch(int(match[1]), datetime.fromisoformat(event["at"]).timestamp())
 
 
 def log_events(log: str) -> Iterator[dict[str, str]]:
-    """The lines of a JSON log, between whatever else was printed."""
+    """Yield the lines of a JSON log, without other output between them."""
     for line in log.splitlines():
         with suppress(ValueError):
             event = json.loads(line)
@@ -270,11 +271,11 @@ def log_events(log: str) -> Iterator[dict[str, str]]:
 def run_command(
     command: list[str], environment: dict[str, str], folder: Path, watch: type[Watch]
 ) -> tuple[str, Watch]:  # fmt: skip
-    """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it
-    fails."""
+    """Run a command to its end. Return its output, and the watch of its processes. Raises
+    RuntimeError if it fails."""
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
     (folder / "log").unlink(missing_ok=True)
-    # Appended to, since a job opens it again for its own log.
+    # Opened for appending, since a job opens it again for its own log.
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command,

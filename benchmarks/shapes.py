@@ -1,4 +1,4 @@
-"""The records that the benchmarks send: their columns, their bytes, and a topic full of them."""
+"""The records that the benchmarks send: their columns, their bytes, and their topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXTS = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(997)]
 
 @dataclass(frozen=True)
 class Registered:
-    """Where a schema is registered, and its id there."""
+    """A registered schema: the URL of the registry, and the schema's id."""
 
     url: str
     id: int
@@ -39,10 +39,10 @@ class Registered:
 
 @dataclass(frozen=True)
 class Shape:
-    """Records of one kind. `schema` is as a stream's file has it; `event_time` is a column of all
-    of them.
+    """Records of one kind. `schema`: as in a stream's file; every shape has a column `event_time`.
 
-    JSON objects, or by an Avro schema values in Confluent's wire format: once it is `registered`.
+    The values are JSON objects or, with an Avro schema that is `registered`, Confluent's wire
+    format.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Shape:
     registered: Registered | None = None
 
     def value(self, number: int, at: float) -> bytes:
-        """A record of its own by its number, with its event at a moment (seconds since 1970)."""
+        """Return the value of a record by its number, with an event time in seconds since 1970."""
         event = {"event_id": f"{self.name}-{number}", **self.fields(number)}
         if not self.avro:
             return json.dumps(event | {"event_time": _text(at)}).encode()
@@ -93,7 +93,7 @@ def _wide(i: int) -> dict[str, object]:
 
 
 def _avro(ddl: str) -> str:
-    """The Avro schema of columns."""
+    """Return the Avro schema of columns."""
     kinds = {"STRING": "string", "INT": "int", "DOUBLE": "double"}
     at = {"type": "long", "logicalType": "timestamp-micros"}
     fields = []
@@ -121,8 +121,8 @@ SHAPES = {
 
 
 def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
-    """Make the shape's topic and send so many records as fast as it goes; returns their bytes. All
-    acknowledged, or it raises."""
+    """Create the shape's topic, send `records` records as fast as possible, and return their bytes.
+    Raises KafkaException unless all are acknowledged."""
     create(bootstrap_servers, shape)
     producer, failed, size = _producer(bootstrap_servers, 100), [], 0
     now = time.time()
@@ -144,9 +144,9 @@ def fill_hour(
     first: int = 0,
     is_new: bool = True,
 ) -> None:
-    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five
-    thousand is dead. They are numbered from `first`, a multiple of 5,000; the topic exists already
-    unless that is 0 and it `is_new`."""
+    """Send records with timestamps over one hour. One in a thousand repeats another's event, one in
+    five thousand is a dead letter. They are numbered from `first`, a multiple of 5,000. Creates the
+    topic if `first` is 0 and it `is_new`."""
     if first == 0 and is_new:
         create(bootstrap_servers, shape)
     producer, failed = _producer(bootstrap_servers, 100), []
@@ -177,8 +177,8 @@ class Acknowledged:
 def steady(
     bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Event
 ) -> Iterator[Acknowledged]:
-    """Send `rate` records a second until `stop`; yields each as it is acknowledged, with the
-    moment."""
+    """Send `rate` records per second until `stop`. Yield each after its acknowledgement, with the
+    time of that."""
     acknowledged: list[Acknowledged] = []
     failed: list[object] = []
 
@@ -208,9 +208,8 @@ def acknowledged_at(
     stop: threading.Event,
     unsure: Collection[str] = (),
 ) -> Iterator[tuple[str, int, int, float]]:
-    """Send `rate` records a second of each shape to its topic until `stop`; yields topic,
-    partition, offset and moment of each as it is acknowledged. Records of topics that are `unsure`
-    may fail."""
+    """Send `rate` records per second of each shape to its topic until `stop`. Yield topic,
+    partition, offset and time of each acknowledgement. Records of topics in `unsure` may fail."""
     acknowledged: list[tuple[str, int, int, float]] = []
     failed: list[object] = []
 
@@ -228,7 +227,7 @@ def acknowledged_at(
         due = min(int((now - began) * rate * len(shapes)) - sent, 500)
         for i in range(sent, sent + due):
             shape = shapes[i % len(shapes)]
-            # Where librdkafka knows that the topic is gone it refuses a record at once.
+            # librdkafka refuses a record at once if it knows that the topic is gone.
             with suppress(KafkaException) if shape.name in unsure else nullcontext():
                 _send(producer, shape.name, i, shape.value(i, now), delivered)
         sent += due
@@ -245,7 +244,7 @@ def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
 
 
 def create(bootstrap_servers: str, shape: Shape) -> None:
-    """Make the shape's topic."""
+    """Create the shape's topic."""
     create_topic(config.Kafka(bootstrap_servers=bootstrap_servers), shape.name, PARTITIONS)
 
 

@@ -1,10 +1,10 @@
-"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench
+"""CPU of a record by thread, for Spark's file sink and for the speed layer: `make bench
 WHAT=threads`.
 
-Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half
-second), between ends of micro-batches; the first ones are those of a Java that compiles. Both ways
-read one topic, one after the other. Small micro-batches are measured in windows of `--window` of
-them, since half a second has several of them.
+Measures microseconds of CPU per record between the ends of micro-batches, as the kernel counts them
+(`/proc/PID/task/*/stat`, every 0.5 s). Java still compiles during the first ones. Both ways read
+the same topic, one after the other. Small micro-batches are measured in windows of `--window`,
+since 0.5 s contains several.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVERY = 0.5
 
 
 def group(java: bool, thread: str) -> str:
-    """What a thread does, by its name."""
+    """Return the group of a thread by its name."""
     if not java:
         return "Python"
     if thread.startswith(("C1 Comp", "C2 Comp")):
@@ -42,7 +42,7 @@ def group(java: bool, thread: str) -> str:
 
 
 class ThreadWatch(runs.Watch):
-    """Looks at the threads too."""
+    """A watch that also samples the threads."""
 
     def _look(self) -> None:
         self.threads: list[tuple[float, dict[str, float]]] = []
@@ -68,7 +68,7 @@ class ThreadWatch(runs.Watch):
                         continue
                     fields = text[text.rindex(")") + 2 :].split()
                     name = text[text.index("(") + 1 : text.rindex(")")]
-                    # A thread that ends keeps what it took.
+                    # Kept by file, so that ended threads count.
                     last[file] = group(java, name), (int(fields[11]) + int(fields[12])) / _TICKS
             cpu = {g: sum(seconds for name, seconds in last.values() if name == g) for g in GROUPS}
             self.threads.append((time.time(), cpu))

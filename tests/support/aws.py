@@ -1,4 +1,4 @@
-"""Moto's S3 and IAM as a process of its own: each request is judged by its user's policies."""
+"""Moto's S3 and IAM in a separate process: it authorizes each request by its user's policies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Aws:
         )  # fmt: skip
 
     def user(self, name: str, policy: str) -> tuple[str, str]:
-        """A new user that may do what the policy says, and no more; its access key and secret."""
+        """Create a user with only this policy; return its access key and secret."""
         iam = self.client("iam")
         iam.create_user(UserName=name)
         iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=policy)
@@ -40,7 +40,7 @@ class Aws:
         return made["AccessKeyId"], made["SecretAccessKey"]
 
     def enforce(self) -> None:
-        """From here on policies count, and root may do nothing."""
+        """Enforce policies from now on; root is then denied everything."""
         request = urllib.request.Request(
             f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
         )
@@ -50,7 +50,7 @@ class Aws:
 
 @contextmanager
 def running_aws(folder: Path) -> Iterator[Aws]:
-    """A fresh server for the length of a `with`."""
+    """Run a new server within a `with`."""
     aws = Aws(f"http://{HOST}:{free_port()}")
     command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", aws.url.rpartition(":")[2]]
 

@@ -1,4 +1,4 @@
-"""A Kafka broker of its own behind a proxy, which a test may stop and start again."""
+"""A separate Kafka broker behind a proxy, which a test may stop and start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.spark.java import require_java
 
 @dataclass(frozen=True)
 class ProxiedBroker:
-    """The broker advertises the proxy, so that no client gets past it."""
+    """A broker that advertises its proxy, so that no client bypasses it."""
 
     daemon: Daemon
     port: int
@@ -28,7 +28,7 @@ class ProxiedBroker:
         return f"{HOST}:{self.proxy.port}"
 
     def start(self) -> None:
-        """Start, and return once it answers."""
+        """Start the broker, and wait until it answers."""
         java, jars = require_java(), ensure_jars().broker
         process = kafka_broker.start(
             self.daemon, java, jars, self.port, self.proxy.port, advertised_port=self.proxy.port
@@ -43,7 +43,7 @@ class ProxiedBroker:
             stop_all([process], 30)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Send SIGKILL, and wait for the end."""
         process = self.daemon.process()
         assert process is not None
         process.kill()
@@ -52,7 +52,7 @@ class ProxiedBroker:
 
 @contextmanager
 def running_broker(folder: Path, toxiproxy: Toxiproxy) -> Iterator[ProxiedBroker]:
-    """A fresh broker for the length of a `with`."""
+    """Run a new broker within a `with`."""
     port = free_port()
     broker = ProxiedBroker(Daemon("kafka", "Kafka", folder), port, toxiproxy.proxy("kafka", port))
     try:

@@ -1,5 +1,4 @@
-"""How much the random and the large tests try: little in `make test`, all of it with
-TEST_BUDGET=full."""
+"""The size of random and large tests: small in `make test`, full with TEST_BUDGET=full."""
 
 from __future__ import annotations
 
@@ -9,5 +8,5 @@ FULL = os.environ.get("TEST_BUDGET") == "full"
 
 
 def budget(quick: int, full: int) -> int:
-    """How many to try: examples, walks, values, records."""
+    """Return the number of examples, walks, values or records to test."""
     return full if FULL else quick

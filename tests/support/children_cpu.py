@@ -1,4 +1,4 @@
-"""CPU that commands took, as the kernel counts it."""
+"""CPU time of commands, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import resource
 
 
 def children_cpu() -> float:
-    """CPU seconds of all processes that this one started and that have ended, their own children's
-    with them."""
+    """Return the CPU seconds of all ended child processes and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""A real Chromium for the tests of the status page: the machine's own, else Debian's package."""
+"""Chromium for the tests of the status page: the installed one, else Debian's package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def ensure() -> str:
-    """The executable. Raises RuntimeError where there is none and it cannot be installed."""
+    """Return the executable. Raises RuntimeError if it is missing and cannot be installed."""
     if (found := _found()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         for arguments in (

@@ -1,5 +1,5 @@
-"""A Spark standalone cluster on this machine: one master and two workers, on two names of it, as
-processes."""
+"""A Spark standalone cluster as processes on this machine: one master, and two workers on two host
+names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psutil
 from anabranch.dev.services.processes import free_port
 from anabranch.spark.home import spark_home
 
-# Spark never runs two attempts of a task on one host, so the workers need two names.
+# Spark runs a second attempt of a task on another host only, so the workers need two host names.
 HOSTS = ("localhost", "127.0.0.1")
 CORES = 1  # of each worker
 _DEPLOY = "org.apache.spark.deploy"
@@ -30,8 +30,8 @@ _DEPLOY = "org.apache.spark.deploy"
 
 @dataclass
 class SparkCluster:
-    """Its master's address, and its workers by their host's name. Each leads a session with its
-    executors in it."""
+    """A cluster. `processes`: the master and the workers by host name; each leads a session that
+    contains its executors."""
 
     folder: Path
     port: int
@@ -47,9 +47,9 @@ class SparkCluster:
         self._start("master", f"{_DEPLOY}.master.Master", *at)
 
     def start_worker(self, host: str) -> None:
-        """Start a worker, and return once it is registered."""
+        """Start a worker, and wait until it is registered."""
         if host in self.processes and self.processes[host].poll() is None:
-            os.killpg(self.processes[host].pid, signal.SIGKILL)  # one that was given up
+            os.killpg(self.processes[host].pid, signal.SIGKILL)  # a decommissioned worker
             self.processes[host].wait(30)
         size = (
             "--cores",
@@ -70,7 +70,7 @@ class SparkCluster:
             time.sleep(0.2)
 
     def view(self) -> dict[str, Any]:
-        """What the master says of its workers and applications; nothing while it does not
+        """Return the master's JSON view of workers and applications; an empty one if it does not
         answer."""
         with (
             suppress(OSError, ValueError),
@@ -81,7 +81,7 @@ class SparkCluster:
         return {"workers": [], "activeapps": [], "completedapps": []}
 
     def alive(self) -> set[str]:
-        """The workers that the master counts on."""
+        """Return the hosts of the workers that are ALIVE for the master."""
         return {worker["host"] for worker in self.view()["workers"] if worker["state"] == "ALIVE"}
 
     def cores_used(self) -> int:
@@ -92,7 +92,7 @@ class SparkCluster:
         )
 
     def executors(self, host: str) -> list[psutil.Process]:
-        """The executors' JVMs of a worker, those that live."""
+        """Return the running child processes of a worker: its executors."""
         children = psutil.Process(self.processes[host].pid).children(recursive=True)
         return [
             process
@@ -101,27 +101,27 @@ class SparkCluster:
         ]
 
     def pause_executors(self, host: str) -> None:
-        """SIGSTOP: what they run cannot end."""
+        """Send SIGSTOP to a worker's executors, so that their tasks cannot end."""
         self._signal_executors(host, signal.SIGSTOP)
 
     def resume_executors(self, host: str) -> None:
         self._signal_executors(host, signal.SIGCONT)
 
     def kill_worker(self, host: str) -> None:
-        """SIGKILL to a worker and its executors at once, as if their machine went down."""
+        """Send SIGKILL to a worker and its executors at once, as if their machine failed."""
         lost = self.executors(host)
         assert lost, f"expected an executor on {host}, found none"
         worker = self.processes[host]
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(30)
-        # Python workers are a process group of their own.
+        # Python workers are in a separate process group.
         self._signal_all(lost, signal.SIGKILL)
         _, left = psutil.wait_procs(lost, 30)
         assert not left, f"expected the executors of {host} to end with it, found {left}"
 
     def decommission(self, host: str) -> None:
-        """What a spot machine that is about to go does: its executors hand over what they keep, and
-        end."""
+        """Decommission a worker, as a spot instance does before its end: executors migrate their
+        blocks and exit."""
         os.kill(self.processes[host].pid, signal.SIGPWR)
         deadline = time.monotonic() + 90
         while host in self.alive():
@@ -147,7 +147,7 @@ class SparkCluster:
 
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), *arguments]
-        # The keys of a job are not in the environment of other machines.
+        # On another machine, the environment lacks the keys of a job.
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith("AWS_")
         }
@@ -168,8 +168,8 @@ class SparkCluster:
 
 @contextmanager
 def running_cluster(hosts: Sequence[str] = HOSTS) -> Iterator[SparkCluster]:
-    """A cluster with a worker of each name of this machine registered, until the end of the `with`;
-    its work folders go with it: they hold a copy of all jars for each executor that ever was."""
+    """Run a cluster with one registered worker for each host name within a `with`. The work folders
+    are then removed: they contain a copy of all jars for each executor."""
     folder = Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     port = free_port()
     cluster = SparkCluster(folder, port, free_port(port))

@@ -1,4 +1,4 @@
-"""Records for a Kafka cluster whose brokers move and die: the acknowledged ones, served exactly."""
+"""Records for a Kafka cluster whose brokers move and fail; all acknowledged ones must be served."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ PARTITIONS = 4
 
 
 class Feed:
-    """A producer in a thread, or asked to `send`, that remembers what was acknowledged: by every
-    replica in sync unless `acks` says otherwise.
+    """A producer that sends in a thread, or by `send`, and keeps the acknowledged records. `acks`
+    is Kafka's setting.
 
-    Null keys, headers, and tombstones, which become dead letters. With `keys` each record has one
-    of so many keys. With `size` records have about so many bytes that cannot be compressed.
+    Records have null keys and headers; some are tombstones, which become dead letters. With `keys`,
+    records have that number of different keys. With `size`, they have about that number of
+    incompressible bytes.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Feed:
         assert self._producer.flush(60) == 0
 
     def add(self, other: Feed) -> None:
-        """Count what another feed of the same topic had acknowledged as this one's."""
+        """Add the acknowledged records of another feed of the same topic to this one's."""
         self.rows += other.rows
         self.tombstones += other.tombstones
         self.failures += other.failures
@@ -121,7 +122,7 @@ def middle_of(ago: int) -> datetime:
 
 
 def progress(one: World, feed: Feed, job: Command) -> None:
-    """Until the speed layer has published all that is acknowledged by now."""
+    """Wait until the speed layer has published all records that are acknowledged now."""
     until = feed.acknowledged
     job.until(lambda: one.published >= until, f"{until} offsets to be published", 400)
 
@@ -135,8 +136,8 @@ def assert_exact(one: World, feed: Feed) -> None:
 
 
 def assert_exact_through_both_layers(one: World, feed: Feed) -> None:
-    """The speed layer serves exactly what was acknowledged, the batch layer accepts every hour that
-    has ended, and serves the same; the audit agrees with Kafka."""
+    """Assert that the speed layer serves exactly the acknowledged records, that the batch layer
+    accepts every ended hour and serves the same, and that the audit agrees with Kafka."""
     one.speed()
     assert_exact(one, feed)
     results = one.batch()

@@ -1,5 +1,4 @@
-"""Commands of `anabranch` as processes: run to their end, run into a fail point, or killed from
-outside."""
+"""Commands of `anabranch` as processes: run to their end, into a fail point, or until killed."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ KILLED = -signal.SIGKILL
 
 
 class Command:
-    """One running command in a session of its own; `kill` and `pause` reach all of it: the JVM, its
-    Python, and the Python workers, which are a process group of their own."""
+    """One running command in its own session. `kill` and `pause` signal all its processes: the JVM,
+    the Python driver, and the Python workers, which are in a separate process group."""
 
     def __init__(
         self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT
@@ -57,7 +56,7 @@ class Command:
             ) from None
 
     def kill_jvm(self) -> None:
-        """Kill the JVM alone: its Python is left to notice."""
+        """Kill only the JVM; the Python driver has to notice."""
         self._process.kill()
         self._process.wait(30)
 
@@ -77,18 +76,18 @@ class Command:
                 os.kill(process.pid, number)
 
     def _processes(self) -> Iterator[psutil.Process]:
-        """Every process of its session."""
+        """Yield every process of the session."""
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._process.pid:
                     yield process
 
     def is_stopped(self) -> bool:
-        """Whether every process of it is stopped."""
+        """Return whether every process of the command is stopped (SIGSTOP)."""
         return set(self._states().values()) == {psutil.STATUS_STOPPED}
 
     def _states(self) -> dict[str, str]:
-        """What each living process of it does: name and id -> state."""
+        """Return the state of each running process, by name and pid."""
         states = {}
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):
@@ -97,7 +96,7 @@ class Command:
         return states
 
     def command_lines(self) -> set[str]:
-        """How each living process of it was called, as `ps` shows it."""
+        """Return the command line of each running process, as `ps` shows it."""
         lines = set()
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):
@@ -105,7 +104,7 @@ class Command:
         return lines
 
     def is_alive(self) -> bool:
-        """Whether any process of it lives."""
+        """Return whether any process of the command runs."""
         return bool(self._states())
 
     def terminate(self, seconds: float = 90) -> int:
@@ -129,8 +128,8 @@ class Command:
 def started(
     one: World, *arguments: str, code: Path = ROOT, **environment: str
 ) -> Iterator[Command]:
-    """A command that runs until the end of the `with`, at the latest; `code` is the folder whose
-    code it runs."""
+    """Start a command, and kill it at the end of the `with`. `code`: the folder of the code that it
+    runs."""
     command = Command(one, arguments, environment, code)
     try:
         yield command
@@ -139,9 +138,8 @@ def started(
 
 
 def call(one: World, *arguments: str, expect: int = 0) -> str:
-    """Run a command that needs no Spark in this process, which a process of its own would take a
-    second of CPU for; returns what it printed, and what it complained of when another exit code
-    than 0 is expected."""
+    """Run a command that needs no Spark in this process, which saves a second of CPU. Return its
+    standard output; if `expect` is not 0, also standard error."""
     done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
     assert done.exit_code == expect, (
         f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
@@ -150,7 +148,7 @@ def call(one: World, *arguments: str, expect: int = 0) -> str:
 
 
 def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """Run a command to its end in a process of its own; returns what it printed and logged."""
+    """Run a command to its end in a separate process; return its output and log."""
     with started(one, *arguments) as command:
         code = command.wait()
         assert code == expect, (
@@ -160,7 +158,7 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
 
 
 def run_into(one: World, fail_at: str, *arguments: str) -> str:
-    """Run a command into a fail point, and prove that it was reached; returns its log."""
+    """Run a command into a fail point, assert that it was reached, and return the log."""
     with started(one, *arguments, **{FAIL_AT: fail_at}) as command:
         code = command.wait()
         label = fail_at.rpartition(",")[2].partition(":")[0]
@@ -176,12 +174,13 @@ def run_into(one: World, fail_at: str, *arguments: str) -> str:
 
 @contextmanager
 def paused_at(one: World, step: Step, *arguments: str) -> Iterator[Command]:
-    """A command that has stopped at a step, for its test to resume."""
+    """Start a command, and wait until all its processes are stopped at a step; the test resumes
+    it."""
     with started(one, *arguments, **{PAUSE_AT: step.label}) as command:
         command.until(
             lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}"
         )
-        # The step stops Java and the driver: as of a machine that sleeps, their workers are too.
+        # The step stops Java and the driver. Stop the workers too, as on a machine that sleeps.
         command.pause()
         command.until(command.is_stopped, "the whole command to be stopped")
         yield command

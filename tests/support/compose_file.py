@@ -1,4 +1,4 @@
-"""The compose file as Docker's own client reads it: `docker compose config`, with a filled .env."""
+"""The compose file as Docker's client reads it: `docker compose config` with a complete .env."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = re.findall(
 
 
 def filled() -> dict[str, str]:
-    """A value for each variable that .env.example asks for, made as it says."""
+    """Return a value for each variable of .env.example, generated as described there."""
     values = {name: secrets.token_hex(24) for name in NAMES}
     return values | {
         "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -33,8 +33,7 @@ def config(
     file: Path = ROOT / "docker-compose.yml",
     profile: str | None = None,
 ) -> dict[str, Any]:
-    """The file with every variable in its place. Raises ValueError with what the client says
-    against it."""
+    """Return the file with all variables substituted. Raises ValueError with the client's error."""
     env_file = folder / "env"
     env_file.write_text(
         "".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8"
@@ -48,12 +47,12 @@ def config(
     ]
     command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
     command += ["config", "--format", "json"]
-    # An environment of nothing, since the caller's variables would win over the file's.
+    # Without the caller's environment, which has precedence over the file.
     done = subprocess.run(
         command, env={"HOME": str(folder)}, capture_output=True, text=True, timeout=60
     )
     if done.returncode != 0:
         raise ValueError(done.stderr)
-    # What it prints could be read by it again, so its dollars are still doubled.
+    # The output is a valid compose file, so its dollars are still doubled.
     content: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))
     return content

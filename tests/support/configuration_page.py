@@ -1,5 +1,5 @@
-"""The page of every configuration key, docs/reference/configuration.md: type, default and allowed
-values are those of the models of `anabranch.config`, what a key means and its example those of
+"""The page of all configuration keys, docs/reference/configuration.md. Types, defaults and allowed
+values are from the models of `anabranch.config`, meanings and examples from
 configuration_keys.yaml."""
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ _ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
 
 
 def documented_keys() -> tuple[dict[str, KeyDocumentation], ...]:
-    """By key of the environment's file, of a stream's and of a family's: what it means, and an
-    example of it in YAML, if any."""
+    """Return the documentation of the keys of the environment's, a stream's and a family's file."""
     text = Path(__file__).with_name("configuration_keys.yaml").read_text(encoding="utf-8")
     files = yaml.safe_load(text)
     return tuple(
@@ -81,7 +80,7 @@ def documented_keys() -> tuple[dict[str, KeyDocumentation], ...]:
 
 
 class KeyDocumentation(NamedTuple):
-    """Documentation of a key that the models lack."""
+    """The meaning of a key, and an example in YAML or an empty text; the models lack both."""
 
     means: str
     example: str
@@ -89,7 +88,7 @@ class KeyDocumentation(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigurationKey:
-    """A key of a file, and what its model says of it."""
+    """A key of a file, with the facts of its model."""
 
     name: str
     type: str
@@ -98,7 +97,7 @@ class ConfigurationKey:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     environment, stream, family = documented_keys()
     parts = [HEAD]
     for title, keys, of_key in (
@@ -123,7 +122,7 @@ def page() -> str:
 
 
 def environment_keys() -> Iterator[ConfigurationKey]:
-    """Every key of `conf/anabranch.yaml`."""
+    """Yield every key of `conf/anabranch.yaml`."""
     for name, info in Environment.model_fields.items():
         if name == "webhook":
             yield ConfigurationKey(name, "mapping", "none", "")
@@ -132,7 +131,7 @@ def environment_keys() -> Iterator[ConfigurationKey]:
 
 
 def stream_keys() -> Iterator[ConfigurationKey]:
-    """Every key of a stream's file."""
+    """Yield every key of a stream's file."""
     for name, info in Stream.model_fields.items():
         if name == "name" or name in OURS:
             continue
@@ -165,7 +164,7 @@ def stream_keys() -> Iterator[ConfigurationKey]:
 
 
 def family_keys() -> Iterator[ConfigurationKey]:
-    """Every key of a family's file that a stream's has not, or has with another meaning."""
+    """Yield every key of a family's file that a stream's file lacks or has with another meaning."""
     for name, info in FamilyKeys.model_fields.items():
         yield from _keys(name, info)
 
@@ -186,7 +185,7 @@ def _keys(name: str, info: FieldInfo) -> Iterator[ConfigurationKey]:
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without what is said beside it, and without None."""
+    """Return a type without its annotations and without None."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):

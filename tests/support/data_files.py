@@ -1,4 +1,4 @@
-"""Which data files a test has read."""
+"""The data files that a test reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 
 def reads_of_data_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The data files that this process opens by PyIceberg from now on, in their order; the test may
-    clear the list."""
+    """Record the data files that PyIceberg opens in this process from now on. Return the list, in
+    order, which the test may clear."""
     locations: list[str] = []
     real = PyArrowFileIO.new_input
 

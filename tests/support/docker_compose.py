@@ -1,5 +1,4 @@
-"""Docker Compose, as a user types it: a project of its own in a clean checkout, with ports that are
-free."""
+"""Docker Compose as a user runs it: a separate project in a clean checkout, with free ports."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ PORTS = ("KAFKA_PORT", "S3_PORT", "AIRFLOW_PORT", "SPARK_PORT", "PROMETHEUS_PORT
 def docker(
     *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
 ) -> str:
-    """Run Docker's client; returns its standard output. Raises AssertionError with what it printed
-    when it fails."""
+    """Run Docker's client, and return its standard output. Raises AssertionError, with the output,
+    if it fails."""
     done = run(*arguments, seconds=seconds, cwd=cwd, **environment)
     assert done.returncode == 0, (
         f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}:\n"
@@ -44,8 +43,7 @@ def run(
 
 
 def find_missing() -> str | None:
-    """What these tests need and this machine lacks, with the remedy; None when nothing is
-    missing."""
+    """Return the first missing requirement of these tests, with the remedy; None if all are met."""
     for arguments, what in (
         (("version",), "a Docker daemon that this user may use (start one, or set DOCKER_HOST)"),
         (
@@ -67,7 +65,7 @@ def find_missing() -> str | None:
 
 
 class Project:
-    """The compose file of a folder, started under a name, an image name and ports of its own."""
+    """The compose file of a folder, with its own project name, image name and ports."""
 
     def __init__(self, folder: Path, name: str, without: Sequence[str] = ()) -> None:
         self.folder, self.name, self.image = folder, name, f"{name}:test"
@@ -94,16 +92,16 @@ class Project:
         return self.compose("exec", "-T", service, *command, seconds=seconds)
 
     def printed_json(self, *arguments: str) -> Any:
-        """What a command of ours prints as JSON, in a container of its own, which no kill of a
-        service reaches."""
+        """Run an `anabranch` command in a separate container, which no kill of a service reaches,
+        and return its JSON output."""
         command = ("anabranch", *arguments, "--output", "json")
         return json.loads(
             self.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300)
         )
 
     def containers(self, *services: str) -> list[dict[str, Any]]:
-        """What `docker compose ps` lists of the services, running or not; nothing of `docker
-        compose run`."""
+        """Return the containers that `docker compose ps` lists for the services, running or not,
+        without those of `docker compose run`."""
         lines = self.compose("ps", "--all", "--format", "json", *services).splitlines()
         return [
             one
@@ -112,8 +110,8 @@ class Project:
         ]
 
     def states(self) -> dict[str, list[tuple[str, int]]]:
-        """By service, of each container: its health, or its state where it has no check, and its
-        exit code."""
+        """Return health (state if there is no health check) and exit code of each container, by
+        service."""
         found: dict[str, list[tuple[str, int]]] = {}
         for one in self.containers():
             found.setdefault(one["Service"], []).append(
@@ -122,7 +120,7 @@ class Project:
         return found
 
     def inspect(self, *services: str) -> list[dict[str, Any]]:
-        """What the daemon returns for each container of the services."""
+        """Return the output of `docker inspect` for each container of the services."""
         return list(
             json.loads(docker("inspect", *(one["ID"] for one in self.containers(*services))))
         )

@@ -1,10 +1,10 @@
-"""Reads a table by one engine, in a process of its own: `python engine_readers.py ENGINE <task.json
+"""Read a table with one engine in a separate process: `python engine_readers.py ENGINE <task.json
 >answer.json`.
 
 The task names the table, its catalog as PyIceberg's properties, the snapshots to read, and S3's
-keys. The answer lists the count and the rows that the engine gives, of `main` by its plain name,
-then of each snapshot. Imports nothing of this project: the engine's environment may have other
-versions of what it needs.
+keys. The answer lists the engine's count and rows, of `main` by the table's name, then of each
+snapshot. Imports nothing of this project: the engine's environment may have other versions of its
+dependencies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_by_daft(table: Any, snapshot: int | None, task: dict[str, Any]) -> tupl
 def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
     import polars
 
-    # Of PyIceberg's properties Polars takes over the keys alone.
+    # Polars takes only the keys from PyIceberg's properties.
     storage = {
         "aws_endpoint_url": task["endpoint"],
         "aws_region": "us-east-1",
@@ -47,8 +47,8 @@ def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
 
 
 def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
-    """By the file of the table's metadata, or by the name that a REST catalog has for it. The
-    extensions are those of packages, since `INSTALL` downloads from another place."""
+    """Read by the table's metadata file, or by its name in a REST catalog. The extensions are from
+    packages, since `INSTALL` downloads from another host."""
     import duckdb
 
     connection = duckdb.connect()
@@ -77,7 +77,7 @@ def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
 
 
 def read_by_clickhouse(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
-    """By the table's folder, or by the name that a REST catalog has for it."""
+    """Read by the table's folder, or by its name in a REST catalog."""
     import chdb
 
     key, secret = task["key"], task["secret"]
@@ -114,8 +114,8 @@ READERS: dict[str, Reader] = {
 
 
 def plain(rows: Rows) -> Rows:
-    """The compared columns of rows, alike whichever engine they are of: decimals as text of two
-    places, sorted."""
+    """Return the compared columns of rows, sorted and normalized for all engines: decimals are text
+    with two places, maps are dicts."""
     made = [{name: row.get(name) for name in COLUMNS} for row in rows]
     for row in made:
         row["price"] = None if row["price"] is None else f"{float(row['price']):.2f}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def ensure() -> Path:
-    """The library, installed by apt-get if root may."""
+    """Return the library; root installs it with apt-get if it is missing."""
     if not (paths := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(
             ["apt-get", "install", "-y", "-qq", "faketime"],
@@ -30,7 +30,7 @@ def _find() -> list[Path]:
 
 
 def clock(library: Path, offset: str) -> dict[str, str]:
-    """What a process needs in its environment to have its clock off by so much, such as `+10m`."""
+    """Return the environment of a process whose clock is off by `offset`, such as `+10m`."""
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME": offset,

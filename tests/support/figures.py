@@ -1,4 +1,4 @@
-"""Tables of what a run took: `make test RECORD=run.json`, then `python tests/support/figures.py
+"""Tables of a run's durations: `make test RECORD=run.json`, then `python tests/support/figures.py
 run.json`."""
 
 from __future__ import annotations

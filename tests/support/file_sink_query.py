@@ -1,8 +1,8 @@
-"""A streaming query of Spark's file sink: in a session that runs, or in a process of its own that
-is killed within a micro-batch.
+"""A streaming query of Spark's file sink, in a running session, or in a separate process that is
+killed within a micro-batch.
 
-`python file_sink_query.py FOLDER TOPIC SERVERS [EVENT_ID]` writes what the topic has. With an
-event's id its JVM is killed (SIGKILL) by the task that reads this event, once another task of the
+`python file_sink_query.py FOLDER TOPIC SERVERS [EVENT_ID]` writes the records of the topic. With
+EVENT_ID, the task that reads this event kills the JVM (SIGKILL), once another task of the
 micro-batch has written its file.
 """
 
@@ -27,14 +27,14 @@ LOG = {
     "spark.sql.streaming.fileSink.log.cleanupDelay": "1ms",
     "spark.sql.streaming.minBatchesToRetain": "1",
 }
-"""Every third micro-batch compacts the log; a later one deletes the log files before it."""
+"""Every third micro-batch compacts the log; a later one deletes the earlier log files."""
 
 
 def write(
     spark: SparkSession, folder: Path, topic: str, servers: str, killer: Column | None = None
 ) -> None:
-    """Write the records that a topic has, 40 in a micro-batch: the fields of their values, and
-    their partitions, offsets and times. `killer`: a column in place of `event_id`."""
+    """Write the records of a topic, 40 per micro-batch: the fields of their values, and their
+    partitions, offsets and timestamps. `killer`: a column that replaces `event_id`."""
     read = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
@@ -51,8 +51,8 @@ def write(
 
 
 def unlisted_files(folder: Path) -> set[str]:
-    """The names of whole Parquet files that no log file lists: those of micro-batches that did not
-    end."""
+    """Return the names of complete Parquet files that no log file lists: those of unfinished
+    micro-batches."""
     log = [path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*")]
     whole = (
         path for path in folder.glob("part-*.parquet") if path.read_bytes()[4:].endswith(b"PAR1")

@@ -1,4 +1,4 @@
-"""tests/first_day/first-day.md: a transcript, written and read."""
+"""Write and read the transcript tests/first_day/first-day.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXIT = re.compile(r"^\(exit code (\d+)\)$")
 
 @dataclass(frozen=True)
 class Step:
-    """A command, what it printed, and its exit code."""
+    """A command, its output, and its exit code."""
 
     command: str
     lines: tuple[str, ...]
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """Some commands under a title."""
+    """A section of the page: title, text and commands."""
 
     title: str
     says: str
@@ -38,7 +38,7 @@ class Part:
 
 
 def render(parts: Sequence[Part]) -> str:
-    """The page. Pure."""
+    """Return the page. Pure."""
     text = [_HEAD]
     for part in parts:
         text += [f"## {part.title}\n", f"{part.says}\n"]
@@ -49,7 +49,7 @@ def render(parts: Sequence[Part]) -> str:
 
 
 def skeleton(page: str) -> list[tuple[str, int]]:
-    """The commands of a page, whatever the hour, and their exit codes. Pure."""
+    """Return the commands of a page, with hours replaced by HOUR, and their exit codes. Pure."""
     found: list[tuple[str, int]] = []
     for line in page.splitlines():
         if line.startswith("$ "):

@@ -1,8 +1,7 @@
-"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost.
-Seeded. And one that refuses temporary keys which have expired.
+"""A proxy of S3 that fails as object stores do: 500, 503 SlowDown, no response, or a lost response.
+Seeded. It can also refuse expired session tokens.
 
-A reverse proxy that changes nothing of what it forwards, the Host header included, so that
-signatures hold.
+It is a reverse proxy that changes nothing, not even the Host header, so that signatures stay valid.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _ERRORS = {
     "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
     "400": _ERROR.format(code="ExpiredToken", text="The provided token has expired."),
 }
-_SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
+_SILENCE_SECONDS = 15.0  # longer than the timeout of any client of Anabranch
 
 
 @dataclass
 class FlakyS3:
-    """The front's port, and what it does to each request: faults by their probability. `counts`
-    says what it did, `methods` what it was asked, `kinds` the same by method and kind of file
-    (`parquet`, `metadata.json`), `tokens` by session token and client (`Boto3`, `aws-sdk-cpp`,
-    `s3fileio`). Tokens in `expired` are refused.
+    """The settings and counters of a proxy. `faults`: probability of each fault per request whose
+    key ends in `ending`. Tokens in `expired` are refused.
 
-    Only keys that end in `ending` are concerned.
+    Requests are counted by outcome (`counts`), by method (`methods`), by method and kind of file
+    such as `parquet` or `metadata.json` (`kinds`), and by session token and client such as `Boto3`,
+    `aws-sdk-cpp` or `s3fileio` (`tokens`).
     """
 
     upstream_port: int
@@ -63,7 +62,7 @@ class FlakyS3:
         self.ended = threading.Event()
 
     def draw(self, path: str) -> Fault | None:
-        """The fault of the next request, or none."""
+        """Draw and count the fault of the next request; None for none."""
         with self._lock:
             number = self._chance.random()
             chosen: Fault | None = None
@@ -78,14 +77,14 @@ class FlakyS3:
 
     @property
     def failed(self) -> int:
-        """How many requests were not answered as the object store would have."""
+        """The number of requests with a fault or an expired token."""
         return sum(n for fault, n in self.counts.items() if fault != "answered")
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Else an answer's head and its body are two segments, and the second waits 40 ms for the first
-    # one's ACK.
+    # Otherwise head and body of a response are two segments, and the second waits 40 ms for the ACK
+    # of the first.
     disable_nagle_algorithm = True
     front: FlakyS3
 
@@ -161,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def log_message(self, format: str, *args: object) -> None:
-        """No log: the counters have it."""
+        """Log nothing: there are the counters."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -169,19 +168,19 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a client that gave up is what this server is for."""
+        """Ignore errors: this server makes clients give up."""
 
 
 @contextmanager
 def running_flaky_s3(
     upstream_port: int, seed: int, tls: ssl.SSLContext | None = None
 ) -> Iterator[FlakyS3]:
-    """A front on a free port for the length of a `with`; without faults until it is given some."""
+    """Run a proxy on a free port within a `with`; without faults until the caller sets some."""
     front = FlakyS3(upstream_port, seed)
     handler = type("Handler", (_Handler,), {"front": front})
     server = _Server((HOST, 0), handler)
     if tls is not None:
-        # Each connection's own thread does its handshake.
+        # The thread of each connection does its handshake.
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )

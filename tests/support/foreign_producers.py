@@ -1,9 +1,8 @@
-"""Records by the clients of other languages: each program of `producers/` takes the same lines and
-prints the same.
+"""Producers of other languages: all programs of `producers/` have the same input and output.
 
-A line has partition, timestamp in milliseconds, key, value and headers, with tabs between; keys,
-values, and headers' names and values in base64, `-` for null; headers as `name:value` with commas
-between.
+An input line has partition, timestamp in milliseconds, key, value and headers, separated by tabs.
+Keys, values, and names and values of headers are in base64, `-` for null; headers are `name:value`,
+separated by commas.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _KAFKAJS = "2.2.4"
 
 @dataclass(frozen=True)
 class Sent:
-    """A record to be sent."""
+    """A record to send."""
 
     partition: int
     timestamp_ms: int
@@ -47,8 +46,8 @@ class Sent:
 
 
 Send = Callable[[str, str, Sequence[Sent]], list[tuple[int, int]]]
-"""Sends records to a topic of these brokers, acknowledged by all replicas; returns their partitions
-and offsets."""
+"""Function of brokers, topic and records: sends with acks=all, and returns partitions and
+offsets."""
 
 
 def _packed(value: bytes | None) -> str:
@@ -66,7 +65,7 @@ def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tupl
 
 
 def send_by_java(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
-    """The client that Spark's jars have."""
+    """Send with the Java client of Spark's jars."""
     jars = [jar for jar in ensure_jars().spark if jar.name.startswith("kafka-clients")]
     jars += [
         jar
@@ -166,4 +165,4 @@ CLIENTS: dict[str, Send] = {
     "kafkajs": send_by_kafkajs,
 }
 ANY_HEADER_NAME = ("franz-go", "sarama")
-"""The clients that take header names of any bytes; those of others are text."""
+"""Clients that accept any bytes as header names; the others accept text."""

@@ -1,4 +1,4 @@
-"""Everything there is, in shards; `make test-full SHARD=3/8` runs `python tests/support/full_run.py
+"""Run all tests in shards; `make test-full SHARD=3/8` runs `python tests/support/full_run.py
 --shard 3/8`.
 
     python tests/support/full_run.py                    every shard, one after the other
@@ -6,12 +6,12 @@
     python tests/support/full_run.py --only deploy      the files whose path contains this text
     python tests/support/full_run.py --plan 8           what each of eight shards runs, how long
     python tests/support/full_run.py --status           which suites passed last at which commit
-    python tests/support/full_run.py --merge A B        take over what other machines recorded
+    python tests/support/full_run.py --merge A B        merge the records of other machines
 
-A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by
-`uv run --with`. tests/durations.json has the seconds that tests took; shards are balanced by it,
-and `--durations FILE` writes what this run took into FILE. What passed is recorded in
-.test-full.json, which git ignores.
+A suite is a folder of tests. The Makefile's target of a suite names its extra packages with `uv run
+--with`. Shards are balanced by the durations in tests/durations.json, in seconds; `--durations
+FILE` writes those of this run to FILE. Passed shards and files are recorded in .test-full.json,
+which git ignores.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ DURATIONS = ROOT / "tests" / "durations.json"
 RECORD = ROOT / ".test-full.json"
 
 TEST_FOLDERS = ("unit", "model", "integration")
-"""What `make test` runs, but for tests that are marked `full`; they run on two processes here."""
+"""The folders that `make test` runs, except tests marked `full`; here they run in two processes."""
 
 SHARDS = 14
 _UNKNOWN_SECONDS = 60.0
 _UNKNOWN_SECONDS_OF_UNIT = 3.0
-# A file that takes longer is shared out test by test.
+# The tests of a file that takes longer are distributed one by one.
 _SPLIT_SECONDS = 400.0
-# Two processes on two cores take this part of the seconds that their tests take.
+# Two processes on two cores take this fraction of the total duration of their tests.
 _TWO_PROCESSES = 0.6
 
 
 def suite_of(name: str) -> str:
-    """The suite of a test's file, by its path below the root: `unit`, `failures`,
+    """Return the suite of a test file by its path below the root: `unit`, `failures`,
     `external/search`."""
     parts = Path(name).parts
     return "/".join(parts[1:3]) if parts[1] == "external" else parts[1]
@@ -55,7 +55,7 @@ def suite_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one shard runs whole: a file of tests, or one test of a long file."""
+    """The smallest part of a shard: a test file, or one test of a long file."""
 
     name: str
     seconds: float
@@ -66,14 +66,15 @@ class Unit:
 
 
 def suites(root: Path = ROOT) -> list[str]:
-    """The suites: folders of tests that a target of the Makefile runs."""
+    """Return the suites: the folders with test files."""
     return sorted(
         {suite_of(str(file.relative_to(root))) for file in root.glob("tests/**/test_*.py")}
     )
 
 
 def packages(suite: str, makefile: str | None = None) -> list[str]:
-    """The packages that the Makefile's target of this suite adds to the environment."""
+    """Return the packages that the suite's target in the Makefile adds to the environment. Raises
+    SystemExit if there is no target."""
     text = makefile if makefile is not None else (ROOT / "Makefile").read_text(encoding="utf-8")
     for line in text.splitlines():
         if re.search(rf"pytest\b.* tests/{suite}(\s|$)", line):
@@ -82,7 +83,7 @@ def packages(suite: str, makefile: str | None = None) -> list[str]:
 
 
 def command(suite: str, *arguments: str) -> list[str]:
-    """pytest for a suite, with the packages that it needs."""
+    """Return the pytest command of a suite, with its extra packages."""
     bin_folder = Path(sys.executable).parent
     added = packages(suite)
     if not added:
@@ -101,7 +102,7 @@ def command(suite: str, *arguments: str) -> list[str]:
 
 
 def load_durations() -> dict[str, dict[str, float]]:
-    """Seconds by file and test; the test "" has those of all short tests of its file together."""
+    """Return seconds by file and test; the test "" has the sum of the file's short tests."""
     loaded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
     return loaded
 
@@ -111,7 +112,7 @@ def plan_units(
     durations: Mapping[str, Mapping[str, float]],
     tests: Mapping[str, Sequence[str]],
 ) -> list[Unit]:
-    """Files, and the tests of those that take long, with the seconds that each should take."""
+    """Return files, and the tests of long files, with their expected seconds."""
     units = []
     for file in files:
         known = durations.get(file, {})
@@ -129,7 +130,7 @@ def plan_units(
 
 
 def plan_shards(units: Iterable[Unit], count: int) -> list[list[Unit]]:
-    """Each unit in one shard: the longest first, each into the shard that has least."""
+    """Distribute units over shards: the longest first, each into the shortest shard."""
     shards: list[list[Unit]] = [[] for _ in range(count)]
     seconds = [0.0] * count
     for unit in sorted(units, key=lambda one: (-one.seconds, one.name)):
@@ -140,13 +141,13 @@ def plan_shards(units: Iterable[Unit], count: int) -> list[list[Unit]]:
 
 
 def collect(files: Sequence[str]) -> dict[str, list[str]]:
-    """The tests of files. Those of suites that need no other packages are asked for at once."""
+    """Return the tests of files, with one run of pytest for each set of extra packages."""
     found: dict[str, list[str]] = {}
     by_packages: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for file in files:
         by_packages[tuple(packages(suite_of(file)))].append(file)
     for some in by_packages.values():
-        # Options of the run itself may change the form of the list.
+        # PYTEST_ADDOPTS is empty: options of the run may change the format of the list.
         listed = subprocess.run(
             command(
                 suite_of(some[0]),
@@ -185,7 +186,7 @@ def all_shards(count: int) -> list[list[Unit]]:
 
 
 def commit() -> str:
-    """The commit that is tested, with a + when files differ from it."""
+    """Return the tested commit, with a + if files differ from it."""
     head = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
@@ -203,7 +204,7 @@ def load_record() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def merge(records: Iterable[Path]) -> None:
-    """Take over what passed later elsewhere."""
+    """Merge records of other machines; the later pass counts."""
     record = load_record()
     for path in records:
         for kind, entries in json.loads(path.read_text(encoding="utf-8")).items():
@@ -224,8 +225,7 @@ def record_shard(name: str, tested: str) -> None:
 
 
 def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, float]]) -> bool:
-    """Run units of tests, suite by suite, and record each that passed; return whether all of them
-    passed."""
+    """Run units, suite by suite, and record those that passed. Return whether all passed."""
     by_suite: dict[str, list[Unit]] = defaultdict(list)
     for unit in shard:
         by_suite[unit.suite].append(unit)
@@ -277,8 +277,8 @@ def add_durations(
     results: Mapping[str, Mapping[str, Mapping[str, float]]],
     whole: Collection[str],
 ) -> None:
-    """Replace the seconds of the files that ran `whole` by those of this run, of other files those
-    of the tests that ran; tests of less than a second are added up."""
+    """Replace the durations of files that ran `whole`; for other files, those of the tests that
+    ran. Tests of less than a second are added up."""
     by_file: dict[str, dict[str, float]] = defaultdict(dict)
     for name, test in results.items():
         file, _, own = name.partition("::")
@@ -301,7 +301,7 @@ def print_plan(shards: Sequence[Sequence[Unit]]) -> None:
 
 
 def print_status() -> None:
-    """Of each suite the commits at which its files passed last, of each shard the commit."""
+    """Print the last commit at which each shard, and the files of each suite, passed."""
     record = load_record()
     for shard, passed in sorted(record["shards"].items(), key=lambda one: one[0].rjust(9)):
         print(f"shard {shard}: passed at {passed['commit']}, {passed['at']}")

@@ -1,5 +1,5 @@
-"""tests/gameday/game-day.md: written from what a game day observed, read again to be compared with
-the next one."""
+"""The page tests/gameday/game-day.md: written from the observations of a game day, and read to be
+compared with the next one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ deleted, then of the recreated one."""
 
 @dataclass(frozen=True)
 class Seen:
-    """One place in which a fault was seen: what names it there, after how many seconds, and all
-    that it says."""
+    """One place in which a fault was seen: its name there, the seconds until then, and the whole
+    text."""
 
     where: str
     name: str
@@ -43,8 +43,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Observed:
-    """A fault: its cause, where it was seen, the run-book's command, and the time until all was
-    quiet again."""
+    """A fault: its cause, where it was seen, the run-book's command, and the seconds until no place
+    showed it any more."""
 
     fault: str
     done: str
@@ -55,12 +55,12 @@ class Observed:
 
     @property
     def skeleton(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
-        """What does not change from day to day."""
+        """The facts that are the same on each game day."""
         return self.fault, tuple((seen.where, seen.name) for seen in self.seen), self.command
 
 
 def render(observed: Sequence[Observed], audit: Sequence[str], factor: int, minutes: float) -> str:
-    """The page."""
+    """Return the page."""
     lines = [
         _HEAD.format(minutes=minutes, factor=factor),
         "| fault | page | terminal | alert | run | quiet after |",
@@ -104,7 +104,7 @@ def render(observed: Sequence[Observed], audit: Sequence[str], factor: int, minu
 
 
 def skeletons(text: str) -> list[tuple[str, tuple[tuple[str, str], ...], str]]:
-    """What the page says that does not change from day to day, of each fault."""
+    """Read the facts of each fault that are the same on each game day from a page."""
     found = []
     for part in text.split("\n## ")[1:]:
         fault, _, body = part.partition("\n")

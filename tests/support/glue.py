@@ -1,9 +1,9 @@
-"""Moto's server as AWS Glue, and in front of it what Glue promises and moto 5.2.5 leaves out.
+"""Moto's server as AWS Glue, behind a layer that adds a guarantee of Glue which moto 5.2.5 lacks.
 
-Glue's UpdateTable with a VersionId is refused unless that is the table's version
+Glue refuses UpdateTable with a VersionId that is not the table's version
 (https://docs.aws.amazon.com/glue/latest/webapi/API_UpdateTable.html:
-ConcurrentModificationException); moto ignores it (measured: of two updates with the same VersionId
-both landed). Iceberg's commits to Glue rest on it.
+ConcurrentModificationException). Iceberg's commits to Glue depend on it. Moto ignores the VersionId
+(measured: two updates with the same VersionId both succeeded).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ACCOUNT, REGION = "123456789012", "us-east-1"  # moto's
 
 @dataclass
 class Glue:
-    """A running server; `updates` are the UpdateTable requests that it was asked, in order.
+    """A running server. `updates`: the received UpdateTable requests, in order.
 
-    `lose`: how many answers to updates that have landed become an internal error, after which AWS's
-    clients ask again. `hold`: how many updates are kept back until `release`, each answered by an
-    internal error; `landed` counts those that landed then. `expired`: session tokens that are
-    refused, as Glue refuses those of expired keys. `before`: called when an update has arrived and
-    before its version is compared; it may let another be first.
+    `lose`: the number of successful updates whose response becomes an internal error, so that AWS's
+    clients retry. `hold`: the number of updates that are delayed until `release`, and answered by
+    an internal error; `landed` counts those that succeed then. `expired`: session tokens that are
+    refused, as Glue refuses expired ones. `before`: called for each update before its version is
+    compared; it may send another update first.
     """
 
     app: Any
@@ -78,7 +78,7 @@ class Glue:
             return self.app(environ, start_response)  # type: ignore[no-any-return]
 
     def release(self) -> None:
-        """Let arrive what was kept back."""
+        """Process the delayed updates."""
         with self._lock:
             waiting, self.held = self.held, []
             for environ in waiting:
@@ -114,7 +114,7 @@ def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:
 
 @contextmanager
 def running_glue() -> Iterator[Glue]:
-    """A fresh, empty Glue for the length of a `with`, on threads of this process."""
+    """Run a new, empty Glue within a `with`, in threads of this process."""
     from moto.backends import get_backend
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,

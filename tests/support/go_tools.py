@@ -1,4 +1,4 @@
-"""Programs that Go builds from the module proxy, once, into the cache."""
+"""Programs of Go modules, built once and cached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tool:
 
 TOXIPROXY = Tool("toxiproxy-server", "github.com/Shopify/toxiproxy/v2", "v2.12.0", "./cmd/server")
 COMPOSE = Tool("docker-compose", "github.com/docker/compose/v5", "v5.0.2", "./cmd")
-# Without the discovery of targets in clouds, which is most of their code.
+# Without service discovery, which is most of their code.
 PROMTOOL = Tool(
     "promtool", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/promtool", "remove_all_sd"
 )
@@ -43,10 +43,10 @@ PROMETHEUS = Tool(
 
 
 def ensure(tool: Tool) -> Path:
-    """The executable. Raises RuntimeError on a machine without Go, or when the build fails.
+    """Return the executable, built if it is missing. Raises RuntimeError without Go, or if the
+    build fails.
 
-    Built in the module's own folder and not by `go install`, which refuses modules that replace
-    others.
+    Builds in the module's folder, since `go install` refuses modules with `replace` directives.
     """
     folder = cache_folder() / "bin"
     program = folder / f"{tool.name}-{tool.version}"
@@ -63,8 +63,8 @@ def ensure(tool: Tool) -> Path:
 
 
 def ensure_own(folder: Path) -> Path:
-    """The executable of a module of ours, built again when a file of it has changed. Raises as
-    `ensure` does."""
+    """Return the executable of a module in this repository, rebuilt if its files have changed.
+    Raises as `ensure` does."""
     digest = hashlib.sha256(
         b"".join(
             file.read_bytes()

@@ -1,4 +1,4 @@
-"""A real HDFS: Hadoop's MiniDFSCluster of Maven Central, a name node and a data node in one JVM."""
+"""HDFS: Hadoop's MiniDFSCluster from Maven Central, a NameNode and a DataNode in one JVM."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
 
 VERSION = "3.4.2"
-# The cluster, and what left Java's own library since Hadoop was built. Spark's folder has the rest,
-# of this version.
+# The cluster, and classes that Java's library no longer has. Spark's folder has the other
+# dependencies, in this version.
 _IVY = f"""<ivy-module version="2.0">
   <info organisation="anabranch" module="tests-hdfs"/>
   <configurations><conf name="default"/></configurations>
@@ -40,7 +40,7 @@ _OF_SPARK = (
 
 
 def ensure_jars() -> Path:
-    """The jars' folder, brought into the cache once: 40 MB."""
+    """Return the folder of the jars, which are downloaded once (40 MB)."""
     folder = cache_folder() / "bin" / f"hadoop-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "hdfs.lock", 1800, lambda: None):
@@ -52,7 +52,7 @@ def ensure_jars() -> Path:
 
 
 def class_path() -> list[Path]:
-    """Hadoop's own jars, and what they need of Spark's folder."""
+    """Return Hadoop's jars, and their dependencies in Spark's folder."""
     return [
         *ensure_jars().glob("*.jar"),
         *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name)),
@@ -61,7 +61,7 @@ def class_path() -> list[Path]:
 
 @contextmanager
 def running_hdfs(folder: Path) -> Iterator[str]:
-    """The name node's address, for a `with`."""
+    """Run HDFS within a `with`, and provide the URL of the NameNode."""
     url = f"http://{HOST}:{(port := free_port())}"
     jars = ":".join(map(str, class_path()))
     command = [str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", jars]

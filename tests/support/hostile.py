@@ -1,4 +1,4 @@
-"""Hostile records: what producers send when they are wrong, each with its verdict."""
+"""Hostile records: wrong values that producers send, each with its expected verdict."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DDL = (
 )
 EVENT_TIME = {"column": "at", "past": "30 days", "future": "1 hour"}
 
-# The record's value, its verdict's code (None: it is good), and what the verdict's text must name.
+# The record's value, the code of its verdict (None: it is good), and text in the verdict.
 Case = tuple[bytes | None, str | None, str]
 
 
 def cases(start: datetime) -> dict[str, Case]:
-    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and
-    `EVENT_TIME`."""
+    """Return all cases by name, for `DDL`, `EVENT_TIME` and the ingest hour that begins at
+    `start`."""
     plain = f'"at":"{_written(start + timedelta(minutes=10))}"'
 
     def event(extra: str = "", at: str = plain) -> bytes:

@@ -1,5 +1,5 @@
-"""A table of as many accepted hours as one likes, of real small Parquet files and the product's own
-commits, with a view that is filled: what a reader of one hour has to plan among."""
+"""A table with any number of accepted hours, made of small Parquet files and Anabranch's own
+commits, with a filled view. A reader of one hour has to plan over it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from serving_layer.views import fill as filling
 DDL = "id STRING NOT NULL, at TIMESTAMP NOT NULL, n BIGINT"
 VIEW = {"window": "10 minutes", "group": [], "aggregates": {"events": "count", "total": "sum(n)"}}
 FILES, ROWS = 2, 12
-"""Of an hour, and of each file."""
+"""Files of each hour, and rows of each file."""
 
 
 class HourFiles(ScaledStream):
-    """A stream whose hours have real files: two each, of twelve rows five minutes apart."""
+    """A stream whose hours have two Parquet files each, with twelve rows five minutes apart."""
 
     @classmethod
     def open(cls, folder: Path, catalog: str = "lake") -> HourFiles:
-        """What `make` and others have made in a folder."""
+        """Open a stream that `make` has created in a folder."""
         environment = new_environment(folder)
         environment = environment.model_copy(
             update={"catalog": environment.catalog.model_copy(update={"name": catalog})}
@@ -87,19 +87,19 @@ class HourFiles(ScaledStream):
 
     @property
     def reader(self) -> Reader:
-        """A reader that has loaded nothing yet."""
+        """A new reader, which has loaded nothing yet."""
         stream = self.lake.stream
         names = (stream.table, stream.hours_table, *map(stream.partials_table, stream.views))
         return Reader(Lake(self.lake.environment), dict.fromkeys(names, stream))
 
     def fill(self) -> None:
-        """Fill the view, two days of hours in a commit."""
+        """Fill the view, 48 hours per commit."""
         stream = self.lake.stream
         with mock.patch.object(filling, "_HOURS_A_COMMIT", 48):
             filling.fill(self.lake.lake, stream, stream.views[0])
 
     def past(self, first: str, count: int, at_once: int = 48) -> None:
-        """So many accepted hours from `first` on, each in the ledger."""
+        """Accept `count` hours from `first` on, each with its row in the ledger."""
         for start in range(0, count, at_once):
             hours = [shift(first, i) for i in range(start, min(count, start + at_once))]
             self.seal(hours)

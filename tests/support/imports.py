@@ -1,4 +1,4 @@
-"""What tests of an import into a stream of a real broker share."""
+"""Functions for tests of imports into a stream of a real broker."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def assert_exact(one: World) -> None:
-    """The stream goes on from Kafka, and each record is in the table once, read from files or from
-    Kafka."""
+    """Assert that the stream continues from Kafka, and that each record is in the table once, from
+    files or from Kafka."""
     one.send_now(20, "now")
     one.speed()
     one.batch()

@@ -1,5 +1,4 @@
-"""The wheel as users install it: built from a checkout, into an environment that has nothing
-else."""
+"""The wheel as users install it: built from a checkout, in an otherwise empty environment."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ UV = Path(sys.executable).parent / "uv"
 
 
 def run(*command: object, cwd: Path = ROOT, seconds: float = 600) -> str:
-    """Run a command to its end; returns its standard output. Raises AssertionError with what it
-    printed."""
+    """Run a command to its end, and return its standard output. Raises AssertionError, with the
+    output, if it fails."""
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=seconds
     )
@@ -24,15 +23,15 @@ def run(*command: object, cwd: Path = ROOT, seconds: float = 600) -> str:
 
 
 def build_wheel(folder: Path, checkout: Path = ROOT) -> Path:
-    """Build the wheel into the folder; returns the file."""
+    """Build the wheel into the folder, and return the file."""
     run(UV, "build", "--wheel", "--out-dir", folder, cwd=checkout)
     [wheel] = folder.glob("*.whl")
     return wheel
 
 
 def install(wheel: Path, folder: Path, extras: str = "") -> Path:
-    """Make an environment in the folder, with the wheel and its declared dependencies; returns its
-    bin folder."""
+    """Create an environment with the wheel and its declared dependencies, and return its bin
+    folder."""
     run(UV, "venv", "--python", sys.executable, folder)
     run(UV, "pip", "install", "--python", folder / "bin" / "python", f"{wheel}{extras}")
     return folder / "bin"

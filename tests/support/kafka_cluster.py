@@ -1,5 +1,5 @@
-"""Three Kafka brokers that replicate, with ACLs: nodes that a test may kill, stop, start, or never
-start again."""
+"""A cluster of three Kafka brokers with replication and ACLs, whose nodes a test may kill, stop and
+start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ USER, PASSWORD = "reader", "reader-secret"
 
 @dataclass(frozen=True)
 class Ports:
-    """`plain` serves brokers and the super user, `sasl` the user with ACLs."""
+    """The ports of a node. `plain`: for brokers and the super user; `sasl`: for the user with
+    ACLs."""
 
     plain: int
     controller: int
@@ -54,8 +55,8 @@ class Ports:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """The nodes are broker and controller at once, each in a rack of its own (`rack`); topics have
-    three replicas by default."""
+    """A running cluster. Each node is broker and controller, in its own rack (`rack`); topics have
+    three replicas by default. `gone`: the lost nodes."""
 
     folder: Path
     ports: dict[int, Ports]
@@ -82,7 +83,7 @@ class KafkaCluster:
         return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
 
     def allow(self, topic: str, group: str) -> None:
-        """What docs/how-to/deploy/requirements.md asks for."""
+        """Create the ACLs that docs/how-to/deploy/requirements.md requires."""
         topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
         rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
         rights.append((ResourceType.GROUP, group, ACLOperation.READ))
@@ -103,8 +104,8 @@ class KafkaCluster:
         configs: Mapping[str, str],
         replicas: Sequence[int] | None = None,
     ) -> None:
-        """Create a topic and wait until each partition has a leader; with `replicas` each is on
-        these nodes, led by the first."""
+        """Create a topic, and wait until each partition has a leader. With `replicas`, all
+        partitions are on these nodes, and the first is the preferred leader."""
         wanted: dict[str, Any] = {"configs": dict(configs)}
         if replicas is None:
             wanted["num_partitions"] = partitions
@@ -121,19 +122,19 @@ class KafkaCluster:
         admin.close()
 
     def lead_by(self, topic: str, *nodes: int) -> None:
-        """Have the first of a one-partition topic's nodes lead it."""
+        """Reassign a topic of one partition to these nodes, and wait until the first leads it."""
         place = TopicPartition(topic, 0)
         admin = self.admin()
         admin.alter_partition_reassignments({place: list(nodes)})
         admin.close()
-        # The controller moves leaders to the preferred ones by itself.
+        # The controller moves leadership to the preferred leader by itself.
         wait_for(lambda: self.leaders(topic) == [nodes[0]], f"node {nodes[0]} to lead", 60, 0.3)
 
     def set_topic(self, topic: str, **configs: str) -> None:
         self._alter(ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs))
 
     def compact_soon(self) -> None:
-        """Have each broker look for logs to compact each half second, of by default 15."""
+        """Make each broker check for logs to compact every 0.5 s instead of every 15 s."""
         for node in self.ports:
             self._alter(
                 ConfigResource(
@@ -150,8 +151,7 @@ class KafkaCluster:
 
     @contextmanager
     def quota(self, name: str, value: int) -> Iterator[None]:
-        """A quota of the user with ACLs, such as `consumer_byte_rate`, for the length of a
-        `with`."""
+        """Set a quota of the user with ACLs, such as `consumer_byte_rate`, within a `with`."""
         self._alter_quota("--add-config", f"{name}={value}")
         try:
             yield
@@ -174,13 +174,13 @@ class KafkaCluster:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def sent_bytes(self, node: int) -> int:
-        """How many bytes a node has written since its start, to files and to connections."""
+        """Return the bytes that a node has written to files and connections since its start."""
         process = self._daemon(node).process()
         assert process is not None, f"node {node} is not running"
         return int(process.io_counters().write_chars)
 
     def start(self, node: int) -> None:
-        """Start a node, and return once it answers."""
+        """Start a node, and wait until it answers."""
         daemon, ports = self._daemon(node), self.ports[node]
         process = daemon.start(
             [*self._jvm(node), "kafka.Kafka", str(self._properties(node))],
@@ -192,33 +192,33 @@ class KafkaCluster:
         )
 
     def start_all(self) -> None:
-        """Start every node that does not run, one that was lost too."""
+        """Start every node that does not run, also a lost one."""
         self.gone.clear()
         for node in self.ports:
             if self._daemon(node).process() is None:
                 self.start(node)
 
     def kill(self, node: int) -> None:
-        """kill -9."""
+        """Send SIGKILL, and wait for the end."""
         process = self._daemon(node).process()
         assert process is not None, f"node {node} is not running"
         process.kill()
         stop_all([process], 30)
 
     def stop(self, node: int) -> None:
-        """A controlled shutdown: its leaders move first."""
+        """Shut a node down in a controlled way: its leaderships move first."""
         process = self._daemon(node).process()
         assert process is not None, f"node {node} is not running"
         stop_all([process], 60)
 
     def lose(self, node: int) -> None:
-        """Kill a node that is never started again."""
+        """Kill a node that stays down until `start_all`."""
         self.kill(node)
         self.gone.add(node)
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """The brokers' metadata of each partition: leader_id, isr_nodes and more; empty while they
-        do not answer."""
+        """Return the brokers' metadata of each partition: leader_id, isr_nodes and more; empty if
+        they do not answer."""
         try:
             admin = self.admin()
             try:
@@ -233,7 +233,7 @@ class KafkaCluster:
         return [int(p["leader_id"]) for p in self.partitions(topic)]
 
     def await_in_sync(self, topic: str, nodes: int) -> None:
-        """Until each partition has a leader and so many replicas in sync."""
+        """Wait until each partition has a leader and at least `nodes` replicas in sync."""
 
         def is_in_sync() -> bool:
             partitions = self.partitions(topic)
@@ -324,7 +324,7 @@ class KafkaCluster:
 
 
 def rack(node: int) -> str:
-    """The rack of a node, as `broker.rack` and a client's `client.rack` name it."""
+    """Return the rack of a node, for `broker.rack` and a client's `client.rack`."""
     return f"zone-{node}"
 
 
@@ -334,7 +334,7 @@ def _java_path() -> dict[str, str]:
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[KafkaCluster]:
-    """Three fresh brokers for the length of a `with`."""
+    """Run three new brokers within a `with`."""
     taken: list[int] = []
     for _ in range(3 * len(NODES)):
         taken.append(free_port(*taken))
@@ -343,7 +343,7 @@ def running_cluster(folder: Path) -> Iterator[KafkaCluster]:
     cluster.format()
     try:
         daemons = []
-        # A quorum answers only once two of them run.
+        # Start all before waiting: a quorum answers only once two nodes run.
         for node in NODES:
             daemon = cluster._daemon(node)
             command = [*cluster._jvm(node), "kafka.Kafka", str(cluster._properties(node))]

@@ -1,5 +1,4 @@
-"""Kafka's own command-line tools, as its archive has them in `bin/`: scripts of their names, for a
-PATH."""
+"""Kafka's command-line tools: scripts with the names of those in `bin/` of Kafka's archive."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from anabranch.spark.jars import cache_folder, ensure_jars
 from anabranch.spark.java import require_java
 
 _VERSION = "4.2.0"
-# The broker has what it needs.
+# Its dependencies are among the broker's jars.
 _IVY = f"""<ivy-module version="2.0"><info organisation="tests" module="kafka-tools"/>
 <configurations><conf name="default"/></configurations><dependencies>
 <dependency org="org.apache.kafka" name="kafka-tools" rev="{_VERSION}" conf="default->master" transitive="false"/>
@@ -26,8 +25,8 @@ _CLASSES = {
 
 
 def write_scripts(folder: Path) -> None:
-    """Write the tools' scripts into a folder; the jar that the broker lacks is resolved once into
-    the cache."""
+    """Write the scripts of the tools into a folder. The jar that the broker lacks is downloaded
+    once into the cache."""
     home = cache_folder() / "bin" / f"kafka-tools-{_VERSION}"
     jar = home / f"kafka-tools-{_VERSION}.jar"
     home.parent.mkdir(parents=True, exist_ok=True)

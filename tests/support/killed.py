@@ -1,4 +1,4 @@
-"""A function of a test in a process of its own, with a fail point armed."""
+"""A function of a test in a separate process, with an armed fail point."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PRELOADED = [
 
 
 def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | None:
-    """Call a module's function in a process of its own, with the fail point `at` armed; returns its
+    """Call a module's function in a separate process, with the fail point `at` armed. Return the
     exit code."""
     context = multiprocessing.get_context("forkserver")
-    # The fork server imports once what the modules of tests import. It cannot find those modules
+    # The fork server imports the dependencies of test modules once. It cannot find the test modules
     # themselves.
     context.set_forkserver_preload(_PRELOADED)
     process = context.Process(target=_call, args=(at, function, arguments))
@@ -43,7 +43,7 @@ def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | N
 
 
 def kill_at(at: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a module's function in a process of its own, which is killed at the fail point."""
+    """Call a module's function in a separate process, and assert that the fail point killed it."""
     code = run_armed(at, function, *arguments)
     assert code == -signal.SIGKILL, f"expected it to be killed at {at}, found {code}"
 

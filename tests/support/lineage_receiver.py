@@ -1,5 +1,5 @@
-"""A receiver of OpenLineage events that takes only what the official schemas allow; it may fail,
-hang, and recover."""
+"""A receiver of OpenLineage events that accepts only events valid by the official schemas; it can
+fail, hang and recover."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/api/v1/lineage"
 _SPEC = Path(__file__).parent / "openlineage"
 _EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
 _OURS = Path(anabranch.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
-# openlineage/README.md says why.
+# See openlineage/README.md for the reason.
 _REPLACEMENTS = {
     "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (
         "https://openlineage.io/spec/facets/1-0-0/DataQualityMetricsDatasetFacet.json"
@@ -42,8 +42,8 @@ _REGISTRY: Any = Registry().with_resources(
 
 
 def problems(event: dict[str, Any]) -> list[str]:
-    """What of an event is not as the schemas say that it and its facets name; and facets under keys
-    not theirs."""
+    """Return the violations of the schemas that an event and its facets name, and facets under keys
+    that their schema does not have."""
     found = _unlike(event["schemaURL"], event, "event")
     found += _unlike(_EVENT, event, "event")
     places = [("run", event["run"].get("facets", {})), ("job", event["job"].get("facets", {}))]
@@ -77,8 +77,8 @@ def _unlike(url: str, value: Any, place: str) -> list[str]:
 
 
 class LineageReceiver:
-    """What it was sent, and how it answers: `status`, or not at all while it hangs. One that is not
-    strict takes events of others too, whose facets it does not know."""
+    """The received events, and the response: `status`, or none while the receiver hangs. Unless it
+    is strict, it also accepts events of other producers with unknown facets."""
 
     def __init__(self, is_strict: bool = True) -> None:
         self._is_strict = is_strict
@@ -99,14 +99,14 @@ class LineageReceiver:
         self.go_on.set()
 
     def runs(self) -> dict[str, list[str]]:
-        """By run, its events in their order."""
+        """Return the event types of each run, in order."""
         runs: dict[str, list[str]] = {}
         for event in self.events:
             runs.setdefault(event["run"]["runId"], []).append(event["eventType"])
         return runs
 
     def ended(self) -> list[dict[str, Any]]:
-        """The events that end a run."""
+        """Return the events that end a run."""
         return [event for event in self.events if event["eventType"] != "START"]
 
     def take(self, path: str, headers: dict[str, str], body: bytes) -> int:
@@ -128,7 +128,7 @@ class LineageReceiver:
 
 @contextmanager
 def running_receiver(is_strict: bool = True) -> Iterator[LineageReceiver]:
-    """A receiver until the end of the `with`."""
+    """Run a receiver within a `with`."""
     receiver = LineageReceiver(is_strict)
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,7 +138,7 @@ def running_receiver(is_strict: bool = True) -> Iterator[LineageReceiver]:
                 self.send_response(receiver.take(self.path, dict(self.headers.items()), body))
                 self.end_headers()
             except (BrokenPipeError, ConnectionResetError):
-                pass  # who asked has gone
+                pass  # the client has closed the connection
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

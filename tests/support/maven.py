@@ -1,4 +1,4 @@
-"""What only tests need from Maven Central, by the Ivy that the pyspark wheel ships."""
+"""Downloads from Maven Central for tests, with the Ivy of the pyspark wheel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.spark.java import require_java
 
 
 def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:
-    """Resolve the dependencies of an ivy.xml into a folder, under names of Ivy's pattern."""
+    """Download the dependencies of an ivy.xml into a folder, named by Ivy's pattern."""
     into.mkdir(parents=True, exist_ok=True)
     (into / "ivy.xml").write_text(ivy_xml)
     ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]

@@ -1,13 +1,12 @@
-"""Ten faults put into the product, one at a time: `make test` must catch each, as `make
-test-mutations` shows.
+"""Ten faults, put into the product one at a time. `make test` must catch each; `make
+test-mutations` checks that.
 
-    python tests/support/mutations.py               all of them
-    python tests/support/mutations.py --only gate   those whose name has `gate` in it
-    python tests/support/mutations.py --whole       the whole of `make test`, not only the nearest
+    python tests/support/mutations.py               all faults
+    python tests/support/mutations.py --only gate   faults with `gate` in their names
+    python tests/support/mutations.py --whole       all of `make test`, not only the nearest tests
 
-Each is put into a copy of the tree, in which the nearest tests run first, those of `make test`
-alone. Where none fails, the rest of `make test` does. The model's own mutations are in
-tests/model/test_mutations.py.
+Each fault is put into a copy of the tree. Its nearest tests run first; if none of them fails, all
+of `make test` runs. The model's own mutations are in tests/model/test_mutations.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TESTS = ("tests/unit", "tests/model", "tests/integration")
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault: in `file` the text `right` becomes `wrong`. `nearest` are the tests that run
+    """A fault: in `file`, the text `right` is replaced by `wrong`. `nearest`: the tests that run
     first."""
 
     name: str
@@ -115,7 +114,7 @@ MUTATIONS = (
 
 
 def copied(folder: Path) -> None:
-    """The files that git has, as they are now, and the environment."""
+    """Copy the files that git does not ignore, and link the environment."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -128,7 +127,7 @@ def copied(folder: Path) -> None:
 
 
 def failing(folder: Path, *tests: str) -> list[str]:
-    """The tests that fail, the first few of them."""
+    """Run tests, and return the failing ones, three at most."""
     processes = (
         []
         if len(tests) < len(TESTS)
@@ -171,7 +170,8 @@ def failing(folder: Path, *tests: str) -> list[str]:
 
 
 def caught_by(mutation: Mutation, whole: bool) -> list[str]:
-    """The tests that catch a fault."""
+    """Return the tests that catch a fault. Raises SystemExit if the file does not contain the text
+    exactly once."""
     with tempfile.TemporaryDirectory(prefix="anabranch-mutation-") as name:
         folder = Path(name)
         copied(folder)

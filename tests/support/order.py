@@ -1,8 +1,8 @@
-"""A pytest plugin: on several processes the files that take longest begin first, so that all
-processes end together.
+"""A pytest plugin: with several processes, the longest files start first, so that all processes end
+at about the same time.
 
-For `--dist loadfile --no-loadscope-reorder`: a file is run by one process, which makes the fixtures
-of its module once.
+For `--dist loadfile --no-loadscope-reorder`: one process runs a file, and creates the fixtures of
+its module once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The consumer of docs/how-to/follow-changes.md, in a process of its own."""
+"""The consumer of docs/how-to/follow-changes.md, in a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "follow-changes
 
 
 def code_of_page(section: str) -> str:
-    """The first Python of a section of docs/how-to/follow-changes.md."""
+    """Return the first Python block of a section of docs/how-to/follow-changes.md."""
     return (
         PAGE.read_text("utf-8")
         .partition(f"\n{section}\n")[2]
@@ -27,8 +27,8 @@ def code_of_page(section: str) -> str:
 
 @contextmanager
 def consumer(one: World, own: Path) -> Iterator[None]:
-    """The page's consumer follows the stream into a database of its own, and is killed at the end
-    of the `with`."""
+    """Run the page's consumer, which follows the stream into its own database, and kill it at the
+    end of the `with`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
     code = (
@@ -46,7 +46,7 @@ def consumer(one: World, own: Path) -> Iterator[None]:
 
 
 def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int, str]]]:
-    """What the consumer holds: the revision and layer of each hour, and the events."""
+    """Return the consumer's data: the revision and layer of each hour, and the events."""
     if not own.exists():
         return [], []
     with closing(sqlite3.connect(own, timeout=30)) as connection:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for a catalog: started, restarted, and its commits held at will."""
+"""A PostgreSQL server for a catalog, which tests restart and whose commits they delay."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GATE = 4711  # the advisory lock that a held commit waits for
 
 
 def find_server() -> Path:
-    """The folder of initdb and postgres, installed by apt-get if root may. Raises RuntimeError
-    otherwise."""
+    """Return the folder of initdb and postgres; root installs them with apt-get if they are
+    missing. Raises RuntimeError otherwise."""
     if folder := _installed():
         return folder
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        # Or else the package would create a cluster and start a server of its own.
+        # Otherwise the package would create a cluster and start a server.
         conf = Path("/etc/postgresql-common/createcluster.conf")
         conf.parent.mkdir(parents=True, exist_ok=True)
         if not conf.exists():
@@ -57,7 +57,7 @@ def _installed() -> Path | None:
 
 @dataclass
 class Postgres:
-    """A server of its own user, port and folder."""
+    """A server with its own user, port and folder."""
 
     binaries: Path
     folder: Path
@@ -67,7 +67,7 @@ class Postgres:
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     def start(self) -> None:
-        """Start, and return once it answers."""
+        """Start the server, and wait until it answers."""
         log = (self.folder / "postgres.log").open("ab")
         settings = [
             "listen_addresses=" + HOST,
@@ -105,7 +105,8 @@ class Postgres:
                 time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT is a fast shutdown; SIGQUIT an immediate one, as if the machine went down."""
+        """Stop the server. SIGINT is a fast shutdown; SIGQUIT an immediate one, as if the machine
+        failed."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(timeout=60)
@@ -130,11 +131,10 @@ class Postgres:
             connection.close()
 
     def guard_commits(self, spark: bool) -> None:
-        """From here on a commit of Spark's staging (or of PyIceberg's publishes) waits while
-        `holding_commits` lasts.
+        """Make commits of Spark's staging (else of PyIceberg's publishes) wait during
+        `holding_commits`.
 
-        A deferred trigger runs inside COMMIT itself: before it nothing is decided, after it
-        everything is.
+        A deferred trigger runs within COMMIT: before it nothing is decided, after it everything is.
         """
         who = "=" if spark else "<>"
         self.execute(
@@ -153,7 +153,7 @@ class Postgres:
 
     @contextmanager
     def holding_commits(self) -> Iterator[None]:
-        """Commits that are guarded wait, inside COMMIT, until the end of the `with`."""
+        """Make guarded commits wait, within COMMIT, until the end of the `with`."""
         holder = self.connect()
         try:
             with holder.cursor() as cursor:
@@ -163,7 +163,7 @@ class Postgres:
             holder.close()
 
     def waiting_commits(self) -> int:
-        """How many commits wait at the gate now."""
+        """Return the number of commits that wait at the gate now."""
         sql = (
             f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND "
             "NOT granted"
@@ -171,18 +171,18 @@ class Postgres:
         return int(self.execute(sql)[0][0])
 
     def waiting_updates(self) -> int:
-        """How many updates wait for another's to be decided."""
+        """Return the number of updates that wait for another transaction to end."""
         sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('transactionid', 'tuple')"
         return int(self.execute(sql)[0][0])
 
 
 @contextmanager
 def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
-    """A fresh server with an empty database for the length of a `with`; never run by root, which it
+    """Run a new server with an empty database within a `with`; not as root, which PostgreSQL
     refuses."""
     binaries = find_server()
     owner = "postgres" if os.geteuid() == 0 else None
-    # Not in pytest's folders: only their owner may enter them.
+    # Not in pytest's folders: only their owner may access them.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-postgres-"))
     if owner is not None:
         shutil.chown(folder, owner)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def run_query(
     sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None
 ) -> pa.Table:
-    """The whole result of `open_query`, each table as it is or as of the tag, branch, snapshot id
-    or time `as_of`."""
+    """Return the whole result of `open_query`, with each table as it is, or as of a tag, branch,
+    snapshot id or time."""
 
     def select(name: str, table: Table) -> Selected:
         return Selected(find_snapshot(table, as_of)) if as_of is not None else Selected()

@@ -1,5 +1,5 @@
-"""docs/how-to/query.md for tests: its code by section, a stream that it queries, and Python's
-answers."""
+"""docs/how-to/query.md for tests: its code by section, a stream for its queries, and the results in
+Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "query.md"
 SCHEMA = "event_id STRING NOT NULL, player_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
 DAY = "2026-11-21"
 
-# Runs the blocks of each section one after another, and reports the answer of each.
+# Runs the blocks of each section in order, and prints the answer of each.
 RUN = """
 import json, sys
 from anabranch.common.output import plain
@@ -48,8 +48,7 @@ json.dump(answers, sys.stdout)
 
 
 def asked_world(world: Callable[..., World]) -> tuple[World, str]:
-    """A stream whose records are published, and the day that they are of, which is in the place of
-    the page's."""
+    """Return a stream with published records, and their day, which replaces the page's day."""
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     one = world(schema=SCHEMA)
     one.topic()
@@ -60,7 +59,7 @@ def asked_world(world: Callable[..., World]) -> tuple[World, str]:
 
 
 def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
-    """By heading, the section's code blocks, of this stream and day."""
+    """Return the code blocks of each section by heading, for this stream and day."""
     text = PAGE.read_text("utf-8").replace("games.game_events", one.job.stream.table)
     text = text.replace('open("game_events")', f'open("{one.name}")').replace(DAY, day)
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
@@ -73,8 +72,8 @@ def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
 
 
 def _send(world: World, day: str) -> None:
-    """Events of three hours over a night and a day, late ones too, some of one player at the ends
-    of the times."""
+    """Send events of three hours, some of them late, and events of one player at the boundaries of
+    time windows."""
     values = []
     for i in range(240):
         at = start_of(f"{day}T09") + timedelta(minutes=i * 45 / 60, seconds=i % 7)
@@ -88,8 +87,8 @@ def _send(world: World, day: str) -> None:
 
 
 def run_python(one: World, sections: dict[str, list[str]]) -> dict[str, list[list[list[Any]]]]:
-    """In a process of its own, as a reader would: the catalog in PyIceberg's own file, with its own
-    file system."""
+    """Run sections in a separate process, as a reader would: with the catalog in PyIceberg's own
+    file, and PyIceberg's own file system."""
     properties = {
         k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"
     }

@@ -1,9 +1,8 @@
-"""Hours of very many micro-batches with everything real: Kafka, S3, both layers and maintenance as
-processes.
+"""Hours of very many micro-batches, with Kafka, S3, both layers and maintenance as processes.
 
-The records are stamped in hours that are over, so that hundreds of micro-batches of one hour need
-no hour of waiting. The speed layer reaches S3 through a front that counts its requests: counts give
-the cost of a micro-batch.
+The records have timestamps of past hours, so that hundreds of micro-batches of one hour do not take
+an hour. The speed layer uses S3 through a proxy that counts its requests, from which the cost of a
+micro-batch follows.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ from anabranch.offsets.position import size
 from anabranch.operations.reports import status as views
 from anabranch.protocol.state import State, load_state
 
-# What a micro-batch reads at most.
+# The most offsets that a micro-batch reads; the partitions of the topic.
 OFFSETS, PARTITIONS = 30, 3
-# An hour's records are sent in slices. Of every fifth, about one micro-batch in three has a dead
-# letter, a late record of another event date, and one that was sent twice: so much that a tenth of
-# an hour has some of it, like any other.
+# An hour's records are sent in slices. In every fifth slice, about one micro-batch in three has a
+# dead letter, a late record of another event date, and a duplicate. So each tenth of an hour has
+# some of them.
 _SLICES, _DIRTY = 60, 5
-# What a reader of the running hour is promised to open at most.
+# The most files that a reader of the running hour may have to open.
 MOST_FILES = 100
-# How often a publisher may be refused before its turn has it land.
+# How often a publisher may be refused before its turn lets it succeed.
 MOST_REFUSALS = 3
 
 _PUBLISHED = re.compile(r"published (\d+) offsets as .* of hour ([^ ]+(?:, [^ ]+)*) in ([\d.]+) s$")
 _REFUSED = re.compile(r"publish refused because a head of")
 _SECONDS = 4 * 3600.0
-# A look reads a dozen files; more often it would be a part of what is measured.
+# A look reads a dozen files; a shorter interval would affect the measurement.
 _LOOK_EVERY_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One publish of the speed layer, as its log reports it: wall seconds from its decision to
-    after its commit."""
+    """One publish of the speed layer, as logged. `seconds`: from its decision to the end of its
+    commit."""
 
     offsets: int
     hours: tuple[str, ...]
@@ -70,8 +69,8 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the stream while it runs: what the speed layer has published and spent since its
-    last start, and what a reader of the hour that it is in would open."""
+    """One look at the running stream: publishes and costs of the speed layer since its last start,
+    and the files that a reader of its current hour would open."""
 
     start: int
     micro_batches: int
@@ -85,8 +84,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Window:
-    """What each of some micro-batches in a row cost, of one hour and one process: S3 requests, CPU
-    seconds of the driver's Python and of its JVM, wall seconds (the median)."""
+    """The cost per micro-batch of consecutive ones of one hour and process: S3 requests, CPU seconds
+    of the Python driver and of the JVM, and the median of the wall seconds."""
 
     first: int
     last: int
@@ -97,8 +96,7 @@ class Window:
 
 
 class Start:
-    """One start of the speed layer, and what it has logged; of a long log only what is new is
-    read."""
+    """One start of the speed layer, and its log, of which only new lines are read."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
@@ -106,7 +104,7 @@ class Start:
         self._found: list[MicroBatch] = []
 
     def micro_batches(self) -> list[MicroBatch]:
-        """What it has published so far."""
+        """Return the publishes so far."""
         with self.running.log.open("rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -124,11 +122,11 @@ class Start:
 
 
 class RealHours:
-    """One stream in a workspace of its own, and what a producer and an operator do with it."""
+    """One stream in its own workspace, with the actions of a producer and an operator."""
 
     def __init__(self, space: Workspace, job: Job, front: FlakyS3) -> None:
         self.space, self.job, self._front = space, job, front
-        # Of hours that can be sealed: the newest of them.
+        # The newest hour that can be sealed.
         self.newest = shift(hour_of(datetime.now(UTC) - job.stream.batch.grace), -1)
         self.acks: list[Ack] = []
         self.starts: list[Start] = []
@@ -137,8 +135,8 @@ class RealHours:
         self._before = 0
 
     def send(self, hour: str, micro_batches: int) -> None:
-        """Send what makes so many micro-batches, stamped within the hour; hours have to be sent
-        oldest first."""
+        """Send the records of `micro_batches` micro-batches, with timestamps in the hour. Hours have
+        to be sent oldest first."""
         events = math.ceil(micro_batches * OFFSETS / _SLICES)
         for number in range(_SLICES):
             sent = produce_events(
@@ -155,8 +153,8 @@ class RealHours:
             self.acks += sent.acks
 
     def apply(self) -> None:
-        """Make the tables, have micro-batches follow each other at once, and drop the speed layer's
-        accepted hours whenever maintenance runs."""
+        """Create the tables. Micro-batches follow each other at once, and each maintenance drops the
+        speed layer's rows of accepted hours."""
         self.space.set_speed(STREAM, trigger="0 seconds", max_offsets_per_trigger=OFFSETS)
         file = self.space.conf / "streams" / f"{STREAM}.yaml"
         stream = yaml.safe_load(file.read_text())
@@ -169,11 +167,11 @@ class RealHours:
 
     @property
     def speed(self) -> Running:
-        """The speed layer as it was started last."""
+        """The last start of the speed layer."""
         return self.starts[-1].running
 
     def start_speed(self) -> None:
-        """The speed layer, whose requests of S3 are counted."""
+        """Start the speed layer with the proxy that counts its S3 requests."""
         log = f"speed-{len(self.starts) + 1}"
         self._before = self._front.methods.total()
         running = self.space.start("speed", STREAM, log=log, ANABRANCH_CONF=str(self._metered))
@@ -185,7 +183,7 @@ class RealHours:
 
     @property
     def lag(self) -> int:
-        """How many acknowledged offsets the speed layer has not published."""
+        """The number of acknowledged offsets that the speed layer has not published."""
         offsets = self.state.position.offsets
         ends: dict[int, int] = {}
         for ack in self.acks:
@@ -193,7 +191,7 @@ class RealHours:
         return size({p: (offsets.get(p, 0), end) for p, end in ends.items()})
 
     def micro_batches(self, hour: str | None = None) -> list[MicroBatch]:
-        """What the speed layer published, of one hour or of all, over all its starts."""
+        """Return the publishes of all starts of the speed layer, of one hour or all."""
         return [
             m
             for start in self.starts
@@ -202,7 +200,7 @@ class RealHours:
         ]
 
     def look(self) -> Look:
-        """Look at the stream, and remember what was seen."""
+        """Look at the stream, and keep the result."""
         table = self.job.lake.load(self.job.stream.table)
         start = self.starts[-1]
         published = start.micro_batches()
@@ -222,8 +220,8 @@ class RealHours:
         return seen
 
     def until(self, condition: Callable[[], bool], what: str, *alive: Running) -> None:
-        """Wait for a condition, looking at the stream every few seconds; `alive` must not end
-        before it."""
+        """Wait for a condition, and look at the stream every few seconds. Raises Terminal if a
+        process of `alive` ends before."""
         due = 0.0
 
         def check() -> None:
@@ -244,8 +242,7 @@ class RealHours:
             poll(ask, what, _SECONDS, check)
 
     def until_in(self, hour: str, share: float, of: int) -> None:
-        """Wait until the speed layer has published such a share of the micro-batches that an hour
-        was sent for."""
+        """Wait until the speed layer has published a share of the `of` micro-batches of an hour."""
         self.until(
             lambda: len(self.micro_batches(hour)) >= share * of,
             f"{share:.0%} of hour {hour}",
@@ -253,7 +250,7 @@ class RealHours:
         )
 
     def until_behind(self, hour: str) -> None:
-        """Wait until the speed layer has published all of an hour, and some of the next."""
+        """Wait until the speed layer publishes only hours after this one."""
 
         def is_behind() -> bool:
             published = self.micro_batches()
@@ -262,9 +259,8 @@ class RealHours:
         self.until(is_behind, f"hour {hour} to end", self.speed)
 
     def run_beside(self, *arguments: str) -> str:
-        """Run a command to its end while the speed layer goes on; returns its log. Fails unless it
-        ends with 0 and the speed layer has published meanwhile, and when it was refused too
-        often."""
+        """Run a command to its end while the speed layer runs, and return its log. Asserts exit code
+        0, publishes of the speed layer in the meantime, and at most MOST_REFUSALS refusals."""
         before = len(self.micro_batches())
         running = self.space.start(*arguments, log=f"{arguments[0]}-{len(self.looks)}")
         self.space.story.command(arguments)
@@ -273,7 +269,7 @@ class RealHours:
         )
         log = "\n".join(running.log_lines())
         assert running.code == 0, log[-4000:]
-        # The hazard: heads moved while it was at work.
+        # The hazard: heads moved while the command ran.
         meanwhile = len(self.micro_batches()) - before
         refusals = len(_REFUSED.findall(log))
         self.space.story.say(f"done beside {meanwhile} micro-batches, refused {refusals} times")
@@ -282,7 +278,7 @@ class RealHours:
         return log
 
     def drain(self) -> None:
-        """Wait until all is published, and end the speed layer as an operator does."""
+        """Wait until all records are published, and stop the speed layer as an operator does."""
         self.until(lambda: self.lag == 0, "the speed layer to be at the end", self.speed)
         assert self.speed.terminate() == 0, self.speed.log_tail(20)
 
@@ -290,8 +286,8 @@ class RealHours:
         return {view["hour"]: view for view in plain(views.hours(self.job))}
 
     def require_exact(self) -> None:
-        """Every acknowledged record is in `main` once, or accounted for by name; and the audit
-        agrees."""
+        """Assert that every acknowledged record is in `main` once, is a dead letter or a duplicate,
+        and that the audit agrees."""
         comparison = audit.audit(self.job, self.acks, audit.game_event_as_sent)
         for line in comparison.sentences():
             self.space.story.say(line)
@@ -304,8 +300,8 @@ class RealHours:
         self.space.run("audit", STREAM)
 
     def windows(self, hour: str, length: int) -> list[Window]:
-        """The micro-batches of an hour in windows of about `length`, each of one start of the speed
-        layer."""
+        """Return the costs of an hour's micro-batches in windows of at least `length`, each of one
+        start of the speed layer."""
         windows, done = [], 0
         for start, published in enumerate((s.micro_batches() for s in self.starts), 1):
             looks = [x for x in self.looks if x.start == start and x.hour == hour and x.cpu]
@@ -334,7 +330,7 @@ class RealHours:
         return windows
 
     def report_windows(self, windows: list[Window]) -> None:
-        """Print what a micro-batch cost, window by window."""
+        """Print the cost of a micro-batch for each window."""
         columns = ("micro-batches", "S3 requests", "CPU s driver", "CPU s JVM", "seconds (median)")
         self.space.story.table(
             columns,
@@ -351,7 +347,7 @@ class RealHours:
         )
 
     def report_looks(self, hour: str) -> None:
-        """Print what readers would have found in an hour, at most."""
+        """Print the maxima that readers would have found in an hour."""
         looks = [x for x in self.looks if x.hour == hour]
         self.space.story.say(
             f"hour {hour}: {len(self.micro_batches(hour))} micro-batches; in {len(looks)} looks "
@@ -362,8 +358,8 @@ class RealHours:
 
 
 def _cpu(running: Running) -> dict[str, float]:
-    """CPU seconds so far of a command's processes, by the program's name; nothing once it has
-    ended."""
+    """Return the CPU seconds of a command's processes so far, by program name; empty once the
+    command has ended."""
     used: dict[str, float] = {}
     for process in running._members():
         with suppress(psutil.Error):
@@ -374,8 +370,8 @@ def _cpu(running: Running) -> dict[str, float]:
 
 @contextmanager
 def real_hours() -> Iterator[RealHours]:
-    """A stream with running services; at the end of the `with` nothing of it is alive."""
-    # A workspace's end has signals ignored, as befits the end of a process.
+    """Provide a stream with running services. The end of the `with` stops everything."""
+    # The end of a workspace sets signals to be ignored; a test process needs its handlers again.
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""A webhook's receiver: a real HTTP server that stores its messages, and fails on request."""
+"""A receiver of webhooks: an HTTP server that stores its messages, and fails on request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 
 class Receiver:
-    """`mode` is `takes`, a status that it answers with instead, `silent` (no answer at all) or
-    `drips` (a byte of its answer now and then). `taken` are the bodies that it answered with 200,
-    `headers` those of every request."""
+    """A receiver. `mode`: `takes`, the status of an error, `silent` (no response) or `drips` (a byte
+    of the response now and then); `takes` for the first `after` messages. `taken`: the bodies that
+    were answered with 200. `headers`: those of all requests."""
 
     def __init__(self) -> None:
         self.mode: str | int = "takes"
@@ -73,6 +73,6 @@ class Receiver:
 
 
 def closed_port() -> int:
-    """A port that nothing listens on."""
+    """Return a port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

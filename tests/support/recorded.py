@@ -1,8 +1,8 @@
-"""A pytest plugin that records what each test costs: `pytest --record FILE`.
+"""A pytest plugin that records the cost of each test: `pytest --record FILE`.
 
-The file holds, for each test, the seconds and the CPU seconds of its setup, call and teardown. CPU
-seconds count the test's process with all its children, without the services that the whole run
-shares; they depend less on the machine's load than seconds do.
+The file has the seconds and CPU seconds of setup, call and teardown of each test. CPU seconds count
+the test's process and all its children, without the services that the whole run shares; they depend
+less on the machine's load than seconds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and its children.
+    """Return the CPU seconds of this process and its children.
 
-    To find children, psutil reads every process of the machine, which takes longer than most tests.
+    psutil reads every process of the machine to find children, which takes longer than most tests.
     """
     me = psutil.Process()
     total = 0.0
@@ -52,7 +52,7 @@ def cpu_seconds() -> float:
 
 
 def _has_children() -> bool:
-    """Whether there may be children. macOS has `waitid` from Python 3.13 on."""
+    """Return whether there may be children. macOS has `waitid` since Python 3.13."""
     if hasattr(os, "waitid"):
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,7 +1,6 @@
-"""The JSON decoder without any shortcut, against which the product's own is compared: the same
-verdict for every byte.
+"""A JSON decoder without shortcuts. The product's decoder must give the same verdict for any bytes.
 
-It is the first decoder of the project, and stays as it was.
+It is the project's first decoder, and is not changed.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from anabranch.records.formats.json_sql import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Far enough to distinguish "too deep" from "malformed", near enough to cost no memory.
+# Deep enough to distinguish "too deep" from "malformed", without a large use of memory.
 _REPORTED_DEPTH = 10_000
 
-# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+# Regular expressions of Java; none contains a quote, so that r'...' is their SQL.
 _OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
 _NOT_TEXT = r"^(-?\d++(\.\d++)?+([eE][+-]?\d++)?+|true|false|[\[{][\s\S]*)$"
 # The escape of a UTF-16 surrogate without its partner, after an even number of backslashes.
@@ -49,12 +48,12 @@ _LONE_SURROGATE = (
 
 
 class ReferenceJsonFormat:
-    """Values that are JSON objects, each of them parsed with the marks, its names listed, its bytes
-    looked at."""
+    """The format of values that are JSON objects. Each value is parsed between marks, its names are
+    listed and its bytes are checked."""
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is
-        wrong."""
+        """Read records as `Format.read` does. Only broken values are parsed again, to find the
+        reason."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
         parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
@@ -99,7 +98,8 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
 
 
 def _judge_broken(types: Mapping[str, DataType]) -> str:
-    """Why a value is not intact. It is read again, twice, which only bad records cost."""
+    """Return the SQL of the reason why a value is not intact. It parses the value twice again,
+    which costs time only for bad records."""
     deep = parse(StructType([]), _REPORTED_DEPTH)
     texts = parse(StructType([StructField(name, StringType()) for name in types]))
     culprits = []
@@ -107,8 +107,8 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         text = f"get(b.texts.m, 1).`{name}`"
         message = expected_found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {message}, NULL)")
-    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no
-    # telling which.
+    # If the parser gives up a whole record for one field (a setting of Spark), the field is
+    # unknown.
     unknown = "'expected the types of the schema, found another'"
     culprit = (
         f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
@@ -127,7 +127,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         f"WHEN NOT {intact('b.texts')} THEN {error('too_deep', too_deep)} "
         f"ELSE {error('wrong_type', culprit)} END"
     )
-    # A lambda over one element: the way to evaluate an expression once and name it.
+    # A lambda over one element names an expression and evaluates it once.
     return (
         f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
     )
@@ -145,11 +145,12 @@ def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
 
 
 def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
-    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
+    """Return the SQL that parses `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}` with the value's
+    own hash.
 
-    Spark's parser stops at the end of the first object and never sees what follows it. No value can
-    name its own hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer
-    these three elements.
+    Spark's parser stops at the end of the first object, and ignores the rest. No value can contain
+    its own hash, so a value that closes the wrapper early, or adds to it, is detected: `m` does not
+    have these three elements.
     """
     mark = "'{\"#\":', _hash, '}'"
     element = StructType([*shape.fields, StructField("#", StringType())])
@@ -162,7 +163,7 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
         "allowNonNumericNumbers": "false",
         "allowSingleQuotes": "false",
         "timeZone": "UTC",
-        "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
+        "maxNestingDepth": str(depth + 2),  # the wrapper adds two levels
     }
     pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
     wrapped = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
@@ -171,8 +172,8 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
 
 
 def intact(parsed: str) -> str:
-    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never
-    null."""
+    """Return the SQL of whether the value is one JSON value of the expected shape, without a rest.
+    Never null."""
     return (
         f"coalesce({parsed}.corrupt IS NULL AND size({parsed}.m) = 3 "
         f"AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash, false)"

@@ -1,7 +1,7 @@
-"""The pages that are written from the code, in docs/reference: cli.md (every command),
-fail-points.md (every step) and configuration.md (every key of the configuration).
+"""The pages in docs/reference that are generated from code: cli.md (commands), fail-points.md
+(steps) and configuration.md (configuration keys).
 
-`make docs` writes them; with `--check` it only compares and exits 1 when one is out of date.
+`make docs` writes them. `--check` only compares them, and exits with 1 if one is out of date.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ are armed each: what follows a lost answer is reached after one (`commit.request
 
 
 def pages() -> dict[str, str]:
-    """Every generated page: file name -> text."""
+    """Return every generated page: file name -> text."""
     from anabranch.cli import main
 
     return {
@@ -59,13 +59,13 @@ def pages() -> dict[str, str]:
 
 
 def fail_points() -> str:
-    """The page of fail points."""
+    """Return the page of fail points."""
     rows = [(s.label, s.meaning + ("" if s.dies else " (the process lives on)")) for s in Step]
     return f"{_FAIL_POINTS_HEAD}\n{_table('step', rows)}\n"
 
 
 def markdown(command: click.Command, name: str = "anabranch") -> str:
-    """The whole page for a command and all that are under it; the same text on every machine and
+    """Return the page of a command and its subcommands; the same text on every machine and
     terminal."""
     sections = [_HEAD, *(_section(context) for context in _contexts(command, name, None))]
     return "\n".join(sections)
@@ -74,8 +74,8 @@ def markdown(command: click.Command, name: str = "anabranch") -> str:
 def _contexts(
     command: click.Command, name: str, parent: click.Context | None
 ) -> Iterator[click.Context]:
-    """Depth first, in the group's order, without hidden commands."""
-    # Parsing nothing: a context only knows the command's path and how it is used.
+    """Yield the contexts of commands depth first, in the group's order, without hidden ones."""
+    # Nothing is parsed: a context only has the command's path and usage.
     context = click.Context(command, info_name=name, parent=parent)
     yield context
     if isinstance(command, click.Group):
@@ -130,7 +130,7 @@ def _cell(value: str) -> str:
 
 
 def _paragraphs(value: str | None) -> str:
-    """Help text as Markdown, read as click reads it: \\b keeps a paragraph's lines, \\f ends the
+    """Return help text as Markdown. As in click, \\b keeps a paragraph's lines, and \\f ends the
     text."""
     shown = []
     for paragraph in inspect.cleandoc((value or "").partition("\f")[0]).split("\n\n"):
@@ -152,7 +152,7 @@ def _paragraphs(value: str | None) -> str:
 )
 @click.pass_context
 def generate(context: click.Context, check: bool, out: Path) -> None:
-    """Write the pages of docs/ that come from the code."""
+    """Write the pages of docs/ that are generated from code."""
     stale = False
     for name, expected in pages().items():
         page = out / name

@@ -1,5 +1,5 @@
-"""A real schema registry with Confluent's REST API: Apicurio's, on its in-memory storage, from
-Maven Central."""
+"""A schema registry with Confluent's REST API: Apicurio from Maven Central, with in-memory
+storage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _READY_SECONDS = 120.0
 
 
 def ensure_registry() -> Path:
-    """The registry's jar with its libraries beside it, resolved once into the cache."""
+    """Return the registry's jar, which is next to its libraries; downloaded once into the cache."""
     folder = cache_folder() / "bin" / f"apicurio-registry-{VERSION}"
     jar = folder / f"apicurio-registry-app-{VERSION}-runner.jar"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ _API = "/apis/ccompat/v7"
 
 @dataclass
 class SchemaRegistry:
-    """A running registry; `url` is what goes into `registry.url`."""
+    """A running registry. `url`: the value for `registry.url`."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -78,7 +78,7 @@ class SchemaRegistry:
         return f"http://{HOST}:{self.port}{_API}"
 
     def register(self, subject: str, schema: Any, kind: str = "AVRO") -> int:
-        """Register a version of a subject; returns the schema's id."""
+        """Register a version of a subject, and return the schema's id."""
         body = {
             "schema": schema if isinstance(schema, str) else json.dumps(schema),
             "schemaType": kind,
@@ -88,7 +88,7 @@ class SchemaRegistry:
         return int(answer.json()["id"])
 
     def pause(self) -> None:
-        """It still listens and answers no request."""
+        """Suspend the registry: it still listens, but does not answer."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -97,7 +97,7 @@ class SchemaRegistry:
 
 @contextmanager
 def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
-    """A fresh, empty registry for the length of a `with`."""
+    """Run a new, empty registry within a `with`."""
     jar, port = ensure_registry(), free_port()
     command = [
         str(require_java()),
@@ -119,8 +119,8 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
 
 
 def new_avro_stream(make: Callable[..., World], registry: SchemaRegistry) -> tuple[World, str]:
-    """A stream of Avro with its topic and tables, with one column `id`, and its subject without a
-    schema."""
+    """Create a stream of Avro with one column `id`, its topic and tables. Return it with the name of
+    its subject, which has no schema yet."""
     subject = f"avro-{uuid.uuid4().hex}-value"
     one = make(
         registry.url, schema="id STRING NOT NULL", event_time=None, key="id",

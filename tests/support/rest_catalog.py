@@ -1,4 +1,4 @@
-"""A real Iceberg REST catalog: the server of Iceberg's own REST compatibility kit, its tables in an
+"""An Iceberg REST catalog: the server of Iceberg's REST compatibility kit, with its tables in an
 SQLite file."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _READY_SECONDS = 120.0
 
 
 def ensure_server() -> Path:
-    """The folder of the server's jars, resolved once into the cache and compared with
-    rest_catalog.sha256."""
+    """Return the folder of the server's jars, which are downloaded once into the cache and compared
+    with rest_catalog.sha256."""
     folder = cache_folder() / "bin" / f"iceberg-rest-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "iceberg-rest.lock", 900, lambda: None):
@@ -69,8 +69,8 @@ def _expected() -> dict[str, str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """`{"avro-1.12.1.jar": sha256}` of a folder; printed like sha256sum it is what
-    rest_catalog.sha256 holds."""
+    """Return `{"avro-1.12.1.jar": sha256}` of a folder. rest_catalog.sha256 has it in the format of
+    sha256sum."""
     return {
         jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()
         for jar in sorted(folder.glob("*.jar"))
@@ -79,7 +79,7 @@ def sums_of(folder: Path) -> dict[str, str]:
 
 @dataclass
 class RestCatalog:
-    """A running server; `url` is what goes into `catalog.uri`."""
+    """A running server. `url`: the value for `catalog.uri`."""
 
     url: str
     pid: int
@@ -89,8 +89,8 @@ class RestCatalog:
 def running_rest_catalog(
     folder: Path, warehouse: str, s3_endpoint: str | None = None
 ) -> Iterator[RestCatalog]:
-    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the
-    environment; without an endpoint its warehouse is a local folder."""
+    """Run a new, empty catalog within a `with`. Its keys for S3 are from the environment; without
+    an endpoint, its warehouse is a local folder."""
     ours = ensure_jars().spark
     mine = sorted(ensure_server().glob("*.jar"))
     mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]

@@ -1,9 +1,8 @@
-"""What Iceberg's REST specification asks of a catalog that tables are loaded from and committed to,
-in this process.
+"""An Iceberg REST catalog in this process, for loads of tables and commits.
 
-Tables are kept by PyIceberg's own SQL catalog. A commit lands whenever it arrives, as long as what
-it requires is so: unlike a client of the SQL catalog it compares no version of the whole table. The
-real server is in `rest_catalog.py`.
+PyIceberg's SQL catalog stores the tables. A commit succeeds if its requirements hold; unlike a
+client of the SQL catalog, it does not compare the version of the whole table. The server of Iceberg
+is in `rest_catalog.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from anabranch.dev.services.processes import HOST
 
 @dataclass
 class Rest:
-    """A running server. The next `hold` commits are answered with 504 and kept back until
-    `release`. `config` goes to who loads a table, such as keys to its files."""
+    """A running server. The next `hold` commits are answered with 504 and delayed until `release`.
+    `config`: sent to clients that load a table, such as keys for its files."""
 
     tables: SqlCatalog
     port: int = 0
@@ -47,7 +46,7 @@ class Rest:
         return f"http://{HOST}:{self.port}"
 
     def release(self) -> None:
-        """Let arrive what was kept back; `landed` and `refused` count what became of it."""
+        """Process the delayed commits; `landed` and `refused` count their results."""
         with self._lock:
             waiting, self.held = self.held, []
             for name, body in waiting:
@@ -117,7 +116,7 @@ class Rest:
 
 
 def _lenient(table: Table, update: TableUpdate) -> TableUpdate:
-    """Snapshots to remove that are gone are passed over, as by Iceberg's own implementation."""
+    """Leave out snapshots to remove that no longer exist, as Iceberg's own implementation does."""
     if not isinstance(update, RemoveSnapshotsUpdate):
         return update
     there = [id for id in update.snapshot_ids if table.metadata.snapshot_by_id(id) is not None]
@@ -135,8 +134,7 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def running_rest(folder: Path) -> Iterator[Rest]:
-    """A fresh, empty catalog over a folder for the length of a `with`, on threads of this
-    process."""
+    """Run a new, empty catalog on a folder within a `with`, in threads of this process."""
     uri, warehouse = f"sqlite:///{folder}/rest.db", f"file://{folder}/warehouse"
     rest = Rest(SqlCatalog("rest", uri=uri, warehouse=warehouse))
     server = make_server(HOST, 0, rest, threaded=True, request_handler=_Quiet)

@@ -1,4 +1,4 @@
-"""docs/runbooks.md and the operators' other pages, as tests read them: entries, and every command
+"""docs/runbooks.md and the other pages for operators, for tests: their entries, and every command
 that a page names."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> set[str]:
-    """Every command of the pages, on one line. What a program printed (```text) is none; nor is a
-    mere name, such as `anabranch audit` where a page has a longer command that begins so."""
+    """Return every command of the pages, on one line. Output of programs (```text) does not count,
+    nor a mere name such as `anabranch audit` if a longer command begins with it."""
     fenced = [
         line
         for kind, body in _FENCE.findall(TEXT)
@@ -47,10 +47,10 @@ def commands() -> set[str]:
 
 
 def printed(command: str, **values: str) -> str:
-    """A command exactly as in a page, its capitals replaced: as an operator types it.
+    """Return a command exactly as in a page, with words in capitals replaced as an operator does.
 
-    `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test
-    asks for fails it.
+    `tests/unit/docs/test_run_books.py` reads the calls of this function, and fails for a command of
+    a page that no test uses.
     """
     assert command in commands(), f"docs: expected a page with the command {command}, found none"
     for name, value in values.items():
@@ -61,15 +61,14 @@ def printed(command: str, **values: str) -> str:
 
 
 def words(command: str) -> list[str]:
-    """The arguments of a command of ours, for the command line's own entry."""
+    """Return the arguments of an `anabranch` command, for `anabranch.cli.main`."""
     program, *arguments = shlex.split(command)
     assert program == "anabranch", command
     return arguments
 
 
 def entries() -> dict[str, dict[str, str]]:
-    """Of the section of alerts and states, each entry by its heading: what it says under each of
-    its labels."""
+    """Return the entries of the section of alerts and states by heading: text by label."""
     section = PAGE[PAGE.index("\n## Alerts and states of an hour\n") :].split("\n## ")[1]
     found = {}
     for part in section.split("\n### ")[1:]:
@@ -83,7 +82,7 @@ def _labelled(body: str) -> list[tuple[str, str]]:
 
 
 def findings() -> dict[str, list[str]]:
-    """Of the doctor's table, by finding: what it means, what to run, what to ignore."""
+    """Return the doctor's table by finding: meaning, command to run, and what to ignore."""
     section = PAGE[PAGE.index("\n## What the doctor finds\n") :].split("\n## ")[1]
     rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}

@@ -1,4 +1,4 @@
-"""The speed layer at work beside a test, in the test's own process."""
+"""The speed layer in a thread of a test's process."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ J = TypeVar("J", bound=Runnable)
 
 @contextmanager
 def running_beside(job: J, name: str) -> Iterator[J]:
-    """A job in a thread for the length of a `with`; its end stops the job, and raises the job's
-    error."""
+    """Run a job in a thread within a `with`. The end stops the job, and raises the job's error."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -60,7 +59,7 @@ def running_beside(job: J, name: str) -> Iterator[J]:
 def speed_running(
     one: World, note_progress: Callable[[], None] = lambda: None
 ) -> Iterator[SpeedJob]:
-    """The speed job of a stream for the length of a `with`."""
+    """Run the speed job of a stream within a `with`."""
     with running_beside(
         SpeedJob(one.job, one.spark, False, note_progress), f"speed-{one.name}"
     ) as job:
@@ -68,15 +67,15 @@ def speed_running(
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
-    """The logged lines that match, in order."""
+    """Return the logged lines that match, in order."""
     return [
         message for record in list(caplog.records) if pattern.search(message := record.getMessage())
     ]
 
 
 def publishes(one: World, branch: str = "speed") -> list[Any]:
-    """The snapshots of a branch that brought rows, each once: how often it was published to. Files
-    that are rolled up bring none."""
+    """Return the snapshots of a branch that added rows: one for each publish. Compactions
+    (`replace`) do not count."""
     table = one.lake.load(one.job.stream.table)
     snapshots, link = [], ancestors_to_last_publish(table, branch)[0]
     while True:

@@ -1,4 +1,4 @@
-"""An S3Proxy of a test's own, by HTTP or by TLS with a certificate of a private authority."""
+"""A separate S3Proxy for a test, with HTTP, or TLS and a certificate of a private authority."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ STORE_PASSWORD = "changeit"
 
 @dataclass(frozen=True)
 class Authority:
-    """A private certificate authority, as the file of its certificate."""
+    """A private certificate authority. `file`: its certificate."""
 
     issuer: trustme.CA
     file: Path
 
     def keystore(self, file: Path) -> Path:
-        """A keystore with a certificate of this machine."""
+        """Write a keystore with a certificate of this machine."""
         issued = self.issuer.issue_cert(HOST)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         own, *chain = [
@@ -47,8 +47,8 @@ class Authority:
         return file
 
     def trust(self, store: Path) -> str:
-        """Java's options for a new trust store with this authority, made as
-        docs/how-to/deploy/services.md has it."""
+        """Create a trust store with this authority as in docs/how-to/deploy/services.md, and return
+        the Java options for it."""
         keytool = require_java().resolve().with_name("keytool")
         command = [
             str(keytool),
@@ -67,7 +67,7 @@ class Authority:
         )
 
     def server_context(self) -> ssl.SSLContext:
-        """A server's settings, with a certificate of this machine."""
+        """Return a server's TLS context, with a certificate of this machine."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.issuer.issue_cert(HOST).configure_cert(context)
         return context
@@ -81,8 +81,8 @@ def new_authority(folder: Path) -> Authority:
 
 @contextmanager
 def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterator[int]:
-    """A fresh server with the local keys for the length of a `with`; its port. It ignores a session
-    token, which its keys do not have."""
+    """Run a new server with the local keys within a `with`, and provide its port. It ignores
+    session tokens, which its keys do not have."""
     port, file = free_port(), folder / "s3.properties"
     (folder / "data").mkdir()
     properties = s3_server.server_properties(port, ACCESS_KEY, SECRET_KEY, folder / "data")

@@ -1,5 +1,5 @@
-"""A stream at the size that it is made for, without its bytes: the product's own publishes over
-files that are only named, and what each of them reads, writes and costs."""
+"""A stream of the largest supported size, without its bytes: publishes of the product with data
+files that do not exist, and the reads, writes and cost of each publish."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PER_PARTITION = 1000
 
 @dataclass
 class Cost:
-    """Of one step: wall and CPU seconds, and the files that were opened for reading and for
-    writing, by kind."""
+    """The cost of one step: wall and CPU seconds, and the number of files that were opened for
+    reading and writing, by kind."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -45,7 +45,7 @@ class Cost:
 
     @property
     def requests(self) -> int:
-        """What S3 would be asked at least: each read is a HEAD and a GET, each write a PUT."""
+        """The minimum of S3 requests: a HEAD and a GET for each read, a PUT for each write."""
         return 2 * self.read.total() + self.written.total()
 
 
@@ -58,7 +58,7 @@ def _kind(path: str) -> str:
 
 @contextmanager
 def measured() -> Iterator[Cost]:
-    """The cost of what happens inside the `with`."""
+    """Measure the cost of the body of the `with`."""
     cost = Cost()
     real_open, real_create = PyArrowFile.open, PyArrowFile.create
 
@@ -80,8 +80,7 @@ def measured() -> Iterator[Cost]:
 
 
 def median_of(costs: Sequence[Cost]) -> Cost:
-    """The cost of a usual one of several: medians of the times, the counts of the one in the middle
-    by requests."""
+    """Return a typical cost: medians of the times, and the counts of the median by requests."""
     middle = sorted(costs, key=lambda c: c.requests)[len(costs) // 2]
     return Cost(
         statistics.median(c.wall for c in costs),
@@ -107,12 +106,12 @@ class ScaledStream:
 
     @classmethod
     def open(cls, folder: Path, partitions: int = 12) -> ScaledStream:
-        """The same stream in another process."""
+        """Open a stream that another process has created."""
         environment = new_environment(folder)
         return cls(StreamLake(folder, Lake(environment), new_stream(), environment), partitions)
 
     def micro_batch(self, hour: str, files: int = 1, dates: int = 1) -> Outcome:
-        """One micro-batch, as the speed layer publishes it."""
+        """Publish one micro-batch as the speed layer does."""
         state = self.lake.state()
         made = named_files(self.lake, hour, files, dates)
         return self.publish_micro_batch(state, hour, made)
@@ -127,7 +126,7 @@ class ScaledStream:
         return self.lake.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))
 
     def seal(self, hours: Sequence[str], is_tagged: bool = True) -> None:
-        """Seal hours where the position is now; retried like every publish."""
+        """Seal hours at the current position; retried like every publish."""
 
         def decide() -> Decision[None]:
             state = self.lake.state()
@@ -159,13 +158,13 @@ class ScaledStream:
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
 
     def stage(self, hour: str, files: int = 2) -> Staged:
-        """Files of an hour as the batch layer stages them."""
+        """Stage files of an hour as the batch layer does."""
         return self.lake.lake.stage(self.lake.name, new_id(), named_files(self.lake, hour, files))
 
     def accept(
         self, hour: str, staged: Staged | None = None, timeout: timedelta = timedelta(minutes=5)
     ) -> int:
-        """Accept a sealed hour, as the batch layer does; returns how many tries it took."""
+        """Accept a sealed hour as the batch layer does; return the number of tries."""
         staged = staged or self.stage(hour)
         tries = 0
 
@@ -183,8 +182,8 @@ class ScaledStream:
         return tries
 
     def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
-        """Accept many hours in one commit, of files that were never staged: a past that is there
-        when a measurement begins."""
+        """Accept many hours in one commit, with files that were never staged: the history at the
+        begin of a measurement."""
         state = self.lake.state()
         cuts = state.cuts
         staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
@@ -196,10 +195,10 @@ class ScaledStream:
         assert self.lake.publish(publish, state) is Outcome.LANDED
 
     def past(self, first: str, count: int, at_once: int = 48) -> None:
-        """So many accepted hours from `first` on, without ever having a micro-batch."""
+        """Accept `count` hours from `first` on, without micro-batches."""
         for start in range(0, count, at_once):
             hours = [shift(first, i) for i in range(start, min(count, start + at_once))]
-            # Tags that are older than a week are gone.
+            # Without tags: they expire after a week.
             self.seal(hours, is_tagged=False)
             self.accept_many(hours)
 
@@ -211,7 +210,7 @@ class ScaledStream:
         return Path(urlparse(self.lake.table().metadata_location).path).stat().st_size
 
     def largest_summary(self) -> int:
-        """Bytes of the longest that a head says."""
+        """Return the bytes of the longest snapshot summary of a branch's head."""
         table = self.lake.table()
         return max(
             len((s.summary or {}) and s.summary.model_dump_json())
@@ -220,7 +219,7 @@ class ScaledStream:
         )  # type: ignore[union-attr]
 
     def files(self, branch: str) -> list[str]:
-        """All live files of a branch as any reader plans them."""
+        """Return all live files of a branch, as any reader plans them."""
         table = self.lake.table()
         return sorted(
             t.file.file_path
@@ -228,7 +227,7 @@ class ScaledStream:
         )
 
     def _account(self) -> HourAccount:
-        """Five expectations as a rebuilt hour's ledger row has them."""
+        """Return the account of a rebuilt hour with five expectations."""
         account = Account(100_000, good=99_990, dead=1, duplicate=9, gaps={})
         met = {
             "type": "expect_column_values_to_not_be_null",

@@ -1,7 +1,6 @@
-"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on
-PostgreSQL.
+"""A separate Airflow for a test: scheduler, DAG processor, triggerer and API server, on PostgreSQL.
 
-On SQLite its own processes lock each other out now and then ("database is locked").
+On SQLite its processes sometimes block each other ("database is locked").
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _DATABASE = "airflow"
 
 
 class Scheduler:
-    """A running Airflow, asked as an operator would, by its command line; what has no command, in
-    its database."""
+    """A running Airflow. Tests use its command line as an operator does, and its database if there
+    is no command."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Scheduler:
             return []
 
     def runs(self, dag: str) -> dict[str, str]:
-        """State by the hour of the data interval, oldest first."""
+        """Return the state of runs by the hour of the data interval, oldest first."""
         rows = self.select(
             "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY "
             "data_interval_start",
@@ -74,7 +73,7 @@ class Scheduler:
         return {hour_of(start): str(state) for start, state in rows}
 
     def tasks(self, dag: str, hour: str) -> dict[str, str]:
-        """State by task of one run."""
+        """Return the state of each task of one run."""
         rows = self.select(
             "SELECT t.task_id, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
             "WHERE t.dag_id = %s AND r.data_interval_start = %s",
@@ -83,7 +82,7 @@ class Scheduler:
         return {str(task): str(state) for task, state in rows}
 
     def events(self) -> list[dict[str, Any]]:
-        """The extras of all events of `anabranch_hours__…`, oldest first."""
+        """Return the extras of all events of `anabranch_hours__…`, oldest first."""
         rows = self.select(
             "SELECT e.extra FROM asset_event e JOIN asset a ON a.id = e.asset_id "
             "WHERE a.name LIKE 'anabranch_hours__%%' ORDER BY e.id"
@@ -91,7 +90,7 @@ class Scheduler:
         return [extra for (extra,) in rows]
 
     def mapped(self, dag: str, task: str, hour: str) -> dict[str, str]:
-        """State of each instance of a mapped task of one run, by its name."""
+        """Return the state of each instance of a mapped task of one run, by name."""
         rows = self.select(
             "SELECT t.rendered_map_index, t.state FROM task_instance t JOIN dag_run r USING "
             "(dag_id, run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = "
@@ -101,7 +100,7 @@ class Scheduler:
         return {str(name): str(state) for name, state in rows}
 
     def partition_events(self, asset: str) -> list[str]:
-        """The partition keys of an asset's events, oldest first."""
+        """Return the partition keys of an asset's events, oldest first."""
         rows = self.select(
             "SELECT e.partition_key FROM asset_event e JOIN asset a ON a.id = e.asset_id "
             "WHERE a.name = %s ORDER BY e.id",
@@ -110,14 +109,14 @@ class Scheduler:
         return [str(key) for (key,) in rows]
 
     def partition_runs(self, dag: str) -> list[tuple[str, str]]:
-        """Partition key and state of the runs that assets triggered, oldest first."""
+        """Return partition key and state of the runs that assets triggered, oldest first."""
         rows = self.select(
             "SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id", dag
         )
         return [(str(key), str(state)) for key, state in rows]
 
     def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
-        """What a task left on its run under a key; None without."""
+        """Return a task's XCom with this key; None if there is none."""
         rows = self.select(
             "SELECT x.value FROM xcom x JOIN dag_run r ON r.id = x.dag_run_id "
             "WHERE x.dag_id = %s AND x.task_id = %s AND x.key = %s AND r.data_interval_start = %s",
@@ -126,7 +125,7 @@ class Scheduler:
         return rows[0][0] if rows else None
 
     def backfill(self, dag: str, first: str, last: str) -> None:
-        """Have hours done again, those that ended included, oldest first, as an operator does."""
+        """Backfill hours, also completed ones, oldest first, as an operator does."""
         self.command(
             "backfill",
             "create",
@@ -143,21 +142,21 @@ class Scheduler:
         )
 
     def is_backfilling(self) -> bool:
-        """Whether a backfill runs: the scheduler looks every half a minute, and until then there
-        can be no other."""
+        """Return whether a backfill runs. The scheduler checks every 30 s whether it has ended;
+        until then no other can be created."""
         return bool(self.select("SELECT id FROM backfill WHERE completed_at IS NULL"))
 
     def task_log(self, dag: str, task: str) -> str:
-        """All logs of a task, of all its runs."""
+        """Return the logs of a task, of all its runs."""
         files = sorted(
             (self._home / "logs" / f"dag_id={dag}").glob(f"run_id=*/task_id={task}/*.log")
         )
         return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
     def clear(self, dag: str, task: str, hour: str) -> None:
-        """Clear a task of one run with what follows it, as an operator does to have it done again.
+        """Clear a task of one run with its downstream tasks, as an operator does to run it again.
 
-        `-t` takes any task that has `task` in its name.
+        `-t` matches any task that has `task` in its name.
         """
         [(logical,)] = self.select(
             "SELECT logical_date FROM dag_run WHERE dag_id = %s AND data_interval_start = %s",
@@ -178,8 +177,8 @@ class Scheduler:
         )
 
     def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
-        """Clear one instance of a mapped task, by its name, with what follows it, as an operator
-        does on the page."""
+        """Clear one instance of a mapped task, by name, with its downstream tasks, as an operator
+        does in the UI."""
         [(run, index)] = self.select(
             "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, "
             "run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND "
@@ -198,7 +197,7 @@ class Scheduler:
         assert answer.ok, answer.text
 
     def stop(self) -> None:
-        """SIGINT, which ends all of it; whatever is left after a minute is killed."""
+        """Send SIGINT, which ends all processes; kill those that are left after a minute."""
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(self._process.pid).children(recursive=True)
             self._process.send_signal(signal.SIGINT)
@@ -216,7 +215,7 @@ class Scheduler:
 
 @contextmanager
 def running_airflow(home: Path, database: Postgres, **environment: str) -> Iterator[Scheduler]:
-    """`airflow standalone` with our DAGs until the end of the `with`."""
+    """Run `airflow standalone` with Anabranch's DAGs within a `with`."""
     database.execute(f"CREATE DATABASE {_DATABASE}", "postgres")
     address = f"postgresql+psycopg2://{USER}:{PASSWORD}@{HOST}:{database.port}/{_DATABASE}"
     port = free_port()

@@ -1,8 +1,7 @@
-"""A front of a search engine that is busy as real ones are, and requires its API key, by TLS.
+"""A TLS proxy of a search engine that requires an API key and simulates load.
 
-Of bulk requests it answers the first with 429, for all; of the next the engine gets half, and the
-other half is 429 in the answer's items; the answer to the one after that is lost. Then it is a
-front that changes nothing.
+It answers the first bulk request with 429. It forwards half of the second, and answers 429 for the
+other items. It forwards the third, and loses the response. It forwards later ones unchanged.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _BUSY = {
 
 @dataclass
 class SearchFront:
-    """Where the front is, which file of certificates to trust, and what it did to bulk requests, in
-    their order."""
+    """A proxy: its URL, the file of the certificate authority, and what it did to bulk requests, in
+    order (`did`)."""
 
     upstream: str
     key: str
@@ -66,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(status, answer)
 
     def _half(self, body: bytes) -> tuple[int, Any]:
-        """The engine takes every second document; all are `index` here, of two lines each."""
+        """Forward every second document; all actions are `index`, of two lines each."""
         lines = body.splitlines(keepends=True)
         actions = [b"".join(lines[i : i + 2]) for i in range(0, len(lines), 2)]
         status, answer = self._ask(b"".join(actions[::2]))
@@ -98,12 +97,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = _serve
 
     def log_message(self, format: str, *args: object) -> None:
-        """No log: `did` has it."""
+        """Log nothing: there is `did`."""
 
 
 @contextmanager
 def running_search_front(upstream: str, key: str, folder: Path) -> Iterator[SearchFront]:
-    """A front on a free port for the length of a `with`."""
+    """Run a proxy on a free port within a `with`."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     front = SearchFront(upstream, key, str(folder / "ca.pem"))

@@ -1,4 +1,4 @@
-"""A real OpenSearch node: its server's jars of Maven Central, started by a small main, in plain
+"""An OpenSearch node: the server's jars from Maven Central, started by a small main, with plain
 HTTP."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IVY = f"""<ivy-module version="2.0">
 
 
 def ensure_jars() -> Path:
-    """The jars' folder, brought into the cache once: 45 MB."""
+    """Return the folder of the jars, which are downloaded once (45 MB)."""
     folder = cache_folder() / "bin" / f"opensearch-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "opensearch.lock", 1800, lambda: None):
@@ -43,8 +43,8 @@ def ensure_jars() -> Path:
 
 @contextmanager
 def running_search(folder: Path) -> Iterator[str]:
-    """A node's address, for a `with`. It takes requests of 64 KB at most; it creates no index
-    unasked."""
+    """Run a node within a `with`, and provide its URL. It accepts requests of at most 64 KB, and
+    does not create indexes automatically."""
     url = f"http://{HOST}:{(port := free_port())}"
     command = [
         str(require_java()),

@@ -1,5 +1,5 @@
-"""A Kafka broker that wants TLS, a password (SCRAM-SHA-512 or PLAIN) or a client's certificate, and
-rights."""
+"""A Kafka broker that requires TLS, a password (SCRAM-SHA-512 or PLAIN) or a client certificate,
+and ACLs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT = "reader"
 
 @dataclass(frozen=True)
 class SecureBroker:
-    """Its three listeners, and the files that a client needs."""
+    """A running broker: the addresses of its three listeners, and the files that a client needs."""
 
     plain: str
     sasl: str
@@ -35,7 +35,7 @@ class SecureBroker:
     client: Path
 
     def security(self, how: str, **changes: str) -> dict[str, Any]:
-        """The `kafka` section of a configuration: `scram`, `plain` or `mutual`."""
+        """Return the `kafka` section of a configuration for `scram`, `plain` or `mutual` (TLS)."""
         common = {"ssl.truststore.location": str(self.ca)}
         if how == "mutual":
             properties = {"security.protocol": "SSL", "ssl.keystore.location": str(self.client)}
@@ -48,8 +48,8 @@ class SecureBroker:
         return {"bootstrap_servers": self.sasl, "security": common | properties | changes}
 
     def allow(self, topic: str, group: str) -> None:
-        """The rights of docs/how-to/deploy/services.md: READ, DESCRIBE and DESCRIBE_CONFIGS; READ
-        of the group."""
+        """Grant the operations of docs/how-to/deploy/services.md: READ, DESCRIBE and
+        DESCRIBE_CONFIGS of the topic, and READ of the group."""
         self.grant(
             ResourceType.TOPIC,
             topic,
@@ -81,7 +81,7 @@ class SecureBroker:
 
 
 def _write(certificate: trustme.LeafCert, file: Path) -> None:
-    """Key and chain in one file; Java reads keys in PKCS 8 alone."""
+    """Write key and chain into one file; Java reads only keys in PKCS 8."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     encoded = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -93,7 +93,7 @@ def _write(certificate: trustme.LeafCert, file: Path) -> None:
 def running_secure_broker(
     folder: Path, properties: Mapping[str, str] | None = None
 ) -> Iterator[SecureBroker]:
-    """A fresh broker for the length of a `with`; `properties` are added to its own."""
+    """Run a new broker within a `with`; `properties` are added to its own."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, other = trustme.CA(), trustme.CA()
     server = authority.issue_cert(HOST)

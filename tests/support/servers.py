@@ -1,4 +1,4 @@
-"""Servers that are processes of a test's own: started, asked until they answer, and ended."""
+"""Servers as child processes of a test."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def serving(
     seconds: float = 60,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server from its first answer to the end of the `with`, in the folder of its log.
+    """Start a server in the folder of its log, wait until it answers, and stop it at the end of the
+    `with`.
 
-    `answers` is asked; an OSError, which all clients' errors of the way are, means not yet.
-    `environment` adds to this process's.
+    `answers` is called until it returns True; an OSError, such as a client's connection error,
+    counts as False. `environment` is added to this process's.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The one Spark session of a test run, and the same under other settings."""
+"""The Spark session of a test run, which tests can use with other settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from anabranch.spark.settings import AVRO_OPTIONS, session_settings
 
 @contextmanager
 def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[SparkSession]:
-    """A session on the jobs' catalog and S3 server of `anabranch.yaml`, with the speed job's
-    settings; it tries a task four times. Its files on this machine are below `folder`."""
+    """Run a session with the catalog and the S3 server of `environment`, and the settings of the
+    speed job. It tries a task four times. Its local files are below `folder`."""
     conf = folder / "conf"
     conf.mkdir()
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(dict(environment)))
@@ -31,7 +31,8 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     before = os.environ.get("SPARK_LOCAL_IP")
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    # The tests' heap is small, and other processes need the cores that other collectors would take.
+    # The serial collector: the heap is small, and other processes need the cores that other
+    # collectors would use.
     options = (
         f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {AVRO_OPTIONS} "
         "-Daws.requestChecksumCalculation=WHEN_REQUIRED"
@@ -41,8 +42,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
         "spark.driver.extraJavaOptions": options,
         "spark.jars": "",
         "spark.sql.shuffle.partitions": "2",
-        # A hundred by default; the tests of one stream after the other compile the same code, and
-        # find it again.
+        # A hundred by default. Tests of different streams compile the same code, and reuse it.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -50,7 +50,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     for key, value in (settings | workers.SETTINGS | launch).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    # The JVM has it now. Tests of what a job sets run in this process too, in any order.
+    # The JVM has it now. Tests of the variables that a job sets also run in this process.
     os.environ.pop("SPARK_LOCAL_IP")
     if before is not None:
         os.environ["SPARK_LOCAL_IP"] = before
@@ -60,7 +60,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     finally:
         gateway: Any = session.sparkContext._gateway
         session.stop()
-        # The JVM ends with its standard input; waited for, so that nothing is left running.
+        # The JVM ends with its standard input. Wait for it, so that no process is left.
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(30)
@@ -68,7 +68,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
 
 @contextmanager
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """The session with these settings until the end of the `with`, then with its own again."""
+    """Change settings of the session within a `with`, and restore them at its end."""
     before = {key: spark.conf.get(key, None) for key in settings}
     for key, value in settings.items():
         spark.conf.set(key, value)

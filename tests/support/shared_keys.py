@@ -11,8 +11,8 @@ import pytest
 def shared_keys(
     folder: Path, monkeypatch: pytest.MonkeyPatch, access_key: str, secret_key: str
 ) -> Callable[[str], None]:
-    """Have AWS's clients read their keys from a file; the function that is returned writes it, with
-    a session token, as programs do that keep temporary keys in it."""
+    """Make AWS's clients read their keys from a file. Return a function that writes the file with a
+    session token, as programs do that renew temporary keys."""
     shared = folder / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -1,5 +1,5 @@
-"""One Kafka broker and one S3 server for all processes of a test run: the first starts them, the
-last stops them."""
+"""One Kafka broker and one S3 server for all processes of a test run: the first process starts
+them, the last stops them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCK_SECONDS = 300.0
 
 
 def _others(users: Path) -> list[str]:
-    """The users' files of other living processes; those of dead ones are removed."""
+    """Return the user files of other running processes; remove those of ended ones."""
     living = []
     for user in users.iterdir():
         if user.name == str(os.getpid()):
@@ -38,7 +38,7 @@ def _others(users: Path) -> list[str]:
 
 @contextmanager
 def shared_services(folder: Path) -> Iterator[Services]:
-    """The services of `folder` for the length of a `with`."""
+    """Use the services of `folder` within a `with`."""
     home, users = Home(folder), folder / "users"
     users.mkdir(parents=True, exist_ok=True)
     lock, user = folder / "users.lock", users / str(os.getpid())
@@ -53,12 +53,12 @@ def shared_services(folder: Path) -> Iterator[Services]:
                 access_key=ACCESS_KEY,
                 secret_key=SECRET_KEY,
             )
-            # Two processes whose first stream is applied at once would both create it.
+            # Otherwise two processes that apply their first streams at once would both create it.
             store = boto3.client(
                 "s3", endpoint_url=services.s3_endpoint, region_name="us-east-1",
                 aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
             )  # fmt: skip
-            # The last test of a run starts them once more if it is repeated.
+            # A repetition of the last test of a run starts the services again.
             with suppress(store.exceptions.BucketAlreadyOwnedByYou):
                 store.create_bucket(Bucket=BUCKET)
         else:

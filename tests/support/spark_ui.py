@@ -1,5 +1,5 @@
-"""What a Spark job says of itself: while it runs, by the REST API of its UI; afterwards, by its
-event log."""
+"""Facts of a Spark job: while it runs, from the REST API of its UI; afterwards, from its event
+log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.dev.services.processes import free_port
 
 
 class SparkUi:
-    """The application of one command, whose configuration has `settings`."""
+    """The application of one command. `settings`: must be in its Spark configuration."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, free_port()
@@ -32,7 +32,7 @@ class SparkUi:
         }
 
     def running_tasks(self, host: str) -> int:
-        """How many tasks run on a host now."""
+        """Return the number of tasks that run on a host now."""
         executors = self._ask("executors")
         return sum(
             e["activeTasks"]
@@ -41,19 +41,19 @@ class SparkUi:
         )
 
     def finished_stages(self) -> int:
-        """The number of stages that are complete, without those of the probe of the executors."""
+        """Return the number of complete stages, without those of the probe of the executors."""
         return sum(
             "workers.py" not in stage["name"] for stage in self._ask("stages?status=complete")
         )
 
     def tasks(self) -> list[tuple[str, str]]:
-        """The host and the end of each task that ended, in order: `Success`, `ExecutorLostFailure`,
-        …"""
+        """Return the host and the end reason of each ended task, in order: `Success`,
+        `ExecutorLostFailure`, …"""
         ended = self._events("SparkListenerTaskEnd")
         return [(event["Task Info"]["Host"], event["Task End Reason"]["Reason"]) for event in ended]
 
     def lost_executors(self) -> list[str]:
-        """Why each executor that was removed was."""
+        """Return the reason of each removed executor."""
         return [event["Removed Reason"] for event in self._events("SparkListenerExecutorRemoved")]
 
     def _events(self, kind: str) -> list[dict[str, Any]]:

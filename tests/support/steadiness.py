@@ -1,9 +1,8 @@
-"""A pytest plugin: no test waits for the clock, and a hang leaves the stacks and the services'
-logs.
+"""A pytest plugin: it repeats tests that failed because an hour ended, and after a hang reports the
+stacks and the services' logs.
 
-Tests on the real services count hours, and an hour that ends meanwhile may fail one: such a test is
-run once more. They are those that ask for `environment`, themselves or by another fixture, or for
-`steady_hour`.
+A test on the real services counts hours, and may fail if an hour ends during it: it then runs once
+more. These tests use the fixture `environment`, directly or through another, or `steady_hour`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from _pytest.runner import runtestprotocol
 from pytest_timeout import _get_item_settings
 
 _LINES = 40
-# How long after its time-out a test may still run, which pytest-timeout could not end: one that
-# waits in native code.
+# A test that waits in native code, so that pytest-timeout cannot end it, is ended this long after
+# its time-out.
 _GRACE_SECONDS = 60.0
 
 
 def shared_folder(config: Any) -> Path:
-    """The temporary folder of the whole test run, which all its processes share."""
+    """Return the temporary folder of the test run, which all its processes share."""
     own = Path(config._tmp_path_factory.getbasetemp())
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
@@ -42,8 +41,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     began = this_hour()
-    # After the last test pytest ends the fixtures of the session, unless something of it is still
-    # to come.
+    # With a next item, pytest does not end the session's fixtures after the last test.
     reports = runtestprotocol(item, nextitem=nextitem or item.session, log=False)  # type: ignore[arg-type]
     if any(report.failed for report in reports) and this_hour() != began:
         print(
@@ -53,7 +51,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         print(
             "\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr
         )
-        # Module fixtures may hold the hour that has ended; those of the session hold none.
+        # Fixtures of modules may have the ended hour; those of the session have none.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
         item._initrequest()  # type: ignore[attr-defined]
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
@@ -65,8 +63,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test that its time-out does not end ends the process, and leaves the stacks of its threads
-    in a file."""
+    """End the process if a time-out does not end the test, and write the stacks of its threads to a
+    file."""
     seconds = _get_item_settings(item).timeout
     if not seconds:
         return (yield)
@@ -80,11 +78,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Controller:
-    """What the process does that only hands out the tests."""
+    """Hooks of the process that distributes the tests."""
 
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A process that ended before its time: its stacks, and what the services that it used
-        logged last."""
+        """Print the stacks of a process that ended unexpectedly, and the ends of the services'
+        logs."""
         if error:
             base = shared_folder(node.config)
             for log in sorted([*base.glob("stacks-*.log"), *base.glob("services/logs/*.log")]):
@@ -98,8 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that took too long: beside the stacks, the ends of the logs of the services and of its
-    jobs."""
+    """Add the ends of the logs of the services and jobs to the report of a test that timed out."""
     report: Any = yield
     if report.failed and "pytest-timeout" in str(report.longrepr):
         report.sections += [(f"end of {log}", tail(log)) for log in logs(item)]
@@ -107,7 +104,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def logs(item: pytest.Item) -> list[Path]:
-    """The logs of the services that the run shares, and of the test's own folder."""
+    """Return the logs of the run's services and those in the test's own folder."""
     shared = shared_folder(item.config)
     own = getattr(item, "funcargs", {}).get("tmp_path")
     return [

@@ -1,4 +1,4 @@
-"""The rows of every Parquet file of a stream, whether a snapshot refers to the file or not."""
+"""The rows of every Parquet file of a stream, also of files without a reference from a snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anabranch.lifecycle.erasure.end import tables_of
 
 
 def stored_rows(one: World) -> str:
-    """The text of each row of the stream's tables, views and archive."""
+    """Return the text of each row of the stream's tables, views and archive."""
     found = []
     for table in map(one.lake.load, tables_of(one.job)):
         for stored in list_table(one.job.environment, table, lambda n=1: None):
@@ -25,7 +25,7 @@ def stored_rows(one: World) -> str:
 
 
 def exported_rows(one: World, bucket: str, prefix: str) -> str:
-    """The text of each row that is below a folder of S3."""
+    """Return the text of each row of the Parquet files below a prefix."""
     store = open_store(one.job.environment.s3)
     keys = [key for key, _, _ in store.list_objects(bucket, prefix) if key.endswith(".parquet")]
     return "\n".join(row for key in keys for row in _rows(store.get(bucket, key)))

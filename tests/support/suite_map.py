@@ -1,8 +1,8 @@
-"""What guards what: tests/README.md maps each row of the failure table and each public feature to
-tests and targets.
+"""The map of the tests: tests/README.md maps each row of the failure table and each public feature
+to tests and targets.
 
-`make docs` writes the failure table's part, of docs/design.md; the features' part is written by
-hand. A unit test (tests/unit/suite/test_suite_map.py) compares both with the code.
+`make docs` writes the part of the failure table from docs/design.md; the part of the features is
+written by hand. A unit test (tests/unit/suite/test_suite_map.py) compares both with the code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "tests" / "README.md"
 
 QUICK_FOLDERS = ("unit", "model", "integration")
-"""What `make test` runs, but for what is marked `full`. `make test-full` runs every folder
-whole."""
+"""The folders that `make test` runs, except tests marked `full`. `make test-full` runs all tests of
+all folders."""
 QUICK, FULL = "make test", "make test-full"
 
 FAILURES = "## Rows of the failure table"
@@ -30,8 +30,8 @@ _NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table of tests/README.md: the guarded feature, its tests, and the smallest target
-    that runs some."""
+    """A row of a table of tests/README.md: the tested feature, its tests, and the smallest target
+    that runs some of them."""
 
     what: str
     tests: str
@@ -44,7 +44,8 @@ class Row:
 
 @cache
 def file_of(name: str) -> Path:
-    """The file of that name in any of the folders of tests, or of `folder/name`."""
+    """Return the test file of this name, or of `folder/name`, in any folder of tests. Raises
+    ValueError unless there is exactly one."""
     found = sorted((ROOT / "tests").glob(f"**/{name}"))
     if len(found) != 1:
         raise ValueError(f"{name}: expected one file of tests, found {len(found)}")
@@ -53,7 +54,7 @@ def file_of(name: str) -> Path:
 
 @cache
 def functions(file: Path) -> dict[str, str]:
-    """The tests of a file, each with its marks as they are written."""
+    """Return the tests of a file, each with its decorators as source text."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {
         node.name: " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
@@ -63,15 +64,15 @@ def functions(file: Path) -> dict[str, str]:
 
 
 def is_quick(file: Path, function: str) -> bool:
-    """Whether `make test` runs a test, or some of its parameters."""
+    """Return whether `make test` runs a test, or some of its parameters."""
     marks = functions(file)[function]
     whole = re.sub(r"pytest\.param\(.*?marks=pytest\.mark\.full\)", "", marks)
     return file.relative_to(ROOT).parts[1] in QUICK_FOLDERS and "mark.full" not in whole
 
 
 def named(text: str) -> Iterator[tuple[Path, str]]:
-    """The tests that a cell names; a file that is named alone means all of its tests. Raises
-    ValueError."""
+    """Yield the tests that a cell names; a file without a test means all its tests. Raises
+    ValueError for an unknown one."""
     for name, function in _NAMED.findall(text):
         file = file_of(name)
         if function and function not in functions(file):
@@ -81,12 +82,12 @@ def named(text: str) -> Iterator[tuple[Path, str]]:
 
 
 def target_of(text: str) -> str:
-    """The target that runs the tests of a cell, or some of them."""
+    """Return the target that runs the tests of a cell, or some of them."""
     return QUICK if any(is_quick(file, function) for file, function in named(text)) else FULL
 
 
 def failure_rows() -> list[Row]:
-    """The rows of the failure table, as tests/README.md has them."""
+    """Return the rows of the failure table, in the form of tests/README.md."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = design.partition("\n## Failure table\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
@@ -97,8 +98,7 @@ def failure_rows() -> list[Row]:
 
 
 def features() -> list[str]:
-    """Every public feature: commands, keys of the configuration, formats, kinds of targets and
-    catalogs, DAGs."""
+    """Return every public feature: commands, configuration keys, formats and DAGs."""
     import click
 
     from anabranch import config
@@ -131,14 +131,14 @@ def features() -> list[str]:
 
 
 def rows(section: str) -> list[Row]:
-    """The rows of a table of tests/README.md."""
+    """Return the rows of a table of tests/README.md."""
     text = README.read_text(encoding="utf-8").partition(f"{section}\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     return [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines]
 
 
 def write() -> None:
-    """Write the failure table's part of tests/README.md."""
+    """Write the part of the failure table in tests/README.md."""
     before, _, rest = README.read_text(encoding="utf-8").partition(f"{FAILURES}\n")
     intro, _, table = rest.partition("\n| ")
     after = table.partition("\n\n")[2]

@@ -1,5 +1,5 @@
-"""A TCP proxy in front of a neighbour that delays, cuts and throttles: Toxiproxy's own server,
-driven over its API."""
+"""A TCP proxy of a service that delays, cuts and throttles connections: the server of Toxiproxy,
+controlled by its API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.dev.services.processes import HOST, free_port
 
 @dataclass(frozen=True)
 class Proxy:
-    """One neighbour behind a port of its own."""
+    """The proxy of one service, on its own port."""
 
     api: int
     name: str
@@ -30,13 +30,13 @@ class Proxy:
         _call(self.api, "POST", f"/proxies/{self.name}", {"enabled": False})
 
     def mend(self) -> None:
-        """As if nothing had been: new connections are accepted, nothing is delayed or lost."""
+        """Remove all faults: new connections are accepted, and nothing is delayed or lost."""
         for toxic in _call(self.api, "GET", f"/proxies/{self.name}/toxics"):
             _call(self.api, "DELETE", f"/proxies/{self.name}/toxics/{toxic['name']}")
         _call(self.api, "POST", f"/proxies/{self.name}", {"enabled": True})
 
     def slow(self, milliseconds: int) -> None:
-        """Delay every answer, give or take a fifth."""
+        """Delay every response by this time, plus or minus a fifth."""
         self._add("latency", "downstream", latency=milliseconds, jitter=milliseconds // 5)
 
     def throttle(self, kilobytes_per_second: int) -> None:
@@ -44,8 +44,7 @@ class Proxy:
         self._add("bandwidth", "upstream", rate=kilobytes_per_second)
 
     def lose_answers(self) -> None:
-        """Let requests through and swallow what is answered; the connection stays open and
-        silent."""
+        """Forward requests, and drop the responses; connections stay open."""
         self._add("timeout", "downstream", timeout=0)
 
     def _add(self, kind: str, stream: str, **attributes: int) -> None:
@@ -65,7 +64,7 @@ class Toxiproxy:
     api: int
 
     def proxy(self, name: str, upstream_port: int, port: int | None = None) -> Proxy:
-        """A new proxy on `port`, or on any free one."""
+        """Create a proxy on `port`, or on any free port."""
         port = port or free_port(upstream_port)
         wanted = {
             "name": name,
@@ -82,7 +81,7 @@ class Toxiproxy:
 
 @contextmanager
 def running_toxiproxy(folder: Path) -> Iterator[Toxiproxy]:
-    """A server on a free port for the length of a `with`."""
+    """Run a server on a free port within a `with`."""
     server, port = go_tools.ensure(go_tools.TOXIPROXY), free_port()
     command = [str(server), "-host", HOST, "-port", str(port)]
 

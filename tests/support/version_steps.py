@@ -1,4 +1,4 @@
-"""Steps on one lake, run by one version of the code: `python version_steps.py FOLDER FIRST_HOUR
+"""Run steps on one lake with one version of the code: `python version_steps.py FOLDER FIRST_HOUR
 STEP...`.
 
 The version is the first one on PYTHONPATH, with its own tests/unit. Prints the state of the tables
@@ -33,7 +33,8 @@ from batch_layer.rebuild import Rebuilder
 
 
 class Steps:
-    """Three sealed hours of three offsets each; the last offset of each hour is a dead letter."""
+    """Steps on three sealed hours of three offsets each; the last offset of each hour is a dead
+    letter."""
 
     def __init__(self, folder: Path, first: str) -> None:
         self.folder, self.hours = folder, [shift(first, i) for i in range(4)]
@@ -51,7 +52,7 @@ class Steps:
         apply.apply(self.lake.environment, self.lake.stream, self.lake.lake, Broker().adapter)
 
     def speed(self, i: int) -> None:
-        """Publish an hour's rows and dead letter from the speed layer."""
+        """Publish an hour's rows and dead letter as the speed layer does."""
         hour, now = self.hours[i], datetime.now(UTC)
         rows = self.lake.stage([(hour, 0, 3 * i), (hour, 0, 3 * i + 1)])
         letters = (waiting_speed(self.lake.stage_dead([(hour, 0, 3 * i + 2)], "speed"), now),)
@@ -62,8 +63,8 @@ class Steps:
         Publisher(self.lake.lake, self.lake.stream).recover()
 
     def accept(self, i: int) -> None:
-        """Accept an hour by the batch layer, as of nine days ago, so that maintenance drops the
-        speed layer's rows."""
+        """Accept an hour as the batch layer does, with a decision of nine days ago, so that
+        maintenance drops the speed layer's rows."""
         hour, long_ago = self.hours[i], datetime.now(UTC) - timedelta(days=9)
         timeline = self.lake.state().timeline
         rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != hour})
@@ -81,7 +82,7 @@ class Steps:
         Publisher(self.lake.lake, self.lake.stream).recover()
 
     def idle(self, i: int) -> None:
-        """Seal an hour without records behind the three, and accept each that waits."""
+        """Seal an hour without records after the three, and accept all waiting empty hours."""
         state, at = self.lake.state(), {0: 9}
         hour = shift(self.hours[3], i)
         sealed = state.timeline.sealed | {hour: Cut("t", {0: (9, 9)})}

@@ -1,4 +1,4 @@
-"""Waiting for what happens beside a test: by asking again, with a deadline."""
+"""Polling of a condition, with a deadline."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 
 
 def wired(schema_id: int, payload: bytes) -> bytes:
-    """A zero byte, the id, the payload."""
+    """Return the wire format: a zero byte, the schema id, and the payload."""
     return b"\0" + schema_id.to_bytes(4, "big") + payload
 
 
 def encode(spark: SparkSession, schema: Any, value: Any) -> bytes:
-    """A value in Avro's binary encoding; `value` as Avro's JSON encoding has it (`{"string": "a"}`
+    """Return a value in Avro's binary encoding. `value`: in Avro's JSON encoding (`{"string": "a"}`
     in a union)."""
     jvm: Any = spark._jvm
     avro = jvm.org.apache.avro
@@ -29,7 +29,7 @@ def encode(spark: SparkSession, schema: Any, value: Any) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """An Avro int or long."""
+    """Return the encoding of an Avro int or long."""
     rest, out = (number << 1) ^ (number >> 63), b""
     while rest > 127:
         out, rest = out + bytes([rest & 127 | 128]), rest >> 7

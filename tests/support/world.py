@@ -1,4 +1,4 @@
-"""A stream of its own for a test, and what an operator and a producer would do with it."""
+"""A separate stream for a test, with the actions of an operator and a producer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from speed_layer.job import SpeedJob
 
 
 def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
-    """Make the running session know the environment's catalog beside its others; its name must be
-    new to it."""
+    """Add the environment's catalog to the running session, which must not have a catalog of this
+    name."""
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():
         if key == prefix or key.startswith(f"{prefix}."):
@@ -49,7 +49,7 @@ SCHEMA = (
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
 
 DECODERS = ("workers", pytest.param("spark", marks=pytest.mark.full))
-"""The values of `batch.decoder`, as parameters: by default workers decode."""
+"""The values of `batch.decoder`, as parameters; the default is `workers`."""
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Record:
 
 
 class World:
-    """One stream of its own: topic, tables, configuration; and what an operator and a producer
-    would do with it."""
+    """One stream with its own topic, tables and configuration, and the actions of an operator and a
+    producer."""
 
     def __init__(
         self, folder: Path, environment: dict[str, Any], spark: SparkSession, **stream: Any
@@ -89,14 +89,14 @@ class World:
         self.job: Job = open_job(self.name, str(folder))
 
     def tell(self, **sections: Any) -> None:
-        """Replace sections of the environment's file: commands, and this world's connections, go by
-        it from here on."""
+        """Replace sections of the environment's file, for later commands and this world's
+        connections."""
         self.told |= sections
         (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
         self.reopen()
 
     def configure(self, **changes: Any) -> None:
-        """Change the stream's file; a job opened afterwards sees it."""
+        """Change the stream's file, for jobs that are opened later."""
         self._stream |= changes
         (self.folder / "streams" / f"{self.name}.yaml").write_text(yaml.safe_dump(self._stream))
 
@@ -134,7 +134,7 @@ class World:
     def send(
         self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k"
     ) -> list[Record]:
-        """Send (partition, Kafka timestamp, value) in order; returns what was acknowledged."""
+        """Send (partition, Kafka timestamp, value) in order; return the acknowledged records."""
         producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
         try:
             futures = [
@@ -155,13 +155,13 @@ class World:
         return records
 
     def send_now(self, count: int, prefix: str, partitions: int = 2) -> None:
-        """Send `count` good records of now, over the partitions."""
+        """Send `count` good records with the current time, over the partitions."""
         now = datetime.now(UTC)
         self.send([(i % partitions, now, event(f"{prefix}-{i}", now)) for i in range(count)])
 
     def send_stamped(self, records: list[tuple[int, int, str]]) -> None:
-        """Send good events by partition, Kafka's timestamp in milliseconds, and name: each in a
-        batch of its own."""
+        """Send good events by partition, Kafka timestamp in milliseconds, and name, each in a
+        separate batch."""
         now = datetime.now(UTC)
         producer = new_producer(self.job.environment.kafka)
         try:
@@ -173,11 +173,11 @@ class World:
 
     @property
     def published(self) -> int:
-        """How many offsets the speed layer has published, as the table says."""
+        """The number of offsets that the speed layer has published, from the table's position."""
         return sum(self.state.position.offsets.values())
 
     def delete_topic(self) -> None:
-        """Delete the topic with all that it holds; returns once it is gone."""
+        """Delete the topic with its records, and wait until it is gone."""
         admin = self.admin()
         try:
             admin.delete_topics([self.name])
@@ -186,19 +186,19 @@ class World:
             admin.close()
 
     def admin(self) -> Any:
-        """kafka-python's admin client, for what an operator of Kafka does."""
+        """Return kafka-python's admin client, for actions of Kafka's operator."""
         from kafka import KafkaAdminClient
 
         return KafkaAdminClient(bootstrap_servers=self.job.environment.kafka.bootstrap_servers)
 
     def speed(self) -> None:
-        """Run the speed job until it has published all that is there."""
+        """Run the speed job until it has published all present records."""
         SpeedJob(self.job, self.spark, available_now=True).run()
 
     def batch(
         self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None
     ) -> list[Result]:
-        """Run the batch job's work: of all hours that wait, or of these."""
+        """Run the work of the batch job, for all waiting hours or for these."""
         with report_lineage(self.job) as reporter:
             order = RebuildRequest(restate, accept, why)
             return StreamRun(self.job, Rebuilder(self.job, self.spark), reporter=reporter).rebuild(
@@ -206,7 +206,7 @@ class World:
             )
 
     def replay(self, *hours: str) -> list[Result]:
-        """Restate the hours, all or of these, whose dead letters can be read by now."""
+        """Restate hours with dead letters that decode now, of all hours or of these."""
         return StreamRun(self.job, Rebuilder(self.job, self.spark)).replay(hours or None)
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ class World:
         return sorted((r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch))
 
     def contents(self, branch: str = "main") -> list[tuple[int, int, str]]:
-        """The exact multiset that a branch holds: where each row came from, and its event."""
+        """Return the exact multiset of a branch's rows: partition, offset and event id."""
         return sorted(
             (r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch)
         )
@@ -237,7 +237,7 @@ class World:
         self._set(ConfigResource(ConfigResourceType.TOPIC, self.name, configs=settings))
 
     def compact_soon(self) -> None:
-        """Have the broker look for logs to compact each half second, of by default 15."""
+        """Make the broker check for logs to compact every 0.5 s instead of every 15 s."""
         from kafka.admin import ConfigResource, ConfigResourceType
 
         self._set(
@@ -254,7 +254,7 @@ class World:
             admin.close()
 
     def delete_records(self, before: dict[int, int]) -> None:
-        """Delete the partitions' records before these offsets, as retention would."""
+        """Delete the partitions' records before these offsets, as retention does."""
         admin = self.admin()
         try:
             admin.delete_records({TopicPartition(self.name, p): o for p, o in before.items()})
@@ -265,7 +265,7 @@ class World:
         assert {p: o for p, o in self.kafka.log_starts(topic).items() if p in before} == before
 
     def acknowledged(self) -> list[tuple[int, int, str]]:
-        """The exact multiset that Kafka acknowledged, of good records."""
+        """Return the exact multiset of good records that Kafka acknowledged."""
         return sorted(
             (r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in self.sent
         )
@@ -273,7 +273,7 @@ class World:
 
 @contextmanager
 def closed_at_the_end() -> Iterator[list[World]]:
-    """A list for worlds; their connections are closed at the end of the `with`."""
+    """Provide a list for worlds, whose connections are closed at the end of the `with`."""
     made: list[World] = []
     try:
         yield made
@@ -283,14 +283,14 @@ def closed_at_the_end() -> Iterator[list[World]]:
 
 
 def event(event_id: str, at: datetime, **fields: Any) -> bytes:
-    """A good record of the tests' schema."""
+    """Return a good record of the tests' schema."""
     return json.dumps({"event_id": event_id, "event_time": at.isoformat(), **fields}).encode()
 
 
 def spread(
     hour: str, count: int, prefix: str, partitions: int = 2
 ) -> list[tuple[int, datetime, bytes | None]]:
-    """`count` good records stamped within an hour, in order, over all partitions."""
+    """Return `count` good records with timestamps in an hour, in order, over all partitions."""
     begin = start_of(hour)
     at = [begin + timedelta(seconds=3600 * (i + 0.5) / count) for i in range(count)]
     return [
@@ -300,5 +300,5 @@ def spread(
 
 
 def past_hour(ago: int) -> str:
-    """The hour that many hours ago, as hours are written."""
+    """Return the hour `ago` hours ago, such as `2026-11-21T03`."""
     return (datetime.now(UTC) - timedelta(hours=ago)).strftime("%Y-%m-%dT%H")

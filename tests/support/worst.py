@@ -1,8 +1,7 @@
-"""The worst that 1 MB can hold for each expression that sees a record: what backtracks, nests,
-repeats or grows.
+"""The worst values of 1 MB for each expression that reads a record: those that backtrack, nest,
+repeat or grow.
 
-None may take longer than in proportion to its length; a quadratic one would take an hour for a
-megabyte.
+Each may take time in proportion to its length; quadratic time would be an hour for a megabyte.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CSV_DDL = (
 
 
 def json_cases() -> dict[str, Case]:
-    """Values for `JSON_DDL`, each with the code of its verdict and what its text names."""
+    """Return values for `JSON_DDL`, each with the code of its verdict and text in it."""
 
     def event(fields: str) -> bytes:
         return ('{"id":"a",' + fields + "}").encode()
@@ -159,7 +158,7 @@ def json_cases() -> dict[str, Case]:
 
 
 def arrays_cases() -> dict[str, Case]:
-    """Values for `ARRAYS_DDL`: a DECIMAL without a name of its own is looked for everywhere."""
+    """Return values for `ARRAYS_DDL`: a DECIMAL without its own name is searched everywhere."""
 
     def event(fields: str) -> bytes:
         return ('{"id":"a",' + fields + "}").encode()
@@ -188,7 +187,7 @@ def arrays_cases() -> dict[str, Case]:
 
 
 def csv_cases() -> dict[str, Case]:
-    """Lines for `CSV_DDL`."""
+    """Return lines for `CSV_DDL`."""
     digits, rest = "1" * SIZE, "," * 8
 
     def field(place: int, text: str) -> bytes:

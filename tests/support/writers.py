@@ -1,4 +1,4 @@
-"""Which program wrote the files of a table."""
+"""The programs that wrote the files of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 
 
 def writers(one: World) -> Counter[str]:
-    """How many of the files of `main` each program has written."""
+    """Return the number of files of `main` by the program that wrote them."""
     found: Counter[str] = Counter()
     for by_path in files_by_hour(one.state.table, "main").values():
         for data_file in by_path.values():

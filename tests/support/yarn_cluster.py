@@ -1,4 +1,4 @@
-"""A real YARN: Hadoop's resource manager and a node manager of Maven Central, each a JVM."""
+"""YARN: Hadoop's ResourceManager and one NodeManager from Maven Central, each in a JVM."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _site(settings: Mapping[str, str]) -> str:
 
 @contextmanager
 def running_yarn(folder: Path) -> Iterator[Path]:
-    """The folder of clients' settings, HADOOP_CONF_DIR, for a `with`. Containers' logs are in
-    `folder/logs`."""
+    """Run YARN within a `with`, and provide the folder of client settings (HADOOP_CONF_DIR). The
+    logs of containers are in `folder/logs`."""
     web = f"{HOST}:{free_port()}"
     settings = {
         "hadoop.tmp.dir": f"{folder}/tmp",

@@ -1,1 +1,1 @@
-"""The soak: everything together, broken at random (`python -m soak`)."""
+"""The soak test: all jobs together, with random faults (`python -m soak`)."""

@@ -1,9 +1,10 @@
-"""The soak: producer, speed layer, batch layer and maintenance together, and faults at random, from
-a seed.
+"""The soak test: producer, speed layer, batch layer and maintenance together, with random faults
+from a seed.
 
-`make soak MINUTES=10 SEED=1`. Exit code 0 only if at the end every acknowledged record is in `main`
-exactly once, or accounted for by name, and the audit closes. The same seed does the same things in
-the same order; how far a process had come when one of them hit it is the machine's own.
+Run `make soak MINUTES=10 SEED=1`. The exit code is 0 only if at the end every acknowledged record
+is in `main` exactly once, is a dead letter or a duplicate, and the audit agrees. The same seed
+gives the same faults in the same order; the progress of a process at the time of a fault depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from soak.strange_stamps import ANY_STAMP
 RATE = 100
 EVENTS_AN_HOUR = 1_500
 PARTITIONS = 3
-# Slow enough that past hours wait for the speed layer all along.
+# Slow enough that past hours wait for the speed layer during the whole soak.
 THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
 
 
 def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> None:
-    """The whole soak. Raises Refused if `main` is not exact at its end."""
+    """Run the whole soak. Raises Refused if `main` is not exact at its end."""
     story.title(
         f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random."
     )
@@ -84,7 +85,7 @@ def _run(
     interference = Interference(space.folder / "interference")
     faults = Faults(story, space, job, interference, fronts, seed, only)
     story.step("Faults")
-    # A catalog of its own: the gateway's thread is another.
+    # A separate catalog client for the gateway's thread.
     with (
         Gateway(interference.requests, Lake(job.environment).catalog).running() as gateway,
         live.running(),

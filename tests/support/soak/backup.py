@@ -1,4 +1,4 @@
-"""A copy of the catalog and the bucket, and going back to it, as an operator restores a backup."""
+"""A backup of catalog and bucket, and its restore, as an operator does them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class Backup:
-    """The newest backup of a folder of objects and a SQLite catalog; both are used in place.
+    """The newest backup of a folder of objects and a SQLite catalog, which it restores in place.
 
-    Taken while no job commits. The catalog is copied first: the bucket then has every file that the
-    catalog names.
+    Take it while no job commits. The catalog is copied first, so that the bucket has every file
+    that the catalog names.
     """
 
     def __init__(self, catalog: Path, bucket: Path, folder: Path) -> None:
@@ -27,11 +27,11 @@ class Backup:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         copy_catalog(self._catalog, self._folder / "catalog.db")
-        # With the extended attributes, in which the S3 server keeps what it knows of an object.
+        # With the extended attributes, in which the S3 server stores the metadata of objects.
         shutil.copytree(self._bucket, self._folder / "bucket")
 
     def restore(self) -> None:
-        """Go back: no job may run. Objects that the backup does not have are deleted."""
+        """Restore the backup, and delete objects that it does not have. No job may run."""
         saved = self._folder / "bucket"
         for path in sorted(self._bucket.rglob("*"), reverse=True):
             if path.is_file() and not (saved / path.relative_to(self._bucket)).exists():
@@ -46,7 +46,8 @@ class Backup:
 
 
 def copy_catalog(source: Path, target: Path) -> None:
-    """By SQLite itself, so that a process with the target open reads it completely."""
+    """Copy a catalog with SQLite's backup API, so that processes with the target open see all of
+    it."""
     with (
         closing(sqlite3.connect(source, timeout=60)) as one,
         closing(sqlite3.connect(target, timeout=60)) as other,

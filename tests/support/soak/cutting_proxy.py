@@ -1,9 +1,7 @@
-"""A front of a service on a port of its own, which cuts connections in the midst of what they
-carry.
+"""A proxy of a service on its own port, which cuts connections within messages.
 
-Bytes are passed on as they are. While it cuts, a part of what is read at once comes through and
-then the connection ends: a body that the service gets half of, an answer whose beginning alone, or
-nothing, arrives.
+It forwards bytes unchanged. While it cuts, it forwards a part of a read and closes the connection:
+the service gets half of a body, or the client gets the begin of a response or nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ _SECONDS = 10.0
 
 
 class CuttingProxy:
-    """The front's port, and how many connections it has cut while they carried a body, or an
-    answer.
+    """A proxy, with the number of connections that it has cut in a request (`bodies`) or a response
+    (`answers`).
 
-    `upstream_port` is the service's, and may be set later. Only its own thread touches connections.
+    `upstream_port`: the service's port, which may be set later. Only its own thread uses the
+    connections.
     """
 
     def __init__(self, seed: int) -> None:
@@ -42,7 +41,7 @@ class CuttingProxy:
 
     @contextmanager
     def cutting(self, chance: float) -> Iterator[None]:
-        """For the length of a `with`, cut at each reading with this probability."""
+        """Within a `with`, cut at each read with this probability."""
         self._chance = chance
         try:
             yield
@@ -51,7 +50,7 @@ class CuttingProxy:
 
     @contextmanager
     def running(self) -> Iterator[CuttingProxy]:
-        """Listens until the end of the `with`, which ends every connection."""
+        """Listen until the end of the `with`, which closes every connection."""
         thread = threading.Thread(target=self._loop.run_forever, name="wire", daemon=True)
         thread.start()
         try:
@@ -89,11 +88,10 @@ class CuttingProxy:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # the service is down, or the front ends: either way this connection ends
+            pass  # the service is down, or the proxy stops: this connection ends
         finally:
             for one in writers:
-                # The part of a message that was forwarded before the end still arrives, then
-                # nothing more.
+                # The forwarded part of a message still arrives.
                 with suppress(OSError, asyncio.CancelledError):
                     one.close()
             self._pumps.discard(task)
@@ -101,7 +99,7 @@ class CuttingProxy:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bool
     ) -> None:
-        """Pass bytes on until one side ends, or the dice say to cut."""
+        """Forward bytes until one side closes the connection, or the dice decide to cut it."""
         with suppress(OSError):
             while data := await reader.read(_AT_ONCE):
                 if self._dice.random() < self._chance:

@@ -1,5 +1,5 @@
-"""How a stream's file changes at random, each time to one that the contract says is taken. Pure but
-for its dice."""
+"""Random changes of a stream's file, each of them one that Anabranch accepts. Pure except for the
+dice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Columns = tuple[tuple[str, str], ...]
 
 @dataclass
 class Evolving:
-    """Every version of a stream's columns that its table has seen, oldest first, and which one its
-    file is."""
+    """All versions of the columns that a stream's table has had, oldest first, and the index of the
+    version in its file."""
 
     versions: list[Columns]
     dice: random.Random
@@ -30,17 +30,17 @@ class Evolving:
 
     @property
     def schema(self) -> str:
-        """The file's columns, as its key `schema` has them."""
+        """The columns of the file, in the form of its key `schema`."""
         return ", ".join(f"{name} {kind}" for name, kind in self.versions[self.at])
 
     @property
     def is_behind(self) -> bool:
-        """Whether the file is an older one than its table's."""
+        """Whether the file has an older version than the table."""
         return self.at < len(self.versions) - 1
 
     def step(self) -> str:
-        """Change the file: forward to its table's, back to an older one, or on to a new one. Says
-        what was done."""
+        """Change the file to the table's version, an older one, or a new one. Return a description
+        of the change."""
         if self.is_behind:
             self.at = len(self.versions) - 1
             return "the newest file put in its place again"
@@ -54,7 +54,7 @@ class Evolving:
 
 
 def next_columns(columns: Columns, dice: random.Random) -> tuple[Columns, str]:
-    """The columns with one added at any place, or one widened, and what that is in words."""
+    """Add a column at a random place, or widen one. Return the columns, and a description."""
     wide = [i for i, (_, kind) in enumerate(columns) if kind in _WIDER]
     if wide and dice.random() < 0.5:
         place = dice.choice(wide)
@@ -70,6 +70,6 @@ def next_columns(columns: Columns, dice: random.Random) -> tuple[Columns, str]:
 
 
 def columns_of(schema: str) -> Columns:
-    """The columns of a stream's file whose types have no comma: the first version."""
+    """Parse the first version of a stream's columns, whose types have no commas."""
     pairs = (column.strip().split(" ", 1) for column in schema.split(","))
     return tuple((name, kind) for name, kind in pairs)

@@ -1,5 +1,4 @@
-"""The soak's faults: what it does to a stream's processes, services, clocks, files and records, by
-dice."""
+"""The random faults of a soak, in a stream's processes, services, clocks, files and records."""
 
 from __future__ import annotations
 
@@ -39,13 +38,13 @@ Service = Literal["kafka", "s3"]
 Layer = Literal["speed", "batch"]
 _Fault = tuple[Callable[[], None], Layer | None]
 
-# How long a fault waits for the layer that it breaks to have published something.
+# The most seconds that a fault waits for a publish of the layer that it affects.
 _PATIENCE = 120.0
 _COMMAND_SECONDS = 1800.0
 _SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
 _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
-# Seconds that a clock is ahead: tolerated ones, and ones that have to stop a process that would
-# stamp by it.
+# Seconds that a clock is ahead: tolerated values, and values that must stop a process that uses the
+# clock for timestamps.
 _TOLERATED = (-12.0, 12.0)
 _WRONG = (-86_400.0, -600.0, -45.0, 45.0, 600.0, 3_600.0, 3 * 365 * 86_400.0)
 _UNEXPECTED = 70
@@ -67,7 +66,7 @@ class Faults:
         seed: int,
         only: tuple[str, ...] = (),
     ) -> None:
-        """`only` leaves the faults with one of these words in their names; without it, all."""
+        """`only`: words, one of which the name of a fault must contain; empty for all faults."""
         self._story, self._space, self._job = story, space, job
         self._interference, self._fronts = interference, fronts
         self._dice, self._seed = random.Random(seed), seed
@@ -86,8 +85,8 @@ class Faults:
         ]
 
     def _all(self) -> list[_Fault]:
-        """The faults, the likelier ones more than once, each with the layer that has to have done
-        something since its start, so that there is something to break."""
+        """Return the faults, likelier ones more than once, each with the layer that must have made
+        progress since its start, so that the fault has an effect."""
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
         faults: list[_Fault] = [
@@ -137,17 +136,17 @@ class Faults:
         return faults
 
     def run(self, seconds: float) -> None:
-        """Do one thing after the other until the time is over, keeping both layers alive between
+        """Cause one fault after the other until the time is over, and restart ended layers between
         them."""
         ends, number = time.monotonic() + seconds, 0
         while time.monotonic() < ends:
-            # The draws of one fault, which depend on the state that it finds, do not change the
-            # next fault.
+            # A fault's draws depend on the state; with a new seed they do not change the next
+            # fault.
             self._dice.seed(f"{self._seed} {number}")
             number += 1
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
-            # Two faults that stop no process follow each that does, while the stopped process
+            # After each fault that stops a process, two that stop none follow while the process
             # restarts.
             due = [f for f in self._faults if (f[1] is None) == (number % 3 != 0)]
             fault, layer = self._dice.choice(due or self._faults)
@@ -156,14 +155,14 @@ class Faults:
             fault()
 
     def stop(self) -> None:
-        """End all that is alive, roughly, and let no order stand."""
+        """Kill all running processes, and end the interference."""
         for running in (*self._speed, *self._batch):
             running.kill()
         self._part_from_ended()
         self._interference.end()
 
     def exit_codes(self) -> Counter[str]:
-        """How the processes ended that were not killed."""
+        """Count the processes that were not killed by exit code."""
         return Counter(
             f"{name} ended with {running.code}"
             for name, running in self._ended
@@ -171,8 +170,8 @@ class Faults:
         )
 
     def require_explained(self) -> None:
-        """Raises Terminal for a process that ended with an error that a retry does not fix: no
-        fault here causes one."""
+        """Raise Terminal if a process ended with exit code 70, an unexpected error: no fault here
+        causes one."""
         for name, running in self._ended:
             if running.code == _UNEXPECTED:
                 raise Terminal(
@@ -208,8 +207,8 @@ class Faults:
         return self._space.start(command, STREAM, *arguments, **environment)
 
     def _finish(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> int:
-        """Run a command to its end, again while it says that another try may do; returns its exit
-        code."""
+        """Run a command to its end, again after a transient error, and return its exit code. Raises
+        Terminal for a code that is not in `codes`."""
         deadline = time.monotonic() + _COMMAND_SECONDS
         while True:
             running = self._start(*arguments)
@@ -220,15 +219,14 @@ class Faults:
                 running.require_alive()
 
     def _await_progress(self, layer: Layer) -> None:
-        """So that there is something to break: a process that was started takes its time until it
-        publishes."""
+        """Wait until a layer has made progress since its start, so that a fault has an effect."""
         deadline = time.monotonic() + _PATIENCE
         while self._done(layer) == self._done_before[layer] and time.monotonic() < deadline:
             self._keep_alive()
             time.sleep(0.5)
 
     def _done(self, layer: Layer) -> int:
-        """A number that changes when a layer has done something."""
+        """Return a number that changes when a layer makes progress."""
         position, accepted = self._progress()
         ended = sum(name == "batch" and running.code == 0 for name, running in self._ended)
         return position if layer == "speed" else len(accepted) + ended
@@ -240,7 +238,8 @@ class Faults:
         self._story.say(f"{moment}  {words}; position {position:,}, {len(accepted)} hours accepted")
 
     def _progress(self) -> tuple[int, list[str]]:
-        """How many offsets the speed layer has published, and which hours are accepted."""
+        """Return the number of offsets that the speed layer has published, and the accepted
+        hours."""
         state = self._state()
         return sum(state.position.offsets.values()), sorted(state.accepted)
 
@@ -328,7 +327,7 @@ class Faults:
         time.sleep(5)
 
     def _override(self) -> None:
-        """Give an hour to the speed layer, or one that it has back."""
+        """Let the speed layer serve an hour, or remove such a choice."""
         state = self._state()
         given = sorted(hour for hour, layer in state.overrides.items() if layer == "speed")
         hours = given if given and self._dice.random() < 0.5 else sorted(state.accepted)
@@ -336,7 +335,7 @@ class Faults:
             return
         hour = self._dice.choice(hours)
         layer = "auto" if hour in given else "speed"
-        # Refused where the speed layer does not cover the hour.
+        # Refused if the speed layer does not cover the hour.
         code = self._finish("serve-hour", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
         self._did(
             f"served by {layer}",
@@ -344,14 +343,14 @@ class Faults:
         )
 
     def _evolve(self) -> None:
-        """Change the stream's file, under running jobs, then apply it."""
+        """Change the stream's file while jobs run, then apply it."""
         words = self._evolving.step()
         self._space.set_stream(STREAM, schema=self._evolving.schema)
         self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
         self._did("rolled back" if self._evolving.is_behind else "schema evolved", words)
 
     def _maintain_by_platform(self) -> None:
-        """Another program maintains the tables beside the jobs."""
+        """Run another program that maintains the tables while the jobs run."""
         operations = self._dice.sample(
             platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS))
         )
@@ -366,8 +365,7 @@ class Faults:
         self._did("maintained by others", f"another program ran {', '.join(operations)}: {outcome}")
 
     def _name_wrong_topic(self) -> None:
-        """The stream's file names another topic, which is empty, and is adopted; then it is put
-        right."""
+        """Name another, empty topic in the stream's file and adopt it; then adopt the right one."""
         create_topic(self._job.environment.kafka, _WRONG_TOPIC, 1, {})
         for topic in (_WRONG_TOPIC, self._job.stream.topic):
             self._space.set_stream(STREAM, topic=topic)
@@ -378,7 +376,7 @@ class Faults:
         self._did("wrong topic", "another topic named and adopted, and the right one again")
 
     def _name_table_twice(self) -> None:
-        """A second stream's file names the table: it is refused."""
+        """Name the table in a second stream's file, and require that apply refuses it."""
         other = self._space.conf / "streams" / "copied.yaml"
         shutil.copy(self._space.conf / "streams" / f"{STREAM}.yaml", other)
         try:
@@ -395,7 +393,8 @@ class Faults:
         self._did("table named twice", "a second stream's file with the same table, refused")
 
     def _allow_gaps(self) -> None:
-        """Allow all gaps, or the earlier ones; Kafka lacks no record, so nothing may be missing."""
+        """Allow all gaps, or only the shipped ones. Kafka has all records, so none may be
+        missing."""
         shipped = self._space.shipped(STREAM)["batch"]
         self._allows_all = not self._allows_all
         gaps = (
@@ -408,8 +407,7 @@ class Faults:
         self._restate()
 
     def _restart_kafka(self) -> None:
-        """As a broker is restarted for an upgrade: SIGTERM, which hands over what it has, and
-        started again."""
+        """Restart the broker as for an upgrade: with SIGTERM, for a controlled shutdown."""
         pid = self._pid("kafka")
         os.kill(pid, signal.SIGTERM)
         poll(
@@ -421,7 +419,7 @@ class Faults:
         self._did("kafka restarted", "Kafka ended by SIGTERM, and started again")
 
     def _take_backup(self) -> None:
-        """While the jobs stand still, as a snapshot of their volumes is taken."""
+        """Take a backup while the jobs are paused, like a snapshot of their volumes."""
         alive = [running for running in (*self._speed, *self._batch) if running.code is None]
         for running in alive:
             running.pause()
@@ -434,8 +432,8 @@ class Faults:
         self._did("backup", "catalog and bucket copied")
 
     def _restore_backup(self) -> None:
-        """No job runs, and no request of theirs is under way any more: it would be carried out on
-        other tables."""
+        """Restore the backup, without running jobs. Pending requests are dropped: they would change
+        the restored tables."""
         if not self._backup.is_taken:
             return
         for running in (*self._speed, *self._batch):
@@ -444,7 +442,7 @@ class Faults:
         self._interference.drop_requests()
         time.sleep(2)
         self._backup.restore()
-        # The table may have fewer columns than the stream's file by now.
+        # The restored table may have fewer columns than the stream's file.
         self._evolving.at = len(self._evolving.versions) - 1
         self._space.set_stream(STREAM, schema=self._evolving.schema)
         self._finish("apply")
@@ -489,14 +487,14 @@ class Faults:
         time.sleep(self._dice.uniform(5, 15))
 
     def _die_in_doubt(self, layer: Layer) -> None:
-        """A publish lands when its publisher is dead, and another has taken over."""
+        """Let a publish succeed after its publisher has died and another has taken over."""
         _, _, words = self._start_in_doubt(layer, FAIL_AT)
         self._did("late, and dead", f"{words}, and to die in doubt")
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
-        """A publisher stops before it looks what became of its publish; others go on, and it wakes
-        up."""
+        """Pause a publisher before it checks the outcome of its publish, and resume it after others
+        have continued."""
         hung, start, words = self._start_in_doubt(layer, PAUSE_AT)
         deadline = time.monotonic() + _PATIENCE
         while (
@@ -518,9 +516,9 @@ class Faults:
     def _start_in_doubt(
         self, layer: Layer, ends: str
     ) -> tuple[Running, Callable[..., Running], str]:
-        """Start a layer again whose next request to the catalog is lost and lands late; at the look
-        what became of it the layer is killed or stopped, as the variable `ends` says. Returns it,
-        what starts another, and words."""
+        """Restart a layer, with its next request to the catalog lost and executed late. When it
+        checks the outcome, it is killed or paused (`ends`: FAIL_AT or PAUSE_AT). Return the process,
+        a function that starts another, and a description."""
         alive, start = (
             (self._speed, self._start_speed)
             if layer == "speed"
@@ -586,6 +584,6 @@ class Faults:
 
 
 def _name(fault: _Fault) -> str:
-    """Of the method, as in `_kill_speed`."""
+    """Return the name of the fault's method, such as `_kill_speed`."""
     method = fault[0].func if isinstance(fault[0], functools.partial) else fault[0]
     return method.__name__

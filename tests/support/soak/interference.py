@@ -1,11 +1,10 @@
-"""What a soak does to a process from inside, where no signal reaches: its clock is set, its commits
-land late.
+"""Faults of a soak within a process: a wrong clock, and commits that succeed late.
 
-Our commands do not know of it. Python loads `sitecustomize` from a folder that the soak sets, which
-imports this module: this machine's clock is then read with an offset from a file, and a request to
-the SQL catalog may be taken away from its sender, whose connection breaks. A `Gateway` carries it
-out later, as one does that gave up waiting for the catalog behind it; what the request requires is
-compared then, as a REST catalog does.
+The commands have no code for it. Python loads `sitecustomize` from a folder that the soak sets,
+which imports this module. The clock is then read with an offset from a file, and a request to the
+SQL catalog may be intercepted: its sender gets a connection error. A `Gateway` executes the request
+later, like a gateway that timed out before its catalog; its requirements are checked then, as a
+REST catalog does.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# The folder of a process's orders: `clock`, seconds that its clock is ahead; `late-<id>`, each a
-# request to take away.
+# The folder of a process's orders: `clock` has the seconds that its clock is ahead; each
+# `late-<id>` is for one request to intercept.
 ORDERS = "ANABRANCH_INTERFERENCE"
 SUPPORT = str(Path(__file__).resolve().parents[1])
-"""The folder of this package, which a process of ours needs in its path."""
+"""The folder of this package, which a process needs in its path."""
 _SITE = (
     f"import sys\n\nsys.path.append({SUPPORT!r})\nfrom soak.interference import "
     "install\n\ninstall()\n"
@@ -43,9 +42,9 @@ _NEVER = -1.0
 
 
 def install() -> None:
-    """In a process of ours: obey the orders of its folder, if it has one."""
+    """Make this process follow the orders of its folder, if it has one."""
     folder = os.environ.get(ORDERS)
-    # Spark's workers read no catalog and ask for no time.
+    # Spark's workers use neither the catalog nor the clock.
     if not folder or any(word.startswith("pyspark.") for word in sys.orig_argv):
         return
     _shift_clock(Path(folder) / "clock")
@@ -86,8 +85,8 @@ def _lose_requests(folder: Path) -> None:
 
 
 def _take_order(folder: Path) -> float | None:
-    """An order to take a request away, and after how many seconds it is to land; each is obeyed
-    once."""
+    """Take an order to intercept a request, and return the seconds until its execution; None
+    without an order."""
     for order in sorted(folder.glob("late-*")):
         with suppress(FileNotFoundError):
             seconds = float(order.read_text())
@@ -97,8 +96,7 @@ def _take_order(folder: Path) -> float | None:
 
 
 class Interference:
-    """The soak's end: orders to the processes of each name, which are whatever the soak calls
-    them."""
+    """The soak's side: orders for processes, by a name that the soak gives them."""
 
     def __init__(self, folder: Path) -> None:
         self.requests = folder / "requests"
@@ -108,28 +106,28 @@ class Interference:
         (self._site / "sitecustomize.py").write_text(_SITE)
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a process needs in its environment to obey."""
+        """Return the environment of a process that follows orders."""
         path = os.pathsep.join(filter(None, (str(self._site), os.environ.get("PYTHONPATH"))))
         return {"PYTHONPATH": path, ORDERS: str(self._orders(name))}
 
     def set_clock(self, name: str, seconds: float) -> None:
-        """Put the clock of every process of that name ahead of what it would say, at once."""
+        """Set the clock of every process of this name ahead by `seconds`, at once."""
         write_whole(self._orders(name) / "clock", str(seconds))
 
     def lose_requests(self, name: str, after: list[float | None]) -> None:
-        """Take the next requests to the catalog away; each lands after so many seconds, or never
-        for None."""
+        """Intercept the next requests to the catalog; each is executed after its seconds in
+        `after`, or never for None."""
         for number, seconds in enumerate(after):
             delay = _NEVER if seconds is None else seconds
             write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
 
     def drop_requests(self) -> None:
-        """Requests that were taken away are never carried out."""
+        """Drop the intercepted requests, which are then never executed."""
         for request in self.requests.glob("*.json"):
             request.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Every clock is right again, and no request is taken away any more."""
+        """Reset every clock, and intercept no further requests."""
         for pattern in ("*/clock", "*/late-*"):
             for order in self._folder.glob(pattern):
                 order.unlink(missing_ok=True)
@@ -141,10 +139,9 @@ class Interference:
 
 
 class Gateway:
-    """Carries out requests that were taken away from their senders. `landed` and `refused` count
-    the results.
+    """Executes intercepted requests. `landed`, `refused` and `dropped` count the results.
 
-    A request that gets no answer is sent again; one that is to land never does nothing.
+    A request without an answer is sent again; a request for `never` is dropped.
     """
 
     def __init__(self, requests: Path, catalog: Catalog) -> None:
@@ -155,8 +152,7 @@ class Gateway:
 
     @contextmanager
     def running(self) -> Iterator[Gateway]:
-        """Until the end of the `with`; pending requests are then carried out at once, again if
-        needed."""
+        """Execute due requests until the end of the `with`; execute the pending ones then."""
         thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         thread.start()
         try:
@@ -171,7 +167,7 @@ class Gateway:
             self.carry_out(time.monotonic())
 
     def carry_out(self, now: float) -> None:
-        """Let all land whose time has come by then."""
+        """Execute all requests that are due at `now`."""
         for file in sorted(self._requests.glob("*.json")):
             try:
                 delayed = json.loads(file.read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
-"""Another program that maintains a stream's tables, as a platform does at night: Iceberg's own
-procedures, by Spark.
+"""Another program that maintains a stream's tables with Iceberg's Spark procedures, as a platform
+does.
 
     python -m soak.platform CONF STREAM OPERATION...
 
-Each operation runs on each table of the stream. One that loses against a job's commit is skipped,
-as a scheduler does; the last line of the output has how many succeeded.
+Each operation runs on each table of the stream. A failed one, such as after a conflicting commit of
+a job, is skipped; the last line of the output has the number of successful calls.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ OPERATIONS = ("rewrite_data_files", "rewrite_manifests", "expire_snapshots", "re
 
 
 def call(operation: str, now: datetime) -> str:
-    """The procedure's arguments behind the table. Pure."""
+    """Return the arguments of a procedure after the table. Pure."""
     day_ago = f"older_than => TIMESTAMP '{now - timedelta(days=1, minutes=1):%Y-%m-%d %H:%M:%S}'"
     return {
         "rewrite_data_files": "options => map('rewrite-all', 'true')",
         "rewrite_manifests": "use_caching => false",
-        # All but what a branch or tag names.
+        # All snapshots without a branch or tag.
         "expire_snapshots": f"older_than => TIMESTAMP '{now:%Y-%m-%d %H:%M:%S}', retain_last => 1",
         "remove_orphan_files": f"{day_ago}, prefix_listing => true",
     }[operation]

@@ -1,5 +1,4 @@
-"""Records with Kafka timestamps that no producer should set and every broker holds; each accounted
-for."""
+"""Records with Kafka timestamps that no producer should set, but every broker may contain."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from anabranch.kafka.client import new_producer
 if TYPE_CHECKING:
     from anabranch.job import Job
 
-# Settings of a topic that accepts them.
+# Settings of a topic that accepts any timestamp.
 ANY_STAMP = {
     "message.timestamp.after.max.ms": str(2**63 - 1),
     "message.timestamp.before.max.ms": str(2**63 - 1),
 }
-# Between two of them, so that they stay the exception in their partition: what most records say is
-# believed.
+# The pause between two of them keeps them exceptions in their partition: the timestamps of most
+# records count.
 _PAUSE_SECONDS = 0.3
 _ACK_SECONDS = 130.0
 _HOUR = 3_600_000
 
 
 def strange_stamp(now_ms: int, dice: random.Random) -> int:
-    """A timestamp in milliseconds: of other units, of other times, or just this side of what a
-    reader can hold."""
+    """Return a timestamp in milliseconds: of another unit, of another time, or at the limit of
+    readers."""
     return dice.choice(
         (
             now_ms * 1_000 + dice.randrange(1_000),
@@ -54,11 +53,11 @@ def strange_stamp(now_ms: int, dice: random.Random) -> int:
 
 
 def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
-    """Send events, some of them cut off, each with a strange stamp, some again with another or the
-    same; add to the account.
+    """Send events with strange timestamps, some of them truncated, some twice with the same or
+    another timestamp, and add them to `sent`.
 
-    Each is a batch of its own: beside others, it would be further from the first of them than a
-    batch can say. Raises Terminal for one that is not acknowledged.
+    Each is a separate batch: the format of a batch limits the distance from its first timestamp.
+    Raises Terminal for a record that is not acknowledged.
     """
     dice, now = random.Random(f"stamps {seed}"), datetime.now(UTC)
     producer = new_producer(job.environment.kafka, linger_ms=0, metrics_enabled=False)
