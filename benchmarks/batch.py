@@ -115,7 +115,7 @@ def floor(services: Services, folder: Path) -> Cost:
 
 
 def read_and_parse(broker: str, folder: str) -> None:
-    """The floor's process."""
+    """Run the floor: read and parse the topic, and print the times before and after."""
     spark = session("noop", Path(folder), None)
     source = (
         spark.read.format("kafka")

@@ -240,7 +240,7 @@ def watch(process: psutil.Process, samples: list[Sample], stop: threading.Event)
 
 
 def check_rows(conf: str, sent: dict[str, Sent]) -> None:
-    """Raise RuntimeError unless each table holds the acknowledged offsets, each once."""
+    """Raise RuntimeError unless each table contains exactly the acknowledged offsets."""
     for name, mine in sent.items():
         job = open_job(name, conf)
         rows = (

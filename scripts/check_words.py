@@ -105,7 +105,7 @@ class Finding(NamedTuple):
 
 
 def _apply(rules: Sequence[Rule], path: str, line: int, text: str) -> Iterator[Finding]:
-    """Match each rule once a paragraph; a finding has the line of its match."""
+    """Yield a finding for each match of a rule, with the line of the match."""
     for rule in rules:
         for match in rule.pattern.finditer(text):
             if match.group() in JSON_KEYS:
@@ -115,7 +115,7 @@ def _apply(rules: Sequence[Rule], path: str, line: int, text: str) -> Iterator[F
 
 
 def check_python(path: str, source: str) -> list[Finding]:
-    """The findings in comments, docstrings, messages and names that a module defines."""
+    """Return the findings in a module's comments, docstrings, messages and defined names."""
     found: list[Finding] = []
     tree = ast.parse(source)
     docstrings: set[int] = set()
@@ -150,7 +150,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
 
 
 def check_page(path: str, text: str) -> list[Finding]:
-    """The findings in a page of Markdown, outside of code."""
+    """Return the findings in a Markdown page, outside of code."""
     without_code = re.sub(
         r"```.*?```|`[^`\n]*`", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL
     )
@@ -158,7 +158,7 @@ def check_page(path: str, text: str) -> list[Finding]:
 
 
 def check(paths: Sequence[str], root: Path = ROOT) -> list[Finding]:
-    """The findings in these files and folders, below `root`."""
+    """Return the findings in these files and folders below `root`."""
     found: list[Finding] = []
     for given in paths:
         place = root / given

@@ -39,7 +39,7 @@ def _counted(findings: Sequence[Finding]) -> str:
 
 
 def _lines(finding: Finding) -> list[str]:
-    """The lines of a finding. The remedy stays on one line so that it can be copied. Pure."""
+    """Return the lines of a finding. The remedy is one line, so that it can be copied. Pure."""
     lines = [f"{finding.severity} {finding.check}: {finding.subject}"]
     for word, said in (("expected", finding.expected), ("found", finding.found)):
         lines += textwrap.wrap(

@@ -50,9 +50,9 @@ class PidFile:
 class Daemon:
     """One service of one home.
 
-    Its command line contains a marker with the home's path. A process with a recycled pid, or the
-    pid of another machine's file, lacks the marker. A service whose pid file is lost is found by
-    it.
+    Its command line contains a marker with the home's path. The marker rules out a process with a
+    recycled pid, or with the pid of another machine's file, and finds a service whose pid file is
+    lost.
     """
 
     name: str

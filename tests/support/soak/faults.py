@@ -66,7 +66,8 @@ class Faults:
         seed: int,
         only: tuple[str, ...] = (),
     ) -> None:
-        """`only`: words, one of which the name of a fault must contain; empty for all faults."""
+        """Choose the faults. `only`: words, one of which a fault's name must contain; empty for
+        all."""
         self._story, self._space, self._job = story, space, job
         self._interference, self._fronts = interference, fronts
         self._dice, self._seed = random.Random(seed), seed

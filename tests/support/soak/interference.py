@@ -172,7 +172,7 @@ class Gateway:
             try:
                 delayed = json.loads(file.read_text(encoding="utf-8"))
             except FileNotFoundError:
-                continue  # dropped meanwhile
+                continue  # dropped in the meantime
             if delayed["after"] == _NEVER:
                 self.dropped += 1
                 file.unlink()
