@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 
 def elapsed_seconds() -> float:
-    """Seconds of the monotonic clock; on Linux of the one that also counts while the machine
+    """Return the seconds of the monotonic clock; on Linux it also counts while the machine
     sleeps."""
     return (
         time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -25,5 +25,5 @@ class Compared:
     elapsed: float
 
     def says(self, elapsed: float) -> datetime:
-        """The current time of the other clock."""
+        """Return the other clock's time when the monotonic clock is at `elapsed` seconds."""
         return self.time + timedelta(seconds=elapsed - self.elapsed)

@@ -86,7 +86,7 @@ class Step(Enum):
         "archive.published",
         "the archive has the hour's records, its rows are not staged",
     )
-    # Filling the views, behind the batch job's work.
+    # Views, filled after the batch job's work.
     VIEW_COMPUTED = "view.computed", "the partials of some hours are computed, nothing is written"
     VIEW_WRITTEN = "view.written", "their files are written, the view's table does not name them"
     VIEW_FILLED = "view.filled", "the view's table has them, the next hours are not begun"

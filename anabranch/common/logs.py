@@ -7,10 +7,10 @@ These belong to the thread; `stream` and `layer` belong to the process.
 |---|---|
 | `stream`, `layer` | the stream and layer of the process |
 | `hour` | the ingest hour that is rebuilt |
-| `offsets` | a micro-batch's offsets, `{partition: [first, behind the last]}` |
-| `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its
-  ledger row too |
-| `publish` | the id of the newest publish that was asked for (`anabranch.publish` in the snapshots'
+| `offsets` | a micro-batch's offsets, `{partition: [first, end]}`, `end` excluded |
+| `attempt` | the id of the staged rows: of their snapshot (`wap.id`); for an hour also of its
+  publish and its ledger row |
+| `publish` | the id of the newest requested publish (`anabranch.publish` in the snapshots'
   summaries) |
 | `snapshots` | the snapshots of the newest publish that landed, by branch |
 """

@@ -267,7 +267,7 @@ class Stream(Frozen):
 
     @property
     def branched_tables(self) -> tuple[str, ...]:
-        """The tables, beside that of the rows, whose branches commits require: dead letters, views'
+        """The tables whose branches commits require, except the table of rows: dead letters, views'
         partials, and the archive if configured."""
         archive = (self.archive_table,) if self.archive is not None else ()
         return (self.dead_letters_table, *map(self.partials_table, self.views), *archive)

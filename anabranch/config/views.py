@@ -70,8 +70,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Partial:
-    """A column of a view's partials: its name, its Spark type, and the kind of value that it has of
-    which column."""
+    """A column of a view's partials: its name, its Spark type, its kind, and the column that it
+    aggregates."""
 
     name: str
     type: str

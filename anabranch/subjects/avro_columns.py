@@ -1,4 +1,4 @@
-"""The columns of an Avro schema. Pure; the facts are those of Avro's specification
+"""The columns of an Avro schema. Pure; source: Avro's specification
 (https://avro.apache.org/docs/1.12.0/specification/).
 
 | Avro | column |
@@ -11,10 +11,10 @@
 | decimal(p,s) on bytes or fixed | DECIMAL(p,s), 38 digits at most |
 | time-millis; time-micros | INT; BIGINT |
 | array, map, record | ARRAY, MAP with STRING keys, STRUCT |
-| a union of one of these and null | the same; any column but the key's may be null |
+| a union of one of these and null | the same; all columns but those of the key may be null |
 
-Other logical types are read as what they annotate. Other unions, null alone, records without fields
-and types that contain themselves are refused.
+Other logical types are read as the underlying type. Other unions, null alone, records without
+fields and types that contain themselves are refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PLAIN = {
 
 
 def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
-    """The name and type of each field of a record's schema, in its order; `given` as `fields_of`.
-    Raises NotAColumn."""
+    """Return the name and type of each field of a record's schema, in the schema's order; `given`
+    is as in `fields_of`. Raises NotAColumn."""
     try:
         root = parse(text)
     except Incompatible as error:

@@ -1,5 +1,5 @@
-"""An Avro schema as values: names resolved, and refused where reading by it could not be bounded.
-Pure."""
+"""Parse an Avro schema into a tree with resolved names; refuse schemas with which reading is
+unbounded. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 class Incompatible(Exception):
-    """A writer's schema from which the stream's columns cannot be read; the message says why."""
+    """A writer's schema that cannot be read as the stream's columns; the message says why."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A type: `kind` is Avro's name of it, `name` the full name of a record, an enum or a fixed."""
+    """A type: `kind` is Avro's name for it, `name` the full name of a record, enum or fixed."""
 
     kind: str
     name: str = ""
@@ -31,27 +31,27 @@ class Node:
     items: Node | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     size: int = 1
-    """How many types it is made of, each as often as it occurs."""
+    """The number of types in it, each counted as often as it occurs."""
     is_empty: bool = False
-    """Whether its values take no bytes at all."""
+    """Whether its values take no bytes."""
 
     @property
     def inner(self) -> Node:
-        """What an array or a map holds."""
+        """The type of an array's items or a map's values."""
         assert self.items is not None
         return self.items
 
     def describe(self) -> str:
-        """The type in words, for a message."""
+        """Return the type in words, for a message."""
         if self.kind == "union":
             return f"a union of {', '.join(b.describe() for b in self.branches) or 'nothing'}"
         return f"{self.kind} ({self.logical})" if self.logical else self.kind
 
 
 def parse(text: str) -> Node:
-    """The schema as a tree. Raises Incompatible for what is no Avro schema, and where a few bytes
-    could hold endless work: a type that contains itself, arrays of items that take no bytes, more
-    than 100 levels or 10,000 types."""
+    """Parse a schema into a tree. Raises Incompatible for text that is not an Avro schema, and for
+    schemas with which a few bytes could take unbounded work: a type that contains itself, arrays of
+    items that take no bytes, more than 100 levels or 10,000 types."""
     try:
         return _Parser().node(json.loads(text), "", 0)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -132,7 +132,7 @@ class _Parser:
 
     def _by_name(self, name: str, namespace: str) -> Node:
         full = _full_name(name, namespace)
-        # As Avro's own parser does: a name of no namespace is found from within one.
+        # As in Avro's own parser: a name without a namespace is also found from within one.
         for candidate in (full, name):
             if candidate in self._open:
                 raise Incompatible(f"expected no type that contains itself, found {candidate}")
@@ -152,7 +152,7 @@ def _full_name(name: str, namespace: str | None) -> str:
 
 
 def _logical(schema: Mapping[str, Any]) -> str:
-    """The logical type, unless it is one to be ignored: a decimal whose digits make no sense."""
+    """Return the logical type; empty for a decimal with invalid digits, which Avro ignores."""
     logical = schema.get("logicalType")
     digits = _digits(schema)
     if logical == "decimal" and not (

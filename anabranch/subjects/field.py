@@ -1,4 +1,4 @@
-"""What a subject's schema says of a record's fields."""
+"""The fields of a subject's schema as columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
 class NotAColumn(Exception):
-    """A field of a subject's schema that no column type is for; the message begins with the field's
+    """A field of a subject's schema that has no column type; the message begins with the field's
     path."""
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -21,20 +21,20 @@ class NotAColumn(Exception):
 
 
 class NotReadable(NotAColumn):
-    """A schema whose records cannot be read, whichever of its fields become columns."""
+    """A schema whose records cannot be read, whichever fields become columns."""
 
 
 def fields_of(
     fields: Mapping[str, T], given: Mapping[str, str | None], read: Callable[[T, str], str]
 ) -> list[tuple[str, str]]:
-    """The name and type of each field. `given`: by name, types in place of those of the schema;
-    None leaves a field out. Raises NotAColumn."""
+    """Return the name and type of each field. `given` has types by name that replace those of the
+    schema; None leaves a field out. Raises NotAColumn."""
     kept = ((str(name), field) for name, field in fields.items() if given.get(name, "") is not None)
     return [(name, given.get(name) or read(field, name)) for name, field in kept]
 
 
 def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
-    """The type of a nested record. Raises NotAColumn for one without fields."""
+    """Return the type of a nested record. Raises NotAColumn for one without fields."""
     if not fields:
         raise NotAColumn(path, "a record with fields", "one without any")
     require_names(path, [name for name, _ in fields])
@@ -42,8 +42,8 @@ def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
 
 
 def require_names(path: str, names: Collection[str]) -> None:
-    """Raises NotAColumn for the first name that is not a column's, and for two that differ by case
-    alone."""
+    """Raise NotAColumn for a name that no column can have, and for two names that differ only by
+    case."""
     seen: dict[str, str] = {}
     for name in names:
         at = f"{path}.{name}" if path else name

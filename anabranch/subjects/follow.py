@@ -1,4 +1,4 @@
-"""Take up a subject's changes while jobs run: the table gets the columns, and jobs read its columns
+"""Take up changes of subjects while jobs run: the table gets the columns, and jobs read its columns
 again."""
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from anabranch.subjects.resolve import plan_version, with_table_columns
 LOG = logging.getLogger(__name__)
 
 POLL_S = 10.0
-"""How often subjects are read."""
+"""Seconds between readings of subjects."""
 
 TABLES_POLL_S = 60.0
-"""How often tables are read by processes that only report."""
+"""Seconds between readings of tables, in processes that only report."""
 
 WAIT_S, _ROUND_S = 6.0, 30.0
 _TABLE_S = 600.0
@@ -37,8 +37,8 @@ Read = Callable[[Stream, Lake], Stream]
 
 @dataclass(frozen=True)
 class _TakenUp:
-    """What a stream has of a version of its subject: by which file, its columns, and when its table
-    was read."""
+    """The columns that a stream took up: by which file and version of its subject, and when its
+    table was read."""
 
     file: Stream
     version: SubjectVersion | None
@@ -47,9 +47,9 @@ class _TakenUp:
 
 
 class SubjectReader:
-    """Has tables take up the latest versions of their subjects. Reads a table where its subject has
-    another version than the last time, and every ten minutes, since an idle stream is to cost no
-    requests to the store."""
+    """Makes tables take up the latest versions of their subjects. Reads a table if its subject's
+    version has changed, and every ten minutes, so that an idle stream costs no requests to the
+    store."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -61,11 +61,11 @@ class SubjectReader:
         """Change a stream's table by the latest version of its subject, and return the stream with
         the table's columns.
 
-        A version that cannot be taken up, and a registry that does not answer or refuses, change
-        nothing: the error is logged once, and the columns are those that the table has. A stream
-        whose file has columns stays as it is. One without a table gets the columns that `apply`
-        would give it. Raises ConfigurationError for columns that contradict the file, Transient; of
-        a stream without a table also what `plan_version` raises.
+        If the version cannot be taken up, or the registry does not answer or refuses, the table
+        keeps its columns, and the error is logged once. A stream with columns in its file is
+        returned unchanged. A stream without a table gets the columns that `apply` would give it.
+        Raises ConfigurationError for columns that contradict the file, Transient, and for a stream
+        without a table the errors of `plan_version`.
         """
         if stream.subject_schema is None:
             return stream
@@ -100,7 +100,7 @@ class SubjectReader:
     def _continue(
         self, stream: Stream, lake: Lake, error: AnabranchError, found: Stream | None
     ) -> Stream:
-        """The stream with the columns that it has. Raises the error where it has none."""
+        """Return the stream with the columns that it has. Raises the error if it has none."""
         found = found or with_table_columns(stream, lake)
         if found.lacks_columns:
             raise error
@@ -119,24 +119,25 @@ class SubjectReader:
 
 
 def take_up(environment: Environment, stream: Stream, lake: Lake) -> Stream:
-    """As `SubjectReader.read`, once."""
+    """Read once as `SubjectReader.read`."""
     return SubjectReader(environment).read(stream, lake)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A stream as it was read: by which file, and its columns or why there are none."""
+    """The result of reading a stream: by which file, and its columns or the reason that there are
+    none."""
 
     file: Stream
     found: Stream | AnabranchError
 
 
 class ColumnsFollower:
-    """The columns of streams with `schema: registry`, as `read` finds them by now, every `every`
-    seconds (`POLL_S` without it).
+    """The columns of streams with `schema: registry`, read by `read` every `every` seconds, by
+    default `POLL_S`.
 
-    Calls do not wait for the registry or the catalog, but for the first one: `WAIT_S` at most. A
-    stream whose columns were read keeps them while they cannot be read again.
+    Only the first call waits for the registry or the catalog, at most `WAIT_S`. A stream keeps
+    columns that were read while they cannot be read again.
     """
 
     def __init__(self, read: Read, every: float | None = None) -> None:
@@ -149,7 +150,7 @@ class ColumnsFollower:
     def follow(
         self, streams: Mapping[str, tuple[Stream, Lake]]
     ) -> dict[str, Stream | AnabranchError]:
-        """By name: each stream with its columns, or why they are unknown."""
+        """Return each stream with its columns, or why they are unknown, by name."""
         with self._lock:
             wanted = {name: one for name, one in streams.items() if one[0].lacks_columns}
             is_first, is_new = (
@@ -191,7 +192,7 @@ class ColumnsFollower:
         return True
 
     def _read_one(self, stream: Stream, lake: Lake, note: Note) -> bool:
-        """Keep what is found at once: another stream may hang."""
+        """Read a stream's columns and keep the result at once: another stream may hang."""
         note("the catalog or the schema registry")
         try:
             self._keep(stream, self._read(stream, lake))

@@ -1,4 +1,4 @@
-"""The columns of a JSON Schema. Pure; the facts are those of JSON Schema, drafts 4 to 2020-12
+"""The columns of a JSON Schema. Pure; source: JSON Schema, drafts 4 to 2020-12
 (https://json-schema.org/draft/2020-12/json-schema-core).
 
 | JSON Schema | column |
@@ -9,13 +9,13 @@
 | array with one schema for its items | ARRAY |
 | object with properties | STRUCT |
 | object without properties, with a schema as additionalProperties | MAP with STRING keys |
-| a type array, an anyOf or a oneOf of one of these and null | the same; any column but the key's
+| a type array, an anyOf or a oneOf of one of these and null | the same; all columns but the key's
   may be null |
-| allOf of one schema, a $ref within the schema | what they contain |
+| allOf of one schema, a $ref within the schema | their content |
 
 Anything else is refused: other combinations, objects and arrays of anything, a schema that contains
-itself, a $ref to another document, and one of more than 100 levels or, each $ref followed, 10,000
-types.
+itself, a $ref to another document, and a schema of more than 100 levels or, with each $ref
+followed, 10,000 types.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LONGEST = 80
 def json_schema_fields(
     text: str, given: Mapping[str, str | None] = NOTHING
 ) -> list[tuple[str, str]]:
-    """The name and type of each property of an object's schema, in its order; `given` as
-    `fields_of`. Raises NotAColumn."""
+    """Return the name and type of each property of an object's schema, in the schema's order;
+    `given` is as in `fields_of`. Raises NotAColumn."""
     try:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -52,9 +52,9 @@ def json_schema_fields(
 
 
 class _Reader:
-    """`seen`: the references that led to a place, of which none may come again. A few references,
-    each of which occurs twice in the one before it, make endless types, so their number is
-    bounded."""
+    """Reader of a schema. `seen` are the references that led to a place; none may recur. The number
+    of types is bounded, because a few references, each used twice by the previous one, expand
+    exponentially."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -93,8 +93,8 @@ class _Reader:
     def resolved(
         self, schema: Any, path: str, seen: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """The schema behind references, and behind combinations of one schema and
-        null."""
+        """Follow references, and combinations of one schema and null. Return the schema and the
+        references seen."""
         while True:
             if not isinstance(schema, Mapping):
                 raise NotAColumn(path, "a schema with a type", json.dumps(schema)[:_LONGEST])

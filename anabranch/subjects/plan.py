@@ -1,9 +1,8 @@
 """The columns of a stream with `schema: registry`, decided from its table, its subject and its
 file. Pure.
 
-The table's columns are what both layers read by. A subject adds columns and widens them; it drops,
-narrows or requires none. So a record of an older or a newer version of the subject is read by the
-same columns.
+Both layers read by the table's columns. A subject adds and widens columns; it never drops, narrows
+or requires one. So records of older and newer versions of the subject are read by the same columns.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn, NotReadable, require_names
 from anabranch.subjects.json_schema_columns import json_schema_fields
 
-# What a column reads beside its own type: a subject whose field becomes narrower changes nothing.
+# The narrower types that a column also reads: a subject's field that becomes narrower changes
+# nothing.
 _READS: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
     LongType: (IntegerType,),
     FloatType: (IntegerType, LongType),
@@ -45,13 +45,13 @@ _READS: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
 def plan_columns(
     stream: Stream, version: SubjectVersion, have: Schema | None = None
 ) -> tuple[Column, ...]:
-    """The columns that the stream is to have, by its file and a version of its subject; those of
-    its table first.
+    """Return the columns that the stream's table should have, by its file and a version of its
+    subject; existing columns of the table come first.
 
-    A column of the table stays, with a type at least as wide. Its type may be one that the table
-    cannot take: `plan_evolution` refuses that. NOT NULL are the key's columns, and those of the
-    file that have it. Raises Refused, with the field's path, for a field that cannot be a column or
-    differs from one of the table by case alone, and for a key column that the subject lacks.
+    A column of the table stays, with a type at least as wide. The table may be unable to take up
+    the type: `plan_evolution` then refuses. Columns of the key are NOT NULL, and those that the
+    file declares so. Raises Refused, with the field's path, for a field that cannot be a column or
+    differs from one of the table only by case, and for a key column that the subject lacks.
     """
     rules = stream.subject_schema
     assert rules is not None
@@ -99,9 +99,9 @@ def _merge(
     known: Mapping[str, Column],
     said: Mapping[str, str],
 ) -> Iterator[Column]:
-    """The columns of the table, then those that the subject or the file adds. Raises NotAColumn for
-    two names, of columns or of a struct's fields, that differ by case alone: Spark takes them for
-    one."""
+    """Yield the columns of the table, then those that the subject or the file adds. Raises
+    NotAColumn for two names, of columns or of a struct's fields, that differ only by case: Spark
+    does not distinguish them."""
     names = list(dict.fromkeys((*known, *said)))
     require_names("", names)
     for name in names:
@@ -115,7 +115,7 @@ def _merge(
 
 
 def table_columns(schema: Schema) -> tuple[Column, ...]:
-    """The stream's own columns of its table."""
+    """Return the stream's columns of its table, without RESERVED_COLUMNS."""
     return tuple(
         Column(f.name, column_type(f.field_type), not f.required)
         for f in schema.fields
@@ -124,7 +124,7 @@ def table_columns(schema: Schema) -> tuple[Column, ...]:
 
 
 def column_type(kind: IcebergType) -> str:
-    """An Iceberg type as a stream's file spells it, the fields of a struct in their order."""
+    """Return an Iceberg type as a stream's file writes it, with struct fields in their order."""
     if isinstance(kind, StructType):
         return f"struct<{','.join(f'{f.name}:{column_type(f.field_type)}' for f in kind.fields)}>"
     if isinstance(kind, ListType):
@@ -151,8 +151,8 @@ def _fields(
 
 
 def _merged(path: str, have: str, said: str) -> str:
-    """The type of a column of a table for what a subject says now: wider where the subject is,
-    never narrower. Raises NotAColumn as `_merge`."""
+    """Return the type of a table's column after a change of the subject: widened if the subject is
+    wider, never narrowed. Raises NotAColumn as `_merge`."""
     ids = [0]
     return column_type(_wider(path, iceberg_type(have, ids), iceberg_type(said, ids)))
 

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """A stream with the columns that `apply` gives its table, and these changes in words."""
+    """A stream with the columns that `apply` gives its table, and descriptions of the changes."""
 
     stream: Stream
     changes: tuple[str, ...] = ()
 
 
 def with_table_columns(stream: Stream, lake: Lake) -> Stream:
-    """A stream with the columns of its table. A stream whose file has columns stays as it is; one
-    without a table still lacks its columns. Raises ConfigurationError for columns that contradict
-    the file, Transient."""
+    """Return the stream with the columns of its table. A stream with columns in its file is
+    returned unchanged; one without a table still lacks columns. Raises ConfigurationError for
+    columns that contradict the file, Transient."""
     if not stream.lacks_columns or not lake.exists(stream.table):
         return stream
     return with_columns_of(stream, lake.load(stream.table))
 
 
 def with_columns_of(stream: Stream, table: Table) -> Stream:
-    """A stream whose columns are those of its subject, with the columns of this state of its table;
-    any other stream as it is. Raises ConfigurationError for columns that contradict the file."""
+    """Return a stream with `schema: registry` with the columns of this state of its table; any
+    other stream unchanged. Raises ConfigurationError for columns that contradict the file."""
     return (
         stream
         if stream.subject_schema is None
@@ -49,11 +49,11 @@ def with_columns_of(stream: Stream, table: Table) -> Stream:
 
 
 def register_table(environment: Environment, stream: Stream, lake: Lake) -> list[str]:
-    """Register the table of a stream with `schema: registry` that storage holds and the catalog has
-    lost: its subject's version is planned over the table's columns. Returns the changes, in words;
-    none for any other stream.
+    """Register the table of a stream with `schema: registry` if storage has it and the catalog has
+    lost it, so that a version of its subject is planned over its columns. Return descriptions of
+    the changes; none for any other stream.
 
-    Raises ConfigurationError when no metadata file is usable, Transient.
+    Raises ConfigurationError if no metadata file is usable, Transient.
     """
     if not stream.lacks_columns:
         return []
@@ -61,18 +61,18 @@ def register_table(environment: Environment, stream: Stream, lake: Lake) -> list
 
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
-    """As `plan_version`, for the latest version of a stream's subject; a stream whose file has
-    columns as it is."""
+    """Plan the latest version of a stream's subject as `plan_version`; a stream with columns in its
+    file is unchanged."""
     if stream.subject_schema is None:
         return Planned(stream)
     return plan_version(stream, open_registry(environment, stream).latest(stream.subject), lake)
 
 
 def plan_version(stream: Stream, version: SubjectVersion | None, lake: Lake) -> Planned:
-    """The columns that a stream's table is to have by a version of its subject. Nothing is changed.
+    """Plan the columns of a stream's table for a version of its subject. Changes nothing.
 
-    Without a version a table keeps its columns. Raises Refused for a version that the table cannot
-    take up, with the field; NotYet for a new table without a subject, ConfigurationError,
+    Without a version a table keeps its columns. Raises Refused, with the field, for a version that
+    the table cannot take up; NotYet for a new table without a subject; ConfigurationError,
     Transient.
     """
     have = lake.load(stream.table).schema() if lake.exists(stream.table) else None

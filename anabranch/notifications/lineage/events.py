@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
 PRODUCER = f"urn:anabranch:{VERSION}"
-# The schema of our own facet is the file of that name in this folder.
+# The schema of our own facet is AnabranchHourRunFacet.json in this folder.
 _OF_HOUR = {
     "_producer": PRODUCER,
     "_schemaURL": (
@@ -95,7 +95,7 @@ class Subject:
         return topic_name(self.environment.kafka, self.stream.topic)
 
     def schema(self, row: LedgerRow | None) -> Schema:
-        """The columns of a decision's snapshot, or of the current schema if the snapshot is
+        """Return the columns of a decision's snapshot, or of the current schema if the snapshot has
         expired."""
         snapshot = (
             self.table.metadata.snapshot_by_id(row.snapshot_id)
@@ -107,7 +107,8 @@ class Subject:
 
 
 def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
-    """The START event of a run, with inputs and outputs, and its end event, with the result."""
+    """Return the START event of a run, with inputs and outputs, and its end event, with the
+    result."""
     ended = RunState.COMPLETE if run.error is None else RunState.FAIL
     start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
@@ -285,8 +286,8 @@ def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatase
 def _column_lineage(
     subject: Subject, schema: Schema
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Each column comes from the record's field of the same name, or from those that the stream's
-    file selects; the event date comes from the event time."""
+    """Return the source fields of each column: the record's field of the same name, or those in the
+    file's `select`; for the event date the event time."""
     stream = subject.stream
     of: dict[str, tuple[str, ...]] = {c.name: (c.name,) for c in stream.columns if not c.rescues}
     of |= {selected.name: selected.fields for selected in stream.select or ()}

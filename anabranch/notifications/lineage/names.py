@@ -18,13 +18,13 @@ class Name(NamedTuple):
 
 
 def topic_name(kafka: Kafka, topic: str) -> Name:
-    """The topic's name; the first of several bootstrap servers names the cluster. Pure."""
+    """Return the topic's name; the first of several bootstrap servers names the cluster. Pure."""
     first = kafka.bootstrap_servers.split(",")[0].strip()
     return Name(f"kafka://{first.partition('://')[2] or first}", topic)
 
 
 def table_name(location: str) -> Name:
-    """The table's name: the location of its files, in any catalog. Pure."""
+    """Return the table's name: the location of its files, in any catalog. Pure."""
     parts = urlsplit(location)
     if parts.scheme == "file":
         return Name("file", parts.path.rstrip("/"))
@@ -32,7 +32,8 @@ def table_name(location: str) -> Name:
 
 
 def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
-    """The table's name in its catalog, if the conventions define names for such a catalog. Pure."""
+    """Return the table's name in its catalog; None if the conventions define none for its type.
+    Pure."""
     if catalog.type == "rest":
         return Name(catalog.uri, table)
     account = catalog.properties.get("glue.id")
@@ -45,7 +46,7 @@ def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
 
 
 def catalog_address(catalog: Catalog) -> str | None:
-    """The catalog's address, without user, password and parameters. Pure."""
+    """Return the catalog's address without user, password and parameters. Pure."""
     if not catalog.uri:
         return None
     scheme, _, rest = catalog.uri.partition("://")

@@ -1,5 +1,5 @@
-"""The client of the receiver of events. Requests have a time limit, and a job stops sending after
-the first failure."""
+"""The client of the receiver of events. Requests have a time limit and are not retried; a job stops
+sending after the first failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONCE = {"total": 0, "read": 0, "connect": 0}
 
 
 class Receiver:
-    """Sends events by OpenLineage's client, using only the settings of `anabranch.yaml`."""
+    """Sends events by OpenLineage's client, with the settings of `anabranch.yaml` only."""
 
     def __init__(self, settings: Lineage) -> None:
         self._settings = settings
@@ -37,8 +37,8 @@ class Receiver:
 
     def send(self, events: Iterable[RunEvent]) -> None:
         """Send events in order, within `lineage.timeout` in total. Raises NoAnswer after that time,
-        Transient when the receiver is unreachable, ConfigurationError for a wrong path or key,
-        Refused when it rejects the events."""
+        Transient if the receiver is unreachable, ConfigurationError for a wrong path or key,
+        Refused if it rejects the events."""
         seconds = self._settings.timeout.total_seconds()
         late = NoAnswer(
             f"send lineage to {self._settings.url}: found no answer within {seconds:g} s "

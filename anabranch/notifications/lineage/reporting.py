@@ -1,8 +1,8 @@
-"""Send the ledger's decisions to a lineage receiver: by the batch job as it decides, and again by
-`anabranch lineage`. The job sends all ledger rows appended since it began, including decisions of
-an earlier process that died before recording them. A failure to send never fails an hour. A job
-waits at most once, for `lineage.timeout`, for a receiver without an answer, and as long after each
-hour for a slow one.
+"""Send the ledger's decisions to a lineage receiver: from the batch job as it decides, and again
+from `anabranch lineage`. The job sends all ledger rows appended since it began, including decisions
+of an earlier process that died before it recorded them. A failure to send never fails an hour. A
+job waits at most once, for `lineage.timeout`, for a receiver that does not answer, and as long
+after each hour for a slow one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _LAST = "9999-12-31T23"
 
 
 def decisions_since(job: Job, hour: str | None) -> list[LedgerRow]:
-    """The decisions that are runs, from an hour on or all, oldest first. Raises Transient."""
+    """Return the decisions that are runs, from this hour on or all, oldest first. Raises
+    Transient."""
     hours = Span(hour, _LAST) if hour is not None else None
     return _runs(job.ledger.history(hours))
 
 
 def subject_of(job: Job) -> Subject:
-    """The stream that events describe, with its current tables. Raises ConfigurationError without
-    OpenLineage's client, Transient."""
+    """Return the stream that events describe, with its current tables. Raises ConfigurationError
+    without OpenLineage's client, Transient."""
     try:
         from anabranch.notifications.lineage.events import Subject
     except ModuleNotFoundError as error:
@@ -63,13 +64,13 @@ def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEven
 
 
 def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
-    # Lineage is of what jobs read from Kafka.
+    # Lineage covers only hours that jobs read from Kafka.
     return [row for row in rows if row.decision in ("accepted", "refused") and row.imported is None]
 
 
 class LineageReporter:
-    """Sends a job's decisions while it works. Without `lineage.url` it does nothing. No method
-    raises. After a failure it stops sending; `missed` are the hours that were not sent.
+    """Sends a job's decisions while it works. Does nothing without `lineage.url`. No method raises.
+    After a failure it stops sending; `missed` are the hours that were not sent.
     """
 
     def __init__(self, job: Job, parent: str | None = None, root: str | None = None) -> None:
@@ -160,7 +161,7 @@ class LineageReporter:
 def report_lineage(
     job: Job, parent: str | None = None, root: str | None = None
 ) -> Iterator[LineageReporter]:
-    """A reporter for the duration of a job; `parent` and `root` are the scheduler's runs that
+    """Yield a reporter for the duration of a job; `parent` and `root` are the scheduler's runs that
     contain it."""
     reporter = LineageReporter(job, parent, root)
     reporter.begin()

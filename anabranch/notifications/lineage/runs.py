@@ -1,6 +1,6 @@
 """A decision of the ledger as a run: its id, its times, its account. Pure. The id of an accepted
-revision is derived from the table, the hour and the revision, so a run sent again keeps its id.
-Each refusal is a separate run, because the same revision may be accepted later.
+revision is derived from the table, the hour and the revision, so a run that is sent again keeps its
+id. Each refusal is a separate run, because the same revision may be accepted later.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _known(text: str | None) -> ParentRun | None:
 
 
 def hour_facts(run: HourRun) -> dict[str, Any]:
-    """Our own facet: `AnabranchHourRunFacet.json`."""
+    """Return our own facet, described in `AnabranchHourRunFacet.json`."""
     row = run.row
     if row is None:
         return {"hour": run.hour, "decision": "failed"}
@@ -114,7 +114,7 @@ _SEVERITIES = {"critical": "error", "warning": "warn"}
 
 
 def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
-    """The checks of an hour: the balance first, then the expectations of the quality gate."""
+    """Return the checks of an hour: the balance, then the expectations of the quality gate."""
     found = []
     balance = _balance(row)
     if balance is not None:
@@ -170,8 +170,8 @@ _NOT_NULL = "expect_column_values_to_not_be_null"
 
 
 def null_counts(row: LedgerRow, required: tuple[str, ...]) -> dict[str, int]:
-    """The number of nulls by column, for columns whose nulls were counted; `required` columns have
-    none."""
+    """Return the number of nulls by column, for columns whose nulls were counted; `required`
+    columns have none."""
     counts = dict.fromkeys(required, 0)
     quality = row.quality or QualityResult(True)
     for entry in quality.met or ():

@@ -1,8 +1,8 @@
 """The webhook: posts each change of an hour's state as JSON, in ledger order, at least once.
 
-1. The position is a sequence of the ledger, kept in a property of the ledger's table, for each
+1. The position is a sequence of the ledger, kept in a property of the ledger's table, one for each
   receiver.
-2. The job posts later decisions, one request for each, with the decision's id.
+2. The job posts later decisions, one request each, with the decision's id.
 3. The position moves past the messages that the receiver accepted.
 
 A receiver that is unreachable, slow or refusing delays a job by seconds and has no other effect:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 FIRST_LOOK = timedelta(days=1)
-"""A receiver without a position gets the decisions of this last period."""
+"""A receiver without a position gets the decisions of this period before now."""
 JOBS_WAIT = timedelta(seconds=10)
 """Longest time that a job posts, in addition to the last request."""
 
@@ -60,8 +60,8 @@ class Posted:
 
 
 class Notifier:
-    """Posts messages that a stream's receiver has not received yet. Raises ConfigurationError if
-    none is configured."""
+    """Posts the pending messages of a stream's receiver. Raises ConfigurationError if none is
+    configured."""
 
     def __init__(self, job: Job) -> None:
         webhook = webhook_of(job)
@@ -76,8 +76,9 @@ class Notifier:
         )
 
     def post(self, within: timedelta | None = None) -> Iterator[Posted]:
-        """Post pending messages for about this long (None: all). Raises Transient when the receiver
-        does not accept one; that message and all later ones stay pending."""
+        """Post pending messages for about this long (None: all), and yield each that the receiver
+        accepted. Raises Transient if it does not accept one; that message and all later ones stay
+        pending."""
         deadline = time.monotonic() + within.total_seconds() if within is not None else None
         table = self._job.lake.load(self._job.stream.hours_table)
         position = self._position(table)
@@ -153,13 +154,13 @@ class Notifier:
 
 
 def webhook_of(job: Job) -> Webhook | None:
-    """The webhook of the stream, or else of the environment."""
+    """Return the webhook of the stream, else of the environment, if configured."""
     return job.stream.webhook or job.environment.webhook
 
 
 def notify(job: Job) -> bool:
-    """Post pending messages from a job, for a bounded time; errors do not stop the job. False when
-    messages stay pending."""
+    """Post pending messages from a job, for a bounded time; errors do not stop the job. Return
+    False if messages stay pending because of an error."""
     if webhook_of(job) is None:
         return True
     try:
@@ -174,8 +175,7 @@ def notify(job: Job) -> bool:
 
 
 def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
-    """Post one message; returns why it failed, or None. Returns within `webhook.within` in any
-    case."""
+    """Post one message; return why it failed, or None. Takes at most `webhook.within`."""
     seconds = webhook.within.total_seconds()
     # The client's timeout restarts with each byte of a slow answer, so limit the time here.
     try:

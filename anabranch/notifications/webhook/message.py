@@ -15,7 +15,7 @@ ADOPTING = "sealed by adopting"
 
 @dataclass(frozen=True)
 class HourState:
-    """An hour's state: `revision` is the accepted one, 0 for none."""
+    """The state of an hour; `revision` is the accepted one, 0 for none."""
 
     state: str
     revision: int
@@ -24,7 +24,7 @@ class HourState:
 
 @dataclass(frozen=True)
 class Message:
-    """A decision, and its hour's state before and after."""
+    """A decision, with the state of its hour before and after."""
 
     event: str
     row: LedgerRow
@@ -32,7 +32,7 @@ class Message:
     after: HourState
 
     def as_dict(self, stream: str, table: str, page: str | None) -> dict[str, Any]:
-        """The JSON object to post. `text` is a one-sentence summary, which chat services show."""
+        """Return the JSON object to post. `text` is a one-sentence summary for chat services."""
         row = self.row
         balance = {name: value for name in COUNTS if (value := getattr(row, name)) is not None}
         diff, quality = row.diff, row.quality
@@ -73,8 +73,8 @@ _UNKNOWN = HourState("open", 0, "speed")
 
 
 def messages(rows: Sequence[LedgerRow], since: int) -> Iterator[Message]:
-    """The messages of decisions with sequence `since` or later, in ledger order. `rows` are all
-    decisions about the hours concerned, in that order."""
+    """Yield the messages of decisions with sequence `since` or later, in ledger order. `rows` are
+    all decisions about the hours concerned, in that order."""
     states: dict[str, HourState] = {}
     for row in rows:
         before = states.get(row.hour, _UNKNOWN)
@@ -97,7 +97,7 @@ def _after(before: HourState, row: LedgerRow) -> HourState:
 
 
 def _event(before: HourState, row: LedgerRow) -> str | None:
-    """The event's name; None for decisions that are not sent."""
+    """Return the event's name; None for decisions that are not sent."""
     match row.decision:
         case "accepted":
             return "restated" if before.revision else "accepted"
