@@ -140,7 +140,7 @@ class Index:
 
     def _send_halves(self, documents: list[Document], reason: str) -> None:
         if len(documents) == 1:
-            raise self._refused(documents[0], f"{reason}: it is longer than a request may be")
+            raise self._refused(documents[0], f"{reason}: it exceeds the maximum size of a request")
         half = len(documents) // 2
         self.send(documents[:half])
         self.send(documents[half:])

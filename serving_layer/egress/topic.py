@@ -78,7 +78,7 @@ class TopicSender:
         at = self.position.at
         if at is not None and (at.hour, at.source) == (hour.name, hour.source):
             LOG.info(
-                "hour %s continues behind partition %d, offset %d",
+                "hour %s continues after partition %d, offset %d",
                 hour.name,
                 at.partition,
                 at.offset,

@@ -65,8 +65,8 @@ class Reader:
         if selection.revision is not None or selection.through is not None:
             kept = "by revision" if selection.revision is not None else "for a group's hour"
             raise ConfigurationError(
-                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are "
-                f"kept {kept}"
+                f"read {stream.view_table(view)}: expected {stream.table}, found a view; only the "
+                f"table's rows are kept {kept}"
             )
         table = self.lake.load(stream.table)
         selected = Selector(self.lake, self.streams, selection)(stream.table, table)

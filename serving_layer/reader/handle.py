@@ -213,7 +213,8 @@ class StreamView:
         only."""
         if self.selection != Selection():
             raise ConfigurationError(
-                f"view {self.definition.name}: Spark reads it as it is: expected no selection"
+                f"view {self.definition.name}: expected a table opened without as_of and "
+                "only_accepted, found one with a selection; Spark reads current rows only"
             )
         state = load_state(self.reader.lake, self.stream.table)
         return session.sql(spark_sql(self.reader.lake, self.stream, self.definition, state))

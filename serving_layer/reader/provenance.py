@@ -171,7 +171,7 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
             hour
         ) else "served by speed by choice"
     if (accepted := state.accepted.get(hour)) is not None and accepted.unread:
-        return True, f"rebuilt once {', '.join(accepted.unread)} is read"
+        return True, f"rebuilt once the speed layer has read {', '.join(accepted.unread)}"
     return True, None
 
 

@@ -56,7 +56,8 @@ class Selection:
         start_of(self.revision.hour)
         if self.as_of is not None or self.only_accepted:
             raise ConfigurationError(
-                "a revision is of one moment and accepted: expected no as-of, no only-accepted"
+                f"hour {self.revision.hour}: expected no as-of and no only-accepted with a "
+                "revision, found one of them; remove it: a revision has a snapshot of its own"
             )
 
 
@@ -165,7 +166,8 @@ class Selector:
 
         if name != stream.table:
             raise ConfigurationError(
-                f"read {name}: expected {stream.table}, whose rows alone are kept by revision"
+                f"read {name}: expected {stream.table}, found another table; only its rows are "
+                "kept by revision"
             )
         known = {
             d.revision: d
@@ -189,7 +191,7 @@ class Selector:
             raise Refused(
                 f"{what}: expected revision {revision.number} to be readable, found: "
                 f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
-                "has those that are"
+                "lists the readable ones"
             )
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
 

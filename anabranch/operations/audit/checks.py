@@ -126,7 +126,7 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
     if not a.accepted:
         expected = "the hour accepted on branch batch, as in the ledger"
         findings.differs(
-            "table", expected, "it not accepted there (the next batch run rebuilds it)"
+            "table", expected, "that it is not accepted there (the next batch run rebuilds it)"
         )
     revision = row.revision if row is not None else None
     if a.revision and revision != a.revision:
@@ -168,14 +168,14 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
     for source, n in counted.outside.items():
         findings.differs(_WORDS[source], f"none outside the cut [{start}, {end})", n, p)
     for source, n in counted.twice.items():
-        findings.differs(_WORDS[source], "each offset once", f"{n} rows more", p)
+        findings.differs(_WORDS[source], "each offset once", f"{n} repeated rows", p)
     for source, n in counted.misplaced.items():
         findings.differs(_WORDS[source], "only rows of this hour", f"{n} of another hour", p)
     if counted.both:
         findings.differs(
             "rows and dead letters",
-            "each offset to be one of them",
-            f"{counted.both} that are both",
+            "each offset in only one of them",
+            f"{counted.both} offsets in both",
             p,
         )
     if (kafka := counted.kafka) is None:
@@ -188,7 +188,7 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
         findings.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
     if hidden := kafka.silent_classes.get(PRESENT):
         findings.differs(
-            "Kafka", "every record of its log to be read", f"{hidden} in its log, not returned", p
+            "Kafka", "every record in its log to be returned", f"{hidden} that are not", p
         )
 
 

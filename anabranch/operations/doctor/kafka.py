@@ -234,7 +234,7 @@ def _of_bytes(
         "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
     )
     if facts.partition_bytes is None or unread is None:
-        found = f"{limit} bytes a partition, and an unknown number of waiting bytes"
+        found = f"{limit} bytes a partition, and an unknown number of unread bytes"
         return info(Issue.RETENTION_BYTES, stream.topic, expected, found, remedy)
     waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
     partition = max(waiting, key=lambda p: waiting[p], default=None)

@@ -131,7 +131,7 @@ def findings(facts: LocalFacts) -> list[Finding]:
             error(
                 Issue.JARS_DIFFER,
                 "this machine",
-                f"in {facts.folder} the jars of conf/jvm/jars.sha256",
+                f"the jars of conf/jvm/jars.sha256 in {facts.folder}",
                 "; ".join(facts.jars[:_NAMED]) + more,
                 f"rm -r {facts.folder} && anabranch jars",
             )
@@ -147,17 +147,20 @@ def findings(facts: LocalFacts) -> list[Finding]:
     if facts.packed is not None:
         differs, file = facts.packed
         expected = (
-            f"in {file} the packages of this installation; Spark reads all records, more slowly"
+            f"the packages of this installation in {file}; without them Spark reads all records, "
+            "more slowly"
         )
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
         made.append(warning(Issue.PACKED, "this machine", expected, differs, remedy))
     if facts.exposed:
-        expected = "an encrypted connection to executors, which get secrets of the configuration"
+        expected = (
+            "an encrypted connection to executors, which receive secrets of the configuration"
+        )
         remedy = (
             "spark.authenticate: true and spark.network.crypto.enabled: true in spark.conf of "
             "anabranch.yaml"
         )
-        found = f"none by spark.conf, for {', '.join(facts.exposed)}"
+        found = f"none enabled in spark.conf; executors receive {', '.join(facts.exposed)}"
         made.append(warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy))
     if facts.free < _NEARLY_FULL:
         weighs = error if facts.free < _FULL else warning

@@ -259,7 +259,7 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
             info(
                 check,
                 where.bucket,
-                "an answer to the question",
+                "permission to read this setting of the bucket",
                 f"it cannot be read: {why}",
                 "nothing, if you know the setting",
             )

@@ -112,7 +112,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
         found = f"{len(waiting)}, from {min(waiting)} on"
         made.append(warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}"))
     if view.overdue is not None:
-        expected = "hours that leave within a day once keep.rows is over"
+        expected = "hours to expire within a day after keep.rows"
         remedy = f"anabranch maintain {name}" + (
             "" if view.overdue.reason is None else " --dry-run"
         )

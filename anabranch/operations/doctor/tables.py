@@ -202,7 +202,10 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         )
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
-        remedy = "not delete files younger than a day (docs/runbooks.md, `tables.optimizer`)"
+        remedy = (
+            "configure it not to delete files younger than a day (docs/runbooks.md, "
+            "`tables.optimizer`)"
+        )
         made.append(
             info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy)
         )

@@ -188,7 +188,9 @@ def _unknown(stream: str, unknown: UnknownFields) -> str:
 
 
 def _diff(facts: HourFacts, diff: Diff) -> str:
-    unread = f" ({diff.unread} of them not read by then)" if diff.unread else ""
+    unread = (
+        f" ({diff.unread} of them not read by the speed layer at that time)" if diff.unread else ""
+    )
     text = (
         f"compared with {facts.speed_rows or 0} rows of speed: {diff.missing} missing{unread}, "
         f"{diff.extra} extra, {diff.changed} changed"
@@ -203,7 +205,7 @@ def _refusal(facts: HourFacts, refusal: Refusal) -> str:
     times = len(facts.refusals)
     text = (
         f"at {_time(refusal.at)}"
-        + (f", for the {times}. time" if times > 1 else "")
+        + (f" (refusal {times})" if times > 1 else "")
         + f": {refusal.reason}"
     )
     if facts.state in _ACCEPTED:

@@ -60,7 +60,7 @@ class TimedValue(Generic[T]):
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
         # Two reads that just meet the deadline, and the pause between them.
         if self.as_of is not None and now - self.as_of > (_REST + 2) * deadline + every:
-            return "not read since"
+            return "no reading attempted since"
         return None
 
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:

@@ -264,6 +264,8 @@ def test_a_request_that_is_too_large_is_sent_in_parts(
     row = {"kafka_partition": 0, "ingest_hour": FIRST, "text": "x" * 20_000}
     client.send([document(Identity("t"), (0, o, row | {"kafka_offset": o}), 1) for o in range(7)])
     assert len(found(index)) == 7
-    with pytest.raises(Refused, match=r"partition 0, offset 8 .* longer than a request may be"):
+    with pytest.raises(
+        Refused, match=r"partition 0, offset 8 .* exceeds the maximum size of a request"
+    ):
         client.send([document(Identity("t"), (0, 8, row | {"text": "x" * 70_000}), 1)])
     client.close()

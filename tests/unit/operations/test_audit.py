@@ -142,7 +142,7 @@ def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
 def test_a_row_there_twice(one: StreamLake) -> None:
     spoil(one, add=[event(0, 5)])
     assert (
-        f"hour {NEXT}, partition 0: rows of main: expected each offset once, found 1 rows more"
+        f"hour {NEXT}, partition 0: rows of main: expected each offset once, found 1 repeated rows"
         in sentences(one)
     )
 
@@ -187,8 +187,8 @@ def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
     bury(one, [(NEXT, 0, 5)])
     messages = sentences(one)
     assert (
-        f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of "
-        "them, found 1 that are both"
+        f"hour {NEXT}, partition 0: rows and dead letters: expected each offset in only one "
+        "of them, found 1 offsets in both"
     ) in messages
     assert (
         f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets"
@@ -258,7 +258,7 @@ def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) 
     assert sentences(one) == [
         (
             f"hour {HOUR}: table: expected the hour accepted on branch batch, as in the ledger, "
-            "found it not accepted there (the next batch run rebuilds it)"
+            "found that it is not accepted there (the next batch run rebuilds it)"
         )
     ]
 
@@ -468,8 +468,8 @@ def test_a_gap_of_another_class_than_the_log_shows() -> None:
 
 def test_a_record_of_the_log_that_no_reader_is_given() -> None:
     assert (
-        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 "
-        "in its log, not returned"
+        f"hour {NEXT}, partition 0: Kafka: expected every record in its log to be returned, "
+        "found 1 that are not"
     ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
 

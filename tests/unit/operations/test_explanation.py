@@ -130,7 +130,7 @@ def test_a_refused_hour(one: StreamLake) -> None:
         )
     sentences = sentences_of(one, NEXT)
     assert sentences["hour"] == f"{NEXT} of events is refused; the speed layer still serves it"
-    assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
+    assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC (refusal 2): quality: no"
     assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
     assert "the quality gate failed, critical: x" in sentences["checks"]
     assert sentences["rebuild"].startswith(
@@ -335,7 +335,7 @@ def test_an_unexplained_error_is_logged_as_an_error() -> None:
     facts = _facts([row])
     assert facts.unexplained == {"missing": 1, "changed": 1}
     assert dict(explain_sentences(facts))["checks"] == (
-        "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 "
+        "compared with 1 rows of speed: 3 missing (2 of them not read by the speed layer at that time), 0 extra, 1 "
         f"changed; NOTHING EXPLAINS 1 missing, 1 changed: `anabranch diff events {HOUR}`"
     )
 

@@ -423,7 +423,10 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
 def test_a_reader_that_is_dead_is_noticed() -> None:
     reading = TimedValue("value", LATER)
     assert reading.why_old(LATER + timedelta(seconds=190), DEADLINE, EVERY) is None
-    assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "not read since"
+    assert (
+        reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY)
+        == "no reading attempted since"
+    )
 
 
 def test_a_reading_has_a_timestamp_from_before_its_request() -> None:

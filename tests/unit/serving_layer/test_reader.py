@@ -250,7 +250,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
         (["--hour", "x", "--revision", "1"], "expected a UTC hour"),
         (
             ["--hour", HOUR, "--revision", "1", "--only-accepted"],
-            "expected no as-of, no only-accepted",
+            "expected no as-of and no only-accepted",
         ),
     ):
         done = ask(one, COUNT, *arguments)

@@ -850,4 +850,4 @@ def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path)
         main, ["query", sql, "--revision", "1", "--hour", FIRST, "--conf", str(tmp_path)]
     )
     assert refused.exit_code == 2
-    assert "whose rows alone are kept by revision" in refused.output
+    assert "only the table's rows are kept by revision" in refused.output

@@ -1,6 +1,6 @@
 "use strict";
-// The page is whole without this script. It fetches the page again, puts the new content in the place of the old one,
-// says in words what changed, and lets arrow keys go from hour to hour.
+// The page works without this script. The script fetches the page again, replaces the old content with the new,
+// announces changes as text, and lets arrow keys move from hour to hour.
 (() => {
   const live = () => document.getElementById("live");
   const every = Number(live().dataset.every || 0) * 1000;
@@ -13,7 +13,7 @@
     return Array.from(table.querySelectorAll("td a"));
   }
 
-  // One hour of the calendar is a stop of the tab key, the arrows go on from there.
+  // One hour of the calendar is a tab stop; arrow keys move on from there.
   function rove(table, to) {
     for (const link of links(table)) link.tabIndex = -1;
     if (to) to.tabIndex = 0;
@@ -22,7 +22,7 @@
   const regions = () => Array.from(document.querySelectorAll(".wide[aria-labelledby]"));
   const nameOf = (region) => region.getAttribute("aria-labelledby");
 
-  // The newest hours are at the right end, which a narrow window would not show.
+  // The newest hours are at the right end, out of view in a narrow window.
   function toNewest() {
     for (const table of document.querySelectorAll("[data-newest]")) {
       const region = table.closest(".wide");
