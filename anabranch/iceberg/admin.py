@@ -77,7 +77,7 @@ def new_location(lake: Lake, name: str, schema: Schema) -> str:
     try:
         return str(lake.catalog.create_table_transaction(name, schema).table_metadata.location)
     except Exception as error:
-        raise explain(f"ask where table {name} would be", error) from error
+        raise explain(f"get the location of a new table {name}", error) from error
 
 
 def register(lake: Lake, name: str, metadata_file: str) -> None:
@@ -94,7 +94,7 @@ def forget(lake: Lake, name: str) -> None:
     try:
         lake.catalog.drop_table(name)
     except Exception as error:
-        raise explain(f"take table {name} out of the catalog", error) from error
+        raise explain(f"remove table {name} from the catalog", error) from error
 
 
 def try_to_write(lake: Lake) -> None:
@@ -158,7 +158,8 @@ def change_table(
         except Exception as error:
             raise explain(f"change the {what} of {name}", error) from error
     raise Transient(
-        f"change the {what} of {name}: expected to be first once in ten attempts; run it again"
+        f"change the {what} of {name}: expected a commit to land in ten attempts, found that other "
+        "commits were first each time; run it again"
     )
 
 

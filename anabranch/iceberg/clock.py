@@ -90,9 +90,9 @@ class Clock:
         ):
             raise Transient(
                 f"clock: expected this machine's clock at {self._last.says(elapsed).isoformat()} "
-                f"by its earlier time, found {wall.isoformat()}: it was set while this ran, and "
-                "there is no object store to compare with; set it (NTP), or restart this if it is "
-                "right now"
+                f"by the monotonic clock, found {wall.isoformat()}: it was set while the process "
+                "ran, and there is no object store to compare with; set the clock (NTP), or "
+                "restart the process if the clock is right now"
             )
         self._last = Compared(store_time or wall, elapsed)
         return wall

@@ -472,8 +472,8 @@ class Lake:
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
         raise Transient(
-            f"append to {name}: expected to be first once in ten attempts, found other commits "
-            "first; try again"
+            f"append to {name}: expected a commit to land in ten attempts, found that other "
+            "commits were first each time; try again"
         )
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:

@@ -63,7 +63,7 @@ class PhysicalDesign:
         parts = [
             f"{what} {', '.join(names)}"
             for what, names in (
-                ("an order by", self.sort),
+                ("sort order", self.sort),
                 ("Bloom filters of", self.bloom),
                 ("bounds only of", self.bounded or ()),
             )

@@ -53,8 +53,8 @@ def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
         if lake.commit(table, Commit(uuid.uuid4().hex, {}, (), tags=made)) is Outcome.LANDED:
             return
     raise Transient(
-        f"keep snapshots of {table_name} to be read: expected to be first once, found others "
-        "were; try again"
+        f"keep snapshots of {table_name} for a read: expected a commit to land within "
+        f"{_PATIENCE_SECONDS:.0f} s, found that other commits were first each time; try again"
     )
 
 

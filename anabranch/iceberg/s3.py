@@ -273,7 +273,7 @@ class ObjectStore:
             ]
         if left:
             raise Transient(
-                f"delete {len(named)} {what} of bucket {bucket}: expected all to go, found "
+                f"delete {len(named)} {what} of bucket {bucket}: expected all to be deleted, found "
                 f"{len(left)} left, first {left[0]}; check the policy ({right}), then run it again"
             )
 
@@ -293,13 +293,13 @@ class ObjectStore:
         """Return whether the bucket keeps versions of deleted and replaced objects. Raises
         ConfigurationError or Transient, also for a server without versioning; the other methods
         for a bucket's settings raise these too."""
-        with self._errors(f"ask for the versioning of bucket {bucket}"):
+        with self._errors(f"read the versioning of bucket {bucket}"):
             return self._versioning(bucket) == "Enabled"
 
     def had_versions(self, bucket: str) -> bool:
         """Return whether versioning is or was enabled; False for a server without versioning.
         Raises ConfigurationError (permissions) or Transient."""
-        with self._errors(f"ask for the versioning of bucket {bucket}"):
+        with self._errors(f"read the versioning of bucket {bucket}"):
             try:
                 return self._versioning(bucket) is not None
             except ClientError as error:
@@ -340,7 +340,7 @@ class ObjectStore:
 
     def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
         """Return the bucket's enabled lifecycle rules."""
-        with self._errors(f"ask for the lifecycle of bucket {bucket}"):
+        with self._errors(f"read the lifecycle rules of bucket {bucket}"):
             try:
                 rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get(
                     "Rules", ()
@@ -354,7 +354,7 @@ class ObjectStore:
     def lock(self, bucket: str) -> str | None:
         """Return mode and duration of the bucket's default object lock (`GOVERNANCE 30 days`); None
         without one."""
-        with self._errors(f"ask for the object lock of bucket {bucket}"):
+        with self._errors(f"read the object lock of bucket {bucket}"):
             try:
                 lock = self._client.get_object_lock_configuration(Bucket=bucket).get(
                     "ObjectLockConfiguration", {}

@@ -213,16 +213,18 @@ def _what_is_left(table: Table, remedy: str) -> str:
         newest = max(of_main, key=made_at, default=None)
         if newest is None:
             return (
-                f"lost are {', '.join(lost)}, and every snapshot of main: {remedy}; without it "
-                "the rows stay readable, and the stream has to start again in another table: "
-                f"{_DOCUMENTED}"
+                f"the state of {', '.join(lost)} and of every snapshot of main is lost: {remedy}; "
+                "without it the rows stay readable, but the stream has to start again in another "
+                f"table: {_DOCUMENTED}"
             )
-        set_back = f"roll main back to snapshot {newest.snapshot_id} of "
-        f"{made_at(newest).isoformat()}, which is complete"
+        set_back = (
+            f"roll main back to snapshot {newest.snapshot_id} of {made_at(newest).isoformat()}, "
+            "which is complete"
+        )
         steps = [set_back, *(steps or ["run `anabranch merge STREAM`"])]
     return (
-        f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: "
-        f"{_DOCUMENTED}"
+        f"the state of {', '.join(lost)} is lost: {remedy}, or stop the jobs, then "
+        f"{', then '.join(steps)}: {_DOCUMENTED}"
     )
 
 
@@ -380,7 +382,7 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None
-    with lake_errors(f"read the manifests of what is staged in {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {wap_id}, staged in {'.'.join(table.name())}"):
         files = tuple(
             entry.data_file
             for manifest in snapshot.manifests(table.io)

@@ -128,8 +128,8 @@ def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime)
     if (took := lake.clock.now() - first) > WITHIN:
         lake.discard(table_name, staged)
         raise Transient(
-            f"stage {staged.wap_id} in {table_name}: expected it within {WITHIN}, found that it "
-            f"took {took}: its files may be deleted as orphans by now; try again"
+            f"stage {staged.wap_id} in {table_name}: expected it to take at most {WITHIN}, found "
+            f"{took}: orphan removal may have deleted its files; try again"
         )
 
 

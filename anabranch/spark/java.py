@@ -12,8 +12,8 @@ from anabranch.common.errors import ConfigurationError
 
 OLDEST = 17
 _REMEDY = (
-    f"Install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install "
-    "openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one."
+    f"install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install "
+    "openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one"
 )
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Options of a JVM that runs for minutes: its second compiler (C2) takes more CPU time than it
@@ -36,13 +36,13 @@ def java_executable() -> Path:
         executable = Path(home) / "bin" / "java"
         if not executable.is_file():
             raise ConfigurationError(
-                f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}"
+                f"JAVA_HOME {home}: expected {executable}, found none; {_REMEDY}"
             )
         return executable
     if on_path := shutil.which("java"):
         return Path(on_path)
     raise ConfigurationError(
-        f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}"
+        f"Java: expected JAVA_HOME or a java on the PATH, found neither; {_REMEDY}"
     )
 
 
@@ -56,10 +56,10 @@ def require_java() -> Path:
     major = parse_major(answer.stderr + answer.stdout)
     if major is None:
         raise ConfigurationError(
-            f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}"
+            f"{executable} -version: expected a version, found {answer.stderr.strip()!r}; {_REMEDY}"
         )
     if major < OLDEST:
         raise ConfigurationError(
-            f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}"
+            f"{executable}: expected Java {OLDEST} or newer, found {major}; {_REMEDY}"
         )
     return executable

@@ -119,7 +119,7 @@ def test_a_machine_without_java_is_no_refused_hour(
     it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="No Java found") as raised:
+    with pytest.raises(ConfigurationError, match="expected JAVA_HOME or a java") as raised:
         submit(new_environment(tmp_path), "batch_layer", [])
     assert raised.value.exit_code == 2
 

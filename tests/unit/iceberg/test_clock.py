@@ -163,10 +163,10 @@ def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_
     assert one.now() == world.wall()
     world.off = timedelta(minutes=10)
     with pytest.raises(
-        Transient, match=r"it was set while this ran.*restart this if it is right now"
+        Transient, match=r"it was set while the process ran.*restart the process if the clock is"
     ):
         one.now()
-    with pytest.raises(Transient, match="it was set while this ran"):
+    with pytest.raises(Transient, match="it was set while the process ran"):
         one.compare()
     assert world.clock(with_store=False).now() == world.wall()
 

@@ -59,7 +59,7 @@ def test_without_a_design_a_table_stays_as_it_is(lake: StreamLake) -> None:
 def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> None:
     number = len(lake.table().metadata.metadata_log)
     [sentence] = lay_out(lake.lake, lake.name, DESIGNED)
-    have = "an order by id; Bloom filters of id; bounds only of id, ingest_hour"
+    have = "sort order id; Bloom filters of id; bounds only of id, ingest_hour"
     assert sentence == f"from now on batch files of games.events have {have}"
     table = lake.table()
     assert len(table.metadata.metadata_log) == number + 1
@@ -93,7 +93,7 @@ def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake)
     before = lake.table().properties
     lay_out(lake.lake, lake.name, DESIGNED)
     assert lay_out(lake.lake, lake.name, PhysicalDesign(("n",), (), None)) == [
-        "from now on batch files of games.events have an order by n"
+        "from now on batch files of games.events have sort order n"
     ]
     assert BLOOM not in lake.table().properties
     assert sort_order_id(lake.table(), ("n",)) == 2

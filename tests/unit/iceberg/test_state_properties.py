@@ -554,7 +554,7 @@ def test_a_missing_or_foreign_property_is_refused(long: StreamLake, value: str |
     forget_what_was_read()
     with pytest.raises(
         Terminal,
-        match=rf"expected its property {key}, found .*; lost are main, speed: set the property",
+        match=rf"expected its property {key}, .*; the state of main, speed is lost: set the prop",
     ):
         long.state()
 
@@ -694,7 +694,7 @@ def test_a_branch_without_its_side_file_is_recreated_from_main(
     forget_what_was_read()
     with pytest.raises(
         Terminal,
-        match=rf"{name}.*lost are {branch}: .*drop branch {branch}, then run `anabranch apply",
+        match=rf"{name}.*the state of {branch} is lost: .*drop branch {branch}, then run `anabran",
     ):
         lake.state()
     lake.table().manage_snapshots().remove_branch(branch).commit()
@@ -717,7 +717,8 @@ def test_main_without_its_side_file_is_set_back_and_merged(
     forget_what_was_read()
     with pytest.raises(
         Terminal,
-        match=f"lost are main: .*roll main back to snapshot {back} of .*anabranch merge STREAM",
+        match=rf"the state of main is lost: .*roll main back to snapshot {back} of \S+, which is "
+        r"complete, then run `anabranch merge STREAM`",
     ):
         lake.state()
     lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
@@ -734,7 +735,8 @@ def test_without_a_side_file_the_error_names_the_remaining_state(
     forget_what_was_read()
     # The first snapshot, which `apply` made, was short enough to contain its own state.
     with pytest.raises(
-        Terminal, match=r"lost are main, speed, batch: .*roll main back to snapshot \d+ of"
+        Terminal,
+        match=r"the state of main, speed, batch is lost: .*roll main back to snapshot \d+ of",
     ):
         with_side_files.state()
 

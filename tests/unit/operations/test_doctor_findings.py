@@ -413,7 +413,7 @@ def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> Non
 
 def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
     def refuse(code: str) -> None:
-        raise Transient(f"ask for the lifecycle of bucket b: ClientError: {code}")
+        raise Transient(f"read the lifecycle rules of bucket b: ClientError: {code}")
 
     unasked: list[tuple[Issue, str]] = []
     s3._asked(unasked, Issue.LIFECYCLE, lambda: refuse("NotImplemented"))

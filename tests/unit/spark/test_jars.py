@@ -121,7 +121,7 @@ def test_a_java_that_is_too_old_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", 'openjdk version "11.0.2"')))
-    with pytest.raises(Terminal, match=r"is Java 11; expected 17 or newer.*openjdk-17"):
+    with pytest.raises(Terminal, match=r"expected Java 17 or newer, found 11;.*openjdk-17"):
         require_java()
 
 
@@ -130,7 +130,7 @@ def test_a_missing_java_is_reported_in_one_sentence(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Terminal, match=r"No Java found.*Install a Java runtime 17"):
+    with pytest.raises(Terminal, match=r"a java on the PATH, found neither; install a Java"):
         require_java()
 
 
@@ -138,7 +138,7 @@ def test_a_java_home_that_leads_nowhere_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(Terminal, match=r"JAVA_HOME is .*gone, but"):
+    with pytest.raises(Terminal, match=r"JAVA_HOME .*gone: expected .*java, found none"):
         require_java()
 
 
