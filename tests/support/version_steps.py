@@ -7,6 +7,8 @@ as JSON.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import sys
 from dataclasses import asdict, replace
@@ -21,7 +23,6 @@ import anabranch
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
-from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
@@ -30,6 +31,12 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from batch_layer.plan import empty_hours, waiting_hours
 from batch_layer.rebuild import Rebuilder
+
+# The earlier version has maintenance in the package of operations.
+_HAS_LIFECYCLE = importlib.util.find_spec("anabranch.lifecycle") is not None
+maintenance = importlib.import_module(
+    "anabranch.lifecycle.maintenance" if _HAS_LIFECYCLE else "anabranch.operations.maintenance"
+)
 
 
 class Steps:
