@@ -96,7 +96,7 @@ class FamilyStreams:
         facts = reading.facts()
         if isinstance(facts, AnabranchError):
             self.unanswered = [facts]
-            LOG.warning("families: unanswered error=%s", facts)
+            LOG.warning("families: topics or tables not read error=%s", facts)
         if reading.has_ended:
             self._reading = None
 
@@ -168,14 +168,19 @@ class FamilyStreams:
 
     def _report(self, members: Members, unanswered: Iterable[AnabranchError]) -> None:
         for error in unanswered:
-            LOG.warning("families: unanswered error=%s", error)
+            LOG.warning("families: topics or tables not read error=%s", error)
         for name, member in members.items():
             before = self._members.get(name)
             if before == member or (before is not None and str(before.found) == str(member.found)):
                 continue
             family, topic = member.family, member.topic
             if isinstance(member.found, ConfigurationError):
-                LOG.warning("family %s: no stream topic=%s error=%s", family, topic, member.found)
+                LOG.warning(
+                    "family %s: topic cannot be a stream topic=%s error=%s",
+                    family,
+                    topic,
+                    member.found,
+                )
             elif member.is_gone:
                 LOG.warning(
                     "family %s: topic is gone, its stream and tables stay topic=%s stream=%s",
@@ -210,7 +215,8 @@ def read_known(
                 table = lake.find(name)
             except (Terminal, Unexplained) as error:
                 said = (
-                    f"{family.file.path}: table {name} may be of a stream of this family: {error}"
+                    f"{family.file.path}: table {name} may belong to a stream of this family: "
+                    f"{error}"
                 )
                 unread[name] = FamilyMember(family.name, family.group, "", ConfigurationError(said))
                 continue

@@ -77,8 +77,8 @@ def write_archive(
         if _write(job, spark, records, hour, cut, state):
             return
     raise Transient(
-        f"archive hour {hour} of {job.stream.name}: expected its files to stay in one of "
-        f"{_ATTEMPTS} attempts, found others each time; run it again"
+        f"archive hour {hour} of {job.stream.name}: expected unchanged files in one of "
+        f"{_ATTEMPTS} attempts, found changes in each; run it again"
     )
 
 

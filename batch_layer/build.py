@@ -233,7 +233,7 @@ class HourBuilder:
         self.passes.begin("count what was read")
         counts, few = look(read)
         if has_missing(cut.ranges, counts.held):
-            self.passes.begin("look for what Kafka did not give")
+            self.passes.begin("look for records missing in Kafka")
             filled = self.reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
                 counts, few = look(filled)
@@ -487,7 +487,7 @@ class HourBuilder:
         }
         if not incomplete:
             return _Unheld({}, {}, {})
-        self.passes.begin("read what Kafka's log shows of missing offsets")
+        self.passes.begin("explain missing offsets by Kafka's log")
         lost, missing = split_missing(missing_offsets(frames.places, incomplete), read.in_kafka)
         seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
         if missing:

@@ -97,14 +97,17 @@ def run(arguments: Sequence[str]) -> int:
         "--accept", action="store_true", help="publish despite gaps or a failed quality gate"
     )
     options.add_argument(
-        "--audit", action="store_true", help="let both decoders decode all records, and compare"
+        "--audit", action="store_true", help="decode all records with both decoders, and compare"
     )
     options.add_argument("--why", default=None, help="the reason, for the ledger")
     options.add_argument(
         "--replay", action="store_true", help="rebuild hours with dead letters that decode now"
     )
     options.add_argument(
-        "--at-once", type=int, default=None, help="small hours at a time; default: Spark's cores"
+        "--at-once",
+        type=int,
+        default=None,
+        help="number of small hours rebuilt at a time; default: Spark's cores",
     )
     options.add_argument(
         "--parent-run", type=_run, default=None, help="scheduler's run: NAMESPACE/JOB/ID"

@@ -100,7 +100,7 @@ def run_streams(
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.stream.name)
             outcome = run_stream(job, spark, work, stop, parents, turns)
             if outcome.error is not None:
-                LOG.error("stream %s ends: %s", outcome.stream, outcome.error)
+                LOG.error("stream %s: ended with an error: %s", outcome.stream, outcome.error)
             return outcome
 
     outcomes = []

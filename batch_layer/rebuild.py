@@ -1,7 +1,6 @@
 """Rebuild an hour: read its cut again, prove the account, and publish it; or refuse it and change
 nothing.
 
-
 1. Read exactly the cut's offset ranges and decode them as the speed layer does.
 2. Drop duplicates and stage rows and dead letters.
 3. Close the balance over the staged files.

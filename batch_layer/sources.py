@@ -231,7 +231,7 @@ class HourReader:
         if runs_here(self._spark.sparkContext.master) or not is_of_workers(error):
             return False
         LOG.warning(
-            "stream %s: Python workers failed, Spark goes on: %s",
+            "stream %s: Python workers failed, continuing with Spark: %s",
             self._stream.name,
             one_line(error),
         )

@@ -131,8 +131,8 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
             left.setdefault(record.partition, []).append(record.offset)
     if (number := sum(map(len, left.values()))) != seen - written.rows:
         raise Unexpected(
-            f"stage {attempt}: expected each of {seen} records written or left, found "
-            f"{written.rows} and {number}; {_REMEDY}"
+            f"stage {attempt}: expected each of {seen} records to be written or left to "
+            f"Spark, found {written.rows} written and {number} left; {_REMEDY}"
         )
     return Certain(written, seen, left, unknown)
 
@@ -148,8 +148,7 @@ def stage_rows(
     )
     if written.rows != seen:
         raise Unexpected(
-            f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; "
-            f"{_REMEDY}"
+            f"stage {attempt}: expected {seen} rows written, found {written.rows}; {_REMEDY}"
         )
     return written
 

@@ -360,7 +360,7 @@ def _run_group(parsed: argparse.Namespace) -> int:
         stop_on_signal(spark, group.stop, (signal.SIGTERM, signal.SIGINT))
         group.run()
         for name, error in sorted(group.failures.items()):
-            LOG.error("stream %s: ended set aside: %s", name, error)
+            LOG.error("stream %s: still set aside at the end: %s", name, error)
         LOG.info("%s: done streams_set_aside=%d", what, len(group.failures))
         return next((error.exit_code for _, error in sorted(group.failures.items())), 0)
 

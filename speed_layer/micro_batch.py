@@ -583,7 +583,7 @@ class MicroBatches:
         """Let Spark read the next micro-batches after workers failed on a cluster: an executor may
         lack their packages. No snapshot refers to the workers' files until a publish names them."""
         LOG.warning(
-            "stream %s: Python workers failed spark_reads_next=%d: %s",
+            "stream %s: Python workers failed micro_batches_by_spark=%d: %s",
             self._stream.name,
             _WITHOUT_WORKERS,
             one_line(failure),
@@ -631,7 +631,7 @@ class MicroBatches:
         if certain.left is None:
             LOG.info(
                 "stream %s: workers left too many records to Spark left=%d of=%d "
-                "spark_reads_next=%d",
+                "micro_batches_by_spark=%d",
                 self._stream.name,
                 certain.seen - certain.written.rows,
                 certain.seen,

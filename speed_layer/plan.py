@@ -249,7 +249,7 @@ class Skip:
     def why(self) -> str:
         match self.hours:
             case ():
-                return "the hours behind are covered by the batch layer"
+                return "earlier hours are covered by the batch layer"
             case (hour,):
                 return f"hour {hour} is covered by the batch layer"
             case many:

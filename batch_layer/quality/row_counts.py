@@ -1,7 +1,6 @@
 """Two expectations of Anabranch for Great Expectations, which compare an hour's row count with
 other sources.
 
-
 - `expect_table_row_count_to_be_close_to_speed_layer`: kwargs `min_ratio`, `max_ratio`. Against the
   speed layer's rows of the hour, without those that the batch layer dropped as duplicates. Does not
   apply to an hour that the speed layer does not cover.
@@ -39,7 +38,7 @@ class RowCountBaseline:
     """
 
     speed_rows: int | None = None
-    why: str = "nothing is known of the speed layer"
+    why: str = "the speed layer's rows are unknown"
     previous: Callable[[int], Sequence[int]] = lambda days: ()
 
 
@@ -76,7 +75,7 @@ def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -
         return Bounds(
             None,
             None,
-            f"of {days} days before, {len(counts)} are known, {least} are needed",
+            f"row counts of {least} previous days are needed, {len(counts)} of {days} are known",
             applies=False,
         )
     median = statistics.median(counts)

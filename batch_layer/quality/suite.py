@@ -123,7 +123,7 @@ def _parse(where: str, entry: Any) -> Expectation:
     misplaced = sorted(_NOT_KWARGS.intersection(kwargs))
     if misplaced:
         raise ConfigurationError(
-            f"{where}: kwargs: expected none but the expectation's own, found {misplaced[0]}"
+            f"{where}: kwargs: expected only the expectation's own arguments, found {misplaced[0]}"
         )
     if entry["type"] in row_counts.TYPES and (
         given := sorted({"min_value", "max_value"} & set(kwargs))

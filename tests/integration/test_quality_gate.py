@@ -81,7 +81,7 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(
     first = quality(one, past_hour(49))
     assert first["passed"] and first["evaluated"] == 3
     assert first["not_applicable"] == [
-        {"type": PREVIOUS, "reason": "of 2 days before, 0 are known, 2 are needed"}
+        {"type": PREVIOUS, "reason": "row counts of 2 previous days are needed, 0 of 2 are known"}
     ]
     assert first["met"][1]["kwargs"] == {
         "min_ratio": 1,

@@ -131,7 +131,7 @@ def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
     assert list(errors) == ["games.app_broken"]
     said = str(errors["games.app_broken"])
     assert said.startswith(
-        f"{conf}/streams/app.yaml: table games.app_broken may be of a stream of this family: "
+        f"{conf}/streams/app.yaml: table games.app_broken may belong to a stream of this family: "
     )
     assert "expected the metadata file that the catalog names" in said
     assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0

@@ -62,7 +62,7 @@ def verdict() -> dict[str, Any]:
         describe_failure(COUNT, {"observed_value": 50}, None, "the speed layer has 100"),
     )
     warning = describe_failure(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
-    without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
+    without = ((MET[2], "row counts of 3 previous days are needed, 0 of 7 are known"),)
     quality = SuiteResult(False, failed, (warning,), 7, "game_events", MET, without)
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
     return fields
@@ -106,7 +106,7 @@ def test_a_page_shows_each_verdict_with_rows(tmp_path: Path) -> None:
         "Must have greater than or equal to 90 and less than or equal to 110 rows.",
         "Unclosed group",
         "1000 in all",
-        "of 7 days before, 0 are known, 3 are needed",
+        "row counts of 3 previous days are needed, 0 of 7 are known",
     ):
         assert expected in text
 

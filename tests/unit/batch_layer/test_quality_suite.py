@@ -82,7 +82,7 @@ def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> Non
         # Inside kwargs these would override the entry's own, or how the gate evaluates.
         (
             UNIQUE | {"kwargs": {"column": "x", "severity": "info"}},
-            "none but the expectation's own, found severity",
+            "only the expectation's own arguments, found severity",
         ),
         (UNIQUE | {"kwargs": {"column": "x", "catch_exceptions": False}}, "found catch_exceptions"),
         (
@@ -400,7 +400,7 @@ def previous(*counts: int) -> RowCountBaseline:
             {"min_ratio": 0.5},
             previous(100, 300),
             (None, None),
-            "of 7 days before, 2 are known, 3 are needed",
+            "row counts of 3 previous days are needed, 2 of 7 are known",
         ),
         (PREVIOUS, {"min_ratio": 0.5, "min_days": 2}, previous(100, 301), (101, None), "is 200.5"),
     ],

@@ -62,7 +62,7 @@ def test_accepted_hours_are_skipped_in_one_step() -> None:
 def test_a_skip_names_the_process_with_the_hours() -> None:
     assert Skip((H[0],), {}).why == f"hour {H[0]} is covered by the batch layer"
     assert Skip((H[0], H[1]), {}).why == f"hours {H[0]}, {H[1]} are covered by the batch layer"
-    assert Skip((), {}).why == "the hours behind are covered by the batch layer"
+    assert Skip((), {}).why == "earlier hours are covered by the batch layer"
 
 
 def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None:
