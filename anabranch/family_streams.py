@@ -1,4 +1,5 @@
-"""The streams of families: one for each matching topic in Kafka, and for each table in the catalog.
+"""The streams of families: one for each matching topic in Kafka, and for each member's table in the
+catalog.
 
 A member whose topic is gone stays a stream: its table names the stream and the topic
 (`anabranch.stream`). So do all members while Kafka does not answer.
@@ -30,7 +31,7 @@ KAFKA_S, WAIT_S = 3.0, 6.0
 """Maximum time that a caller waits for Kafka, and for Kafka and the catalog together, in
 seconds."""
 
-_BESIDE = ("_dead_letters", "_hours", "_egress")
+_SIDE_TABLE_ENDINGS = ("_dead_letters", "_hours", "_egress")
 
 
 class FamilyStreams:
@@ -209,16 +210,18 @@ def read_known(
     for family in families:
         names = lake.table_names(family.namespace)
         for name in sorted(names - set(tables)):
-            if not family.may_have(name) or _is_beside(name, names):
+            if not family.may_have(name) or _is_side_table(name, names):
                 continue
             try:
                 table = lake.find(name)
             except (Terminal, Unexplained) as error:
-                said = (
+                message = (
                     f"{family.file.path}: table {name} may belong to a stream of this family: "
                     f"{error}"
                 )
-                unread[name] = FamilyMember(family.name, family.group, "", ConfigurationError(said))
+                unread[name] = FamilyMember(
+                    family.name, family.group, "", ConfigurationError(message)
+                )
                 continue
             owner = read_owner(table) if table is not None else None
             if (
@@ -230,10 +233,12 @@ def read_known(
     return known, unread
 
 
-def _is_beside(table: str, names: Collection[str]) -> bool:
+def _is_side_table(table: str, names: Collection[str]) -> bool:
     """Return True if a table accompanies another stream's table, such as its ledger, and names no
     stream."""
-    return any(table.endswith(end) and table.removesuffix(end) in names for end in _BESIDE)
+    return any(
+        table.endswith(end) and table.removesuffix(end) in names for end in _SIDE_TABLE_ENDINGS
+    )
 
 
 def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:

@@ -66,7 +66,9 @@ def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
     whose group cannot be read counts for every group. Pure."""
     named = sorted({group for group in groups.values() if group not in (None, config.UNREADABLE)})
     return {
-        group: [name for name, of in groups.items() if of in (group, config.UNREADABLE)]
+        group: [
+            name for name, own_group in groups.items() if own_group in (group, config.UNREADABLE)
+        ]
         for group in named
     }
 
@@ -81,9 +83,9 @@ def open_jobs(
     conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
 ) -> tuple[config.Environment, list[Job], dict[str, AnabranchError]]:
     """Return the environment, the jobs of the selected streams, which share one client of the
-    catalog, and errors by stream: of its file, or why its columns are unknown. Of families, only
-    streams with tables are selected. Raises ConfigurationError like `config.select_streams`, and
-    with families Terminal and Transient."""
+    catalog, and errors by stream: of its file, or why its columns are unknown. Families contribute
+    only streams with tables. Raises ConfigurationError like `config.select_streams`, and with
+    families Terminal and Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
     selected = config.select_streams(conf, names or (), group, every, members)

@@ -23,7 +23,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import archive
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
-from batch_layer.decoders import AT
+from batch_layer.decoders import PLACE_COLUMNS
 
 LOG = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def write_archive(
     """
     records = decoded.selectExpr(
         f"'{cut.topic_id}' AS topic_id",
-        *AT,
+        *PLACE_COLUMNS,
         "kafka_timestamp",
         "ingest_hour",
         *(f"kafka_{name} AS {name}" for name in ("key", "value", "headers")),
@@ -92,11 +92,13 @@ def _write(
         there = read_archive(job, spark, hour, cut).selectExpr(
             "partition AS kafka_partition", "offset AS kafka_offset"
         )
-        records = records.join(there, AT, "left_anti")
+        records = records.join(there, PLACE_COLUMNS, "left_anti")
     if records.isEmpty():
         return True
     # Whole tasks of the read, without a shuffle.
-    files = records.coalesce(spark.sparkContext.defaultParallelism).sortWithinPartitions(*AT)
+    files = records.coalesce(spark.sparkContext.defaultParallelism).sortWithinPartitions(
+        *PLACE_COLUMNS
+    )
     options = {
         "use-table-distribution-and-ordering": "false",
         "target-file-size-bytes": str(stream.files.target),

@@ -52,7 +52,7 @@ from batch_layer.balance import (
     plus,
 )
 from batch_layer.cached import cached, released_at_the_end
-from batch_layer.decoders import AT, Decoding
+from batch_layer.decoders import PLACE_COLUMNS, Decoding
 from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
@@ -118,7 +118,7 @@ class _Frames:
 
     @property
     def places(self) -> DataFrame:
-        places = self.read.places.select(*AT)
+        places = self.read.places.select(*PLACE_COLUMNS)
         return places if self.erased is None else places.unionByName(self.erased)
 
 
@@ -156,7 +156,7 @@ class HourBuilder:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
         topic."""
         began = time.monotonic()
-        with self.passes.of(hour), released_at_the_end():
+        with self.passes.for_hour(hour), released_at_the_end():
             # Step 1: read and decode.
             frames = self._frames(hour, cut, state, {}, decoding)
             reach(Step.BATCH_DECODED)
@@ -179,10 +179,14 @@ class HourBuilder:
         """Rebuild an accepted hour after hours of its look-back were rebuilt. Return None if it
         keeps the same rows."""
         began = time.monotonic()
-        with self.passes.of(hour), released_at_the_end():
+        with self.passes.for_hour(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together, decoding)
-            batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
-            kept = frames.duplicates.leave_out(frames.read.good(self._stream, AT))
+            batch = (
+                self._read_table(state.heads["batch"])
+                .where(F.col("ingest_hour") == hour)
+                .select(*PLACE_COLUMNS)
+            )
+            kept = frames.duplicates.leave_out(frames.read.good(self._stream, PLACE_COLUMNS))
             if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
                 return None
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
@@ -193,7 +197,7 @@ class HourBuilder:
         serves."""
         key = self._stream.key
         new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
-        old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
+        old = self._read_table(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
         new, old = (rows.where(names_event(key)).select(*key) for rows in (new, old))
         return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
 
@@ -222,7 +226,7 @@ class HourBuilder:
         served = self._served(hour, state, together)
         is_small = cut.offsets <= SMALL
 
-        def look(read: HourRecords) -> tuple[ReadCounts, pa.Table | None]:
+        def count_records(read: HourRecords) -> tuple[ReadCounts, pa.Table | None]:
             """Count the records. Read the places and hashes of a small hour into the driver's
             memory."""
             if not is_small:
@@ -231,12 +235,12 @@ class HourBuilder:
             return count_few_read(few, cut.ranges), few
 
         self.passes.begin("count what was read")
-        counts, few = look(read)
+        counts, few = count_records(read)
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for records missing in Kafka")
             filled = self.reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
-                counts, few = look(filled)
+                counts, few = count_records(filled)
             read = filled
         erased = None
         if left_out is not None:
@@ -248,10 +252,12 @@ class HourBuilder:
                 decoded=cached(without(read.decoded, erased)),
                 to_archive=without(whole, erased) if whole is not None else None,
             )
-            of_rest, few = look(read)
-            counts = replace(of_rest, held=counts.held)
+            rest_counts, few = count_records(read)
+            counts = replace(rest_counts, held=counts.held)
         self.passes.begin("find duplicates")
-        named = in_one_task(read.good(self._stream, [*AT, *self._stream.key]), cut.offsets)
+        named = in_one_task(
+            read.good(self._stream, [*PLACE_COLUMNS, *self._stream.key]), cut.offsets
+        )
         if few is not None:
             duplicates = find_few_duplicates(few, named, self._stream.key, served)
         else:
@@ -267,10 +273,10 @@ class HourBuilder:
             for h in lookback
             if h in together and state.overrides.get(h, "batch") == "batch"
         ]
-        as_it_is = [h for h in lookback if h not in {b.hour for b in staged}]
+        not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
         main = (
-            self._at(state.heads["main"])
-            .where(F.col("ingest_hour").isin(as_it_is))
+            self._read_table(state.heads["main"])
+            .where(F.col("ingest_hour").isin(not_rebuilt))
             .select(*self._stream.key)
         )
         frames = [
@@ -282,7 +288,7 @@ class HourBuilder:
             main,
         )
 
-    def _at(self, snapshot_id: int) -> DataFrame:
+    def _read_table(self, snapshot_id: int) -> DataFrame:
         return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
 
     def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int, state: State) -> Built:
@@ -302,7 +308,7 @@ class HourBuilder:
         self.passes.begin("write the rows")
         # Rows are sorted by date within one hour, so a task has one open file at a time. Without
         # these settings Iceberg would sort by date alone.
-        write = {
+        options = {
             "use-table-distribution-and-ordering": "false",
             "fanout-enabled": "false",
             "target-file-size-bytes": str(stream.files.target),
@@ -312,14 +318,14 @@ class HourBuilder:
             kept = frames.duplicates.leave_out(frames.read.good(stream))
             kept = fit_to_table(kept, self._catalog, state.table, rows_columns(stream))
             rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
-            of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
+            row_options = options | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
             staged = stage(
                 rows.sortWithinPartitions(*order),
                 lake,
                 self._catalog,
                 stream.table,
                 new_id(),
-                of_rows,
+                row_options,
             )
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
@@ -329,7 +335,13 @@ class HourBuilder:
             letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
             dead = stage(
-                one, lake, self._catalog, stream.dead_letters_table, new_id(), write, protected=True
+                one,
+                lake,
+                self._catalog,
+                stream.dead_letters_table,
+                new_id(),
+                options,
+                protected=True,
             )
         reach(Step.BATCH_STAGED)
         return Built(hour, cut, before, staged, dead)
@@ -393,11 +405,13 @@ class HourBuilder:
             differing = layer_diff.compare(*layers, duplicates.places, unread)
         self.passes.begin("judge the quality")
         quality = run_suite(
-            rows, self._stream.expectations, self._known(built.hour, balance, differing, state)
+            rows,
+            self._stream.expectations,
+            self._row_count_baseline(built.hour, balance, differing, state),
         )
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         self.passes.begin("count unknown fields")
-        unknown = self._unknown(frames)
+        unknown = self._unknown_fields(frames)
         reach(Step.BATCH_CHECKED)
         account = replace(
             balance.counts,
@@ -425,19 +439,19 @@ class HourBuilder:
         of_speed: Sequence[DataFile],
     ) -> tuple[DataFrame, DataFrame]:
         """Return the speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`,
-        in the schema in which they are compared."""
+        both in the schema of the comparison."""
         speed = rows.limit(0)
         if of_speed:
-            speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
+            speed = self._read_table(state.heads["speed"]).where(F.col("ingest_hour") == hour)
             speed = speed if frames.erased is None else without(speed, frames.erased)
         return layer_diff.to_common_schema(speed, rows, state.table, of_speed)
 
-    def _unknown(self, frames: _Frames) -> UnknownFields | None:
+    def _unknown_fields(self, frames: _Frames) -> UnknownFields | None:
         if self._stream.unknown == "ignore" or not self._stream.format.names_fields:
             return None
         return count_unknown(frames.read.decoded, frames.counts.drifting)
 
-    def _known(
+    def _row_count_baseline(
         self, hour: str, balance: Balance, differing: Difference, state: State
     ) -> RowCountBaseline:
 

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-_OF_THREAD = threading.local()
+_THREAD_STATE = threading.local()
 
 
 def cached(
@@ -27,7 +27,7 @@ def cached(
     """
     checkpoint = frame.localCheckpoint(eager=not is_lazy, storageLevel=level)
     # Spark itself frees them only after a garbage collection of Java.
-    kept: list[Any] = getattr(_OF_THREAD, "kept", [])
+    kept: list[Any] = getattr(_THREAD_STATE, "kept", [])
     kept.append(checkpoint._jdf.queryExecution().analyzed().rdd())
     return checkpoint
 
@@ -35,12 +35,12 @@ def cached(
 @contextmanager
 def released_at_the_end() -> Iterator[None]:
     """Free the records that this thread caches inside."""
-    before, _OF_THREAD.kept = getattr(_OF_THREAD, "kept", None), []
+    before, _THREAD_STATE.kept = getattr(_THREAD_STATE, "kept", None), []
     try:
         yield
     finally:
         # If the JVM is gone there is nothing to free, and its own error is raised.
         with suppress(Exception):
-            for records in _OF_THREAD.kept:
+            for records in _THREAD_STATE.kept:
                 records.unpersist(False)
-        _OF_THREAD.kept = before if before is not None else []
+        _THREAD_STATE.kept = before if before is not None else []

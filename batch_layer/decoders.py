@@ -21,7 +21,7 @@ from anabranch.protocol.ledger_row import Decoders
 from anabranch.records import packed
 from batch_layer.sizes import in_one_task
 
-AT = ["kafka_partition", "kafka_offset"]
+PLACE_COLUMNS = ["kafka_partition", "kafka_offset"]
 
 _KAFKA_TYPES = {
     "kafka_partition": "INT",
@@ -134,6 +134,6 @@ def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainReco
     tasks. Runs the tasks if they have not run yet."""
     reports = pieces.where(f"kind = '{packed.REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
-    keys = frozenset((*AT, *stream.key))
+    keys = frozenset((*PLACE_COLUMNS, *stream.key))
     read = packed.Reports.of(bytes(row["data"]) for row in reports)
     return CertainRecords(in_one_task(pieces, offsets), types, keys, read)

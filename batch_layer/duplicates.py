@@ -27,21 +27,23 @@ from pyspark.sql import functions as F
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records.packed_files import dropped_places
 from batch_layer.cached import cached
-from batch_layer.decoders import AT
+from batch_layer.decoders import PLACE_COLUMNS
 from batch_layer.offset_counts import count
 
-SENT = 500_000
+MOST_BROADCAST = 500_000
 """Maximum number of rows that are broadcast instead of shuffled: some tens of megabytes."""
 
-_NONE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]).empty_table()
+_NO_PLACES = pa.schema(
+    [("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
+).empty_table()
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
     """Return the rows to keep, in the same columns. `served`: the key columns of the rows that
     `main` serves in the look-back. Deterministic: the same rows give the same result with any
     partitioning."""
-    alone = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
-    first = Window.partitionBy(*key, alone).orderBy("kafka_offset", "kafka_partition")
+    place_if_unnamed = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
+    first = Window.partitionBy(*key, place_if_unnamed).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
     if served is None:
         return kept
@@ -56,8 +58,8 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 @dataclass(frozen=True)
 class Duplicates:
     """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them in the
-    driver's memory, if they are at most SENT; `places` then has the same rows, otherwise it reads
-    the executors' cache."""
+    driver's memory, if they are at most MOST_BROADCAST; `places` then has the same rows, otherwise
+    it reads the executors' cache."""
 
     places: DataFrame
     few: pa.Table | None
@@ -69,7 +71,7 @@ class Duplicates:
     def leave_out(self, rows: DataFrame) -> DataFrame:
         if self.is_empty:
             return rows
-        return rows.join(_sent(self.places, self.few), AT, "left_anti")
+        return rows.join(_broadcast_few(self.places, self.few), PLACE_COLUMNS, "left_anti")
 
     def offsets(self, ranges: Ranges) -> Offsets:
         """Return the number of distinct offsets inside the ranges, by partition."""
@@ -85,7 +87,7 @@ class Duplicates:
 def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
     """Return the rows that `drop_duplicates` drops. Computed once."""
     hashed = key_hash(rows, key, served)
-    named = rows.where(names_event(key)).select(*key, *AT, hashed)
+    named = rows.where(names_event(key)).select(*key, *PLACE_COLUMNS, hashed)
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
     known = None
     if served is not None:
@@ -95,10 +97,16 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     several, few = _computed(several.distinct())
     if few is not None and not len(few):
         # Spark plans no work for limit(0).
-        return Duplicates(rows.select(*AT).limit(0), _NONE)
-    suspects = cached(named.join(_sent(several, few), "_hash", "left_semi"), is_lazy=True)
+        return Duplicates(rows.select(*PLACE_COLUMNS).limit(0), _NO_PLACES)
+    suspects = cached(named.join(_broadcast_few(several, few), "_hash", "left_semi"), is_lazy=True)
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
-    return Duplicates(*_computed(suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")))
+    return Duplicates(
+        *_computed(
+            suspects.select(*PLACE_COLUMNS).join(
+                kept.select(*PLACE_COLUMNS), PLACE_COLUMNS, "left_anti"
+            )
+        )
+    )
 
 
 def find_few_duplicates(
@@ -108,7 +116,7 @@ def find_few_duplicates(
     (`HourRecords.read_few`). Spark reads only the look-back's rows with these hashes, and applies
     the rule only to candidates, if any."""
     hashed = key_hash(rows, key, served)
-    named = read.filter(read.column("hash").is_valid()).select([*AT, "hash"])
+    named = read.filter(read.column("hash").is_valid()).select([*PLACE_COLUMNS, "hash"])
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
     several, known = hashes[numbers > 1], None
     if served is not None and len(hashes):
@@ -118,11 +126,17 @@ def find_few_duplicates(
         if len(others):
             several, known = np.union1d(several, others), found.select(*key)
     if not len(several):
-        return _of_places(rows, _NONE)
-    suspects = _with_hashes(rows.where(names_event(key)).select(*key, *AT, hashed), several)
-    kept = drop_duplicates(suspects.drop("_hash"), key, known).select(*AT).toArrow()
-    suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several))).select(AT)
-    return _of_places(rows, suspected.join(kept, AT, join_type="left anti").cast(_NONE.schema))
+        return _duplicates_at(rows, _NO_PLACES)
+    suspects = _with_hashes(
+        rows.where(names_event(key)).select(*key, *PLACE_COLUMNS, hashed), several
+    )
+    kept = drop_duplicates(suspects.drop("_hash"), key, known).select(*PLACE_COLUMNS).toArrow()
+    suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several))).select(
+        PLACE_COLUMNS
+    )
+    return _duplicates_at(
+        rows, suspected.join(kept, PLACE_COLUMNS, join_type="left anti").cast(_NO_PLACES.schema)
+    )
 
 
 def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
@@ -131,10 +145,10 @@ def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
     return rows.join(F.broadcast(sent), "_hash", "left_semi")
 
 
-def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
+def _duplicates_at(rows: DataFrame, few: pa.Table) -> Duplicates:
     """Return the duplicates at few places of `rows`. PySpark cannot make a frame of an empty
     table."""
-    places = rows.select(*AT)
+    places = rows.select(*PLACE_COLUMNS)
     return Duplicates(
         places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0),
         few,
@@ -143,16 +157,16 @@ def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
 
 def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
     """Return the same rows, computed once, and a copy in the driver's memory if they are at most
-    SENT."""
+    MOST_BROADCAST."""
     kept = cached(rows, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
-    few = kept.limit(SENT + 1).toArrow()
-    if len(few) > SENT:
+    few = kept.limit(MOST_BROADCAST + 1).toArrow()
+    if len(few) > MOST_BROADCAST:
         return kept, None
     # PySpark cannot make a frame of an empty table.
     return rows.sparkSession.createDataFrame(few, rows.schema) if len(few) else rows.limit(0), few
 
 
-def _sent(rows: DataFrame, few: pa.Table | None) -> DataFrame:
+def _broadcast_few(rows: DataFrame, few: pa.Table | None) -> DataFrame:
     """Mark the rows of a join's small side for broadcast if they are few, so that the other side is
     not shuffled."""
     return F.broadcast(rows) if few is not None else rows

@@ -125,14 +125,14 @@ def run(arguments: Sequence[str]) -> int:
         if parsed.restate or parsed.accept
         else None
     )
-    order = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act, parsed.audit)
+    request = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act, parsed.audit)
     parents = (parsed.parent_run, parsed.root_run)
 
     def work(stream: StreamRun) -> None:
         if parsed.replay:
             stream.replay(hours, parsed.why)
         else:
-            stream.rebuild(hours, order)
+            stream.rebuild(hours, request)
 
     nothing = "has dead letters that decode now" if parsed.replay else "to rebuild"
     if parsed.stream is not None and len(parsed.stream) == 1:

@@ -65,8 +65,8 @@ def run_stream(
         job = replace(job, stream=stream)
         with counting(tally), remembering_files(), report_lineage(job, *parents) as reporter:
             rebuilder = Rebuilder(job, spark, *parents, tally)
-            of_stream = StreamTurns(turns, rebuilder.use) if turns is not None else None
-            run = StreamRun(job, rebuilder, stop, reporter, of_stream)
+            stream_turns = StreamTurns(turns, rebuilder.use) if turns is not None else None
+            run = StreamRun(job, rebuilder, stop, reporter, stream_turns)
             work(run)
         error = None
     except AnabranchError as raised:

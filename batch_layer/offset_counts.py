@@ -44,11 +44,11 @@ def count_few(places: pa.Table, ranges: Ranges) -> Counted:
     )
     distinct, rows = {}, 0
     for p, (start, end) in ranges.items():
-        of = offsets[partitions == p]
-        of = of[(start <= of) & (of < end)]
-        rows += len(of)
-        if len(of):
-            distinct[p] = len(np.unique(of))
+        inside_ranges = offsets[partitions == p]
+        inside_ranges = inside_ranges[(start <= inside_ranges) & (inside_ranges < end)]
+        rows += len(inside_ranges)
+        if len(inside_ranges):
+            distinct[p] = len(np.unique(inside_ranges))
     return Counted(distinct, len(places), len(places) - rows)
 
 
@@ -66,10 +66,10 @@ class ReadCounts:
 
 def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> ReadCounts:
     """Count decoded records from `sources`, in one pass."""
-    of_source = {source: f"count_if(source = '{source}')" for source in sources}
-    of_rows = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **of_source}
-    of_rows |= {"drifting": f"count_if({DRIFTS})"}
-    counts = _counts(decoded, ranges, of_rows)
+    source_sums = {source: f"count_if(source = '{source}')" for source in sources}
+    sums = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **source_sums}
+    sums |= {"drifting": f"count_if({DRIFTS})"}
+    counts = _counts(decoded, ranges, sums)
     by_source = {source: sum(row[source] for row in counts) for source in sorted(sources)}
     return ReadCounts(
         held={row["kafka_partition"]: row["offsets"] for row in counts if row["within"]},
@@ -84,8 +84,8 @@ def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
     """Count like `count_read`, few records in the driver's memory: their places, `source`, verdict
     and whether each `drifts`."""
     good, dead, drifting = (
-        pc.sum(of).as_py() or 0
-        for of in (
+        pc.sum(flags).as_py() or 0
+        for flags in (
             pc.invert(places.column("is_dead")),
             places.column("is_dead"),
             places.column("drifts"),
@@ -103,9 +103,9 @@ def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
     )
 
 
-def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list[Row]:
-    """Return the number of distinct `offsets` and the sums `of_rows`, by partition and whether the
-    rows are inside the ranges."""
+def _counts(rows: DataFrame, ranges: Ranges, sums: Mapping[str, str]) -> list[Row]:
+    """Return the number of distinct `offsets` and the `sums`, by partition and whether the rows are
+    inside the ranges."""
     by_neighbours = (
         rows.withColumn("within", F.expr(inside(ranges)))
         .groupBy(
@@ -113,14 +113,14 @@ def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list
         )
         .agg(
             F.expr("bit_or(shiftleft(1L, CAST(kafka_offset & 63 AS INT)))").alias("bits"),
-            *(F.expr(sql).alias(name) for name, sql in of_rows.items()),
+            *(F.expr(sql).alias(name) for name, sql in sums.items()),
         )
     )
     return (
         by_neighbours.groupBy("kafka_partition", "within")
         .agg(
             F.expr("sum(bit_count(bits))").alias("offsets"),
-            *(F.sum(name).alias(name) for name in of_rows),
+            *(F.sum(name).alias(name) for name in sums),
         )
         .collect()
     )
@@ -138,12 +138,14 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
     partitions, at, bits = (words[name].to_numpy() for name in ("kafka_partition", "word", "bits"))
     missing = {}
     for p, (start, end) in ranges.items():
-        first, of = start >> 6, partitions == p
-        there = np.zeros((((end - 1) >> 6) - first + 1, 64), np.uint8)
-        there[at[of] - first] = np.unpackbits(
-            bits[of].astype("<i8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
+        first, in_partition = start >> 6, partitions == p
+        present = np.zeros((((end - 1) >> 6) - first + 1, 64), np.uint8)
+        present[at[in_partition] - first] = np.unpackbits(
+            bits[in_partition].astype("<i8").view(np.uint8).reshape(-1, 8),
+            axis=1,
+            bitorder="little",
         )
-        mask = there.reshape(-1)[start - (first << 6) : end - (first << 6)] == 0
+        mask = present.reshape(-1)[start - (first << 6) : end - (first << 6)] == 0
         if mask.any():
             missing[p] = Missing(start, mask)
     return missing
@@ -155,11 +157,14 @@ def split_missing(
     """Split missing offsets into the number before Kafka's log start and the offsets after it, by
     partition."""
     lost, rest = {}, {}
-    for p, of in missing.items():
-        begins = in_kafka.get(p, (of.start + len(of.mask), 0))[0]
-        before, behind = of.mask[: begins - of.start], Missing(begins, of.mask[begins - of.start :])
+    for p, offsets in missing.items():
+        begins = in_kafka.get(p, (offsets.start + len(offsets.mask), 0))[0]
+        before, after = (
+            offsets.mask[: begins - offsets.start],
+            Missing(begins, offsets.mask[begins - offsets.start :]),
+        )
         if before.any():
             lost[p] = int(np.count_nonzero(before))
-        if behind.count:
-            rest[p] = behind
+        if after.count:
+            rest[p] = after
     return lost, rest

@@ -24,7 +24,7 @@ class Passes:
         self._hour = self._now = ""
 
     @contextmanager
-    def of(self, hour: str) -> Iterator[None]:
+    def for_hour(self, hour: str) -> Iterator[None]:
         """Assign the passes begun inside to this hour, and end them with it."""
         self._hour = hour
         try:

@@ -256,12 +256,12 @@ def plan_publish(
     `measured`: properties for `main`.
     """
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
-    looked_at = {
+    later_hours = {
         h: replace(a, unread=tuple(u for u in a.unread if u not in by_batch))
         for h, a in state.accepted.items()
         if by_batch & set(a.unread)
     }
-    properties = accepted_properties(state, looked_at | {r.hour: r.accepted for r in rebuilt})
+    properties = accepted_properties(state, later_hours | {r.hour: r.accepted for r in rebuilt})
     kept = {KEPT: json.dumps([h for h in state.retained_hours if h not in by_batch])}
     changes = (
         Change(

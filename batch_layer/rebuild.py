@@ -94,7 +94,7 @@ class RebuildRequest:
     audit: bool = False
 
 
-_BY_ITSELF = RebuildRequest()
+_DEFAULT_REQUEST = RebuildRequest()
 
 
 def accepted_empty(hour: str) -> Result:
@@ -145,7 +145,7 @@ class Rebuilder:
             now = self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
             return plan.plan_seal_with_acceptance(
-                state, publish, candidates, now, self._run(now), measured
+                state, publish, candidates, now, self._run_facts(now), measured
             )
 
         def landed(landed: Landed) -> None:
@@ -163,7 +163,7 @@ class Rebuilder:
         def decide() -> Decision[None]:
             state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
-            run = self._run(now)
+            run = self._run_facts(now)
             return Decision(
                 state,
                 plan.plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured),
@@ -188,8 +188,8 @@ class Rebuilder:
             found = self._hours.reader.repairable()
         return {h: n for h, n in found.items() if state.is_accepted(h) and not state.is_expired(h)}
 
-    def rebuild(self, hour: str, order: RebuildRequest = _BY_ITSELF) -> Result:
-        """Rebuild one sealed hour. An accepted hour is skipped unless `order` restates it.
+    def rebuild(self, hour: str, request: RebuildRequest = _DEFAULT_REQUEST) -> Result:
+        """Rebuild one sealed hour. An accepted hour is skipped unless `request` restates it.
 
         A refusal is a result. The ledger records it once for each reason; nothing else changes.
         Raises Refused if the hour or an hour of a restatement's look-back has expired; Transient,
@@ -205,7 +205,7 @@ class Rebuilder:
             return self._begun.pop(hour)[1]
         accepted = self._job.ledger.accepted(state, hour)
         before = accepted.revision if accepted is not None else 0
-        if state.is_accepted(hour) and not order.restate:
+        if state.is_accepted(hour) and not request.restate:
             return Result(
                 hour, "unchanged", before, "already accepted; --restate publishes a new revision"
             )
@@ -220,9 +220,9 @@ class Rebuilder:
         if not before and (
             gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
         ):
-            run_facts = self._run(self._job.lake.clock.now())
+            run_facts = self._run_facts(self._job.lake.clock.now())
             return self._refuse(
-                state, hour, cut, before, gone, HourAccount(run=run_facts), order.act
+                state, hour, cut, before, gone, HourAccount(run=run_facts), request.act
             )
         LOG.info("stream %s: rebuilding hour=%s offsets=%d", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
@@ -233,7 +233,7 @@ class Rebuilder:
                     fields(hour=hour),
                     held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
                 ):
-                    result = self._rebuild(state, hour, cut, before, order)
+                    result = self._rebuild(state, hour, cut, before, request)
             except AnabranchError:
                 raise
             except Exception as error:
@@ -272,16 +272,16 @@ class Rebuilder:
         duplicates again."""
         require_kept(state, hour, self._stream.batch.lookback_hours if before else 0)
 
-    def _run(self, began: datetime) -> RunFacts:
+    def _run_facts(self, began: datetime) -> RunFacts:
         """Return the run facts of a decision without staged rows."""
         return RunFacts(began, parent=self._parent, root=self._root)
 
-    def _since(self, began: datetime, built: Built) -> Built:
+    def _with_run_facts(self, began: datetime, built: Built) -> Built:
         """Return the hour with its run facts, and count the bytes written."""
         count_written((file.file_path, file.file_size_in_bytes) for file in built.rows.files)
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
-            self._run(began),
+            self._run_facts(began),
             spark=SPARK_VERSION,
             files=len(built.rows.files),
             bytes=size,
@@ -290,19 +290,19 @@ class Rebuilder:
         return replace(built, account=replace(built.account, run=run))
 
     def _rebuild(
-        self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest
+        self, state: State, hour: str, cut: Cut, before: int, request: RebuildRequest
     ) -> Result | None:
         """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
         against it."""
         began = self._job.lake.clock.now()
-        first = self._since(
-            began, self._hours.build(hour, cut, before, state, self._decoding(hour, order.audit))
+        first = self._with_run_facts(
+            began, self._hours.build(hour, cut, before, state, self._decoding(hour, request.audit))
         )
         built = [first]
-        if not _refusals(first, order.accept):
-            state, following = self._following(first, state)
-            built += [self._since(began, b) for b in following]
-        reasons_to_refuse = _refusals(first, order.accept)
+        if not _refusals(first, request.accept):
+            state, following = self._recheck_following(first, state)
+            built += [self._with_run_facts(began, b) for b in following]
+        reasons_to_refuse = _refusals(first, request.accept)
         for b in built[1:]:
             by_choice = state.accepted[b.hour].by_choice
             reasons_to_refuse += [
@@ -317,13 +317,13 @@ class Rebuilder:
                         state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None
                     )
             return self._refuse(
-                state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act
+                state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, request.act
             )
         # Step 6: publish.
-        reasons = {hour: plan.acceptance_reason(first.objections, order.accept, order.why)}
+        reasons = {hour: plan.acceptance_reason(first.objections, request.accept, request.why)}
         why = f"decided again after {hour}"
         reasons |= {b.hour: plan.acceptance_reason(b.objections, True, why) for b in built[1:]}
-        act = plan.act_to_record(order.act, before, first.objections, order.accept)
+        act = plan.act_to_record(request.act, before, first.objections, request.accept)
         return self._publish(built, reasons, state, act)
 
     def _decoding(self, hour: str, audit: bool = False) -> Decoding:
@@ -334,10 +334,10 @@ class Rebuilder:
             return Decoding.SPARK
         return Decoding.AUDITED if audit else Decoding.SAMPLED
 
-    def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
+    def _recheck_following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """Rebuild the later accepted hours that must drop or restore events because of `first`,
         oldest first. Also return a state that lists them, however long ago they were accepted."""
-        after = self._after(first.hour, first.hour, state)
+        after = self._accepted_after(first.hour, first.hour, state)
         if not after or state.overrides.get(first.hour) == "speed":
             return state, []
         # An hour accepted while the speed layer was still reading `first` was not checked against
@@ -366,13 +366,13 @@ class Rebuilder:
             hour = hours.shift(hour, 1)
         return state, list(together.values())[1:]
 
-    def _after(self, first: str, last: str, state: State) -> list[str]:
+    def _accepted_after(self, first: str, last: str, state: State) -> list[str]:
         """Return the accepted hours after `first` whose look-back includes an hour up to `last`."""
         behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
         after = hours.hours_between(hours.shift(first, 1), behind)
         return [h for h in after if state.is_accepted(h) and not state.is_expired(h)]
 
-    def _unread(self, built: Sequence[Built], state: State) -> frozenset[str]:
+    def _unread_lookback(self, built: Sequence[Built], state: State) -> frozenset[str]:
         """Return the hours of their look-back that `main` does not serve completely yet."""
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         return coverage.unread_hours(state, around - {b.hour for b in built})
@@ -388,7 +388,7 @@ class Rebuilder:
         """
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
-        around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
+        around = (around | set(self._accepted_after(built[0].hour, max(rebuilt), state))) - rebuilt
         by_batch = {h for h in around if state.served_by(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
@@ -445,7 +445,7 @@ class Rebuilder:
         """Publish the hours together. Discard their files and return None if the look-back
         changed."""
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
-        unread = self._unread(built, seen)
+        unread = self._unread_lookback(built, seen)
         surroundings = self._surroundings(built, seen, unread)
         ready = time.monotonic()
 

@@ -41,7 +41,7 @@ from anabranch.spark.workers import can_use_workers, is_of_workers
 from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
-from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
+from batch_layer.decoders import PLACE_COLUMNS, CertainRecords, Decoding, read_certain
 from batch_layer.duplicates import key_hash, names_event
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read
 from batch_layer.sizes import SMALL, in_one_task
@@ -80,18 +80,19 @@ class HourRecords:
 
     @property
     def places(self) -> DataFrame:
-        """`AT`, `source` and verdict of all records, with the names of unknown fields."""
+        """`PLACE_COLUMNS`, `source` and verdict of all records, with the names of unknown
+        fields."""
         decoded = self._decoded_places
         if self.certain is None:
             return decoded
         kinds = {field.name: field.dataType.simpleString() for field in decoded.schema.fields}
         constant = {"source": f"'{KAFKA}'", "is_dead": "false"}
-        certain = self.certain.rows(AT).selectExpr(
-            *AT,
+        certain = self.certain.rows(PLACE_COLUMNS).selectExpr(
+            *PLACE_COLUMNS,
             *(
                 f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}"
                 for n in decoded.columns
-                if n not in AT
+                if n not in PLACE_COLUMNS
             ),
         )
         return decoded.unionByName(certain)
@@ -99,7 +100,7 @@ class HourRecords:
     @property
     def _decoded_places(self) -> DataFrame:
         source = F.col(f"`{_SOURCE}`").alias("source")
-        return self.decoded.select(*AT, source, "is_dead", "error_code", records.UNKNOWN)
+        return self.decoded.select(*PLACE_COLUMNS, source, "is_dead", "error_code", records.UNKNOWN)
 
     @property
     def partitions(self) -> int:
@@ -124,15 +125,15 @@ class HourRecords:
         hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
         source = F.col(f"`{_SOURCE}`")
         facts = self.decoded.select(
-            *AT,
+            *PLACE_COLUMNS,
             source.alias("source"),
             "is_dead",
             F.expr(f"coalesce({DRIFTS}, false)").alias("drifts"),
             F.when(~F.col("is_dead") & is_named, hashed).alias("hash"),
         )
         if self.certain is not None:
-            certain = self.certain.rows([*AT, *stream.key]).select(
-                *AT,
+            certain = self.certain.rows([*PLACE_COLUMNS, *stream.key]).select(
+                *PLACE_COLUMNS,
                 F.lit(KAFKA).alias("source"),
                 F.lit(False).alias("is_dead"),
                 F.lit(False).alias("drifts"),
@@ -165,7 +166,7 @@ class HourReader:
         self._catalog = job.environment.catalog.name
         self._format = open_format(job.environment, job.stream)
         self._secret = job.environment.masking_secret
-        self._left_most = False
+        self._workers_left_most = False
 
     def use(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -179,7 +180,7 @@ class HourReader:
         # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
-        ranges: Ranges = {} if gone else self._held(hour, cut)
+        ranges: Ranges = {} if gone else self._ranges_in_kafka(hour, cut)
         spec = self._pack_spec(hour, cut, decoding) if ranges else None
 
         to_archive: DataFrame | None = None
@@ -189,7 +190,7 @@ class HourReader:
                 return cached(self._decode(raw, KAFKA, one_in))
             nonlocal to_archive
             to_archive = cached(self._decoded(raw))
-            return self._of_source(to_archive, KAFKA, one_in)
+            return self._with_source(to_archive, KAFKA, one_in)
 
         by_workers = self._by_workers(hour, ranges, spec, one_in) if spec is not None else None
         certain = by_workers[0] if by_workers is not None else None
@@ -198,17 +199,17 @@ class HourReader:
             # Spark plans no work for limit(0).
             decoded = by_workers[1] if has_decoded else by_workers[1].limit(0)
         elif ranges:
-            decoded = self._of_kafka(hour, ranges, decode)
+            decoded = self._read_kafka(hour, ranges, decode)
         else:
             decoded = decode(no_records(self._spark).withColumn("ingest_hour", F.lit(hour)))
         # Ask again: retention may have deleted records during the read.
-        ranges = {} if gone else self._held(hour, cut)
+        ranges = {} if gone else self._ranges_in_kafka(hour, cut)
         decoded = in_one_task(decoded, cut.offsets)
         return HourRecords(
             decoded, ranges, certain=certain, has_decoded=has_decoded, to_archive=to_archive
         )
 
-    def _held(self, hour: str, cut: Cut) -> Ranges:
+    def _ranges_in_kafka(self, hour: str, cut: Cut) -> Ranges:
         """Return the part of the cut that Kafka's log still has. Raises PositionError like
         `read`."""
         topic, kafka = self.require_topic(cut), self._job.kafka
@@ -218,7 +219,7 @@ class HourReader:
         )
         return trim(cut.ranges, kafka.log_starts(topic))
 
-    def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], T]) -> T:
+    def _read_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], T]) -> T:
         def with_hour(raw: DataFrame) -> T:
             return use(raw.withColumn("ingest_hour", F.lit(hour)))
 
@@ -240,12 +241,12 @@ class HourReader:
     def _pack_spec(self, hour: str, cut: Cut, decoding: Decoding) -> PackSpec | None:
         """Return how workers decode the hour's certain records; None if Spark decodes all."""
         batch = self._stream.batch
-        if batch.decoder == "spark" or decoding is Decoding.SPARK or self._left_most:
+        if batch.decoder == "spark" or decoding is Decoding.SPARK or self._workers_left_most:
             return None
         if self._stream.archive is not None:
             return None  # workers pass on no bytes
-        all_of_it = decoding is Decoding.AUDITED or cut.offsets <= SMALL
-        spec = pack_spec(self._stream, hour, 1 if all_of_it else batch.compare_one_in)
+        compare_all = decoding is Decoding.AUDITED or cut.offsets <= SMALL
+        spec = pack_spec(self._stream, hour, 1 if compare_all else batch.compare_one_in)
         return spec if spec is not None and can_use_workers(self._spark) else None
 
     def _by_workers(
@@ -258,11 +259,11 @@ class HourReader:
             return read_certain(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
 
         try:
-            certain = self._of_kafka(hour, ranges, read)
+            certain = self._read_kafka(hour, ranges, read)
             decoded = records.decode(
                 certain.for_spark, self._stream, self._format, with_unknown=True, beside=[ROW]
             )
-            decoded = self._of_source(decoded, KAFKA, one_in)
+            decoded = self._with_source(decoded, KAFKA, one_in)
             if certain.has_records_for_spark:
                 decoded = cached(decoded, is_lazy=True)
                 certain = certain.compare(decoded, spec)
@@ -279,7 +280,7 @@ class HourReader:
                 certain.left_count,
                 certain.left_count + certain.count,
             )
-            self._left_most = True
+            self._workers_left_most = True
         return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
@@ -291,46 +292,52 @@ class HourReader:
         letters = heads(self._job.lake.load(self._stream.dead_letters_table))
         batch = (state.heads["batch"], letters["batch"])
         accepted = (
-            self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS))
+            self._rows_and_letters(batch, hour, (ACCEPTED, DEAD_LETTERS))
             if state.is_accepted(hour)
             else []
         )
         stored = [
             *accepted,
-            *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED)),
+            *self._rows_and_letters((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED)),
         ]
         if self._stream.archive is not None:
             # Bytes first: rows lack fields that were added to the schema since.
             stored.insert(0, self._decode(read_archive(self._job, self._spark, hour, cut), ARCHIVE))
         if hour in state.retained_hours:
             # Rows of the speed layer that only `main` still has.
-            stored += self._of_branch((state.heads["main"], letters["main"]), hour, (SPEED, SPEED))
+            stored += self._rows_and_letters(
+                (state.heads["main"], letters["main"]), hour, (SPEED, SPEED)
+            )
         ranked = [
             frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i))
             for i, frame in enumerate(stored)
         ]
         # Compare positions first, two narrow columns: usually the table has nothing that Kafka
         # lacks.
-        places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
+        places = reduce(
+            DataFrame.unionByName, (frame.select(*PLACE_COLUMNS, "_rank") for frame in ranked)
+        )
         found = (
-            places.join(read.places.select(*AT), AT, "left_anti")
-            .groupBy(*AT)
+            places.join(read.places.select(*PLACE_COLUMNS), PLACE_COLUMNS, "left_anti")
+            .groupBy(*PLACE_COLUMNS)
             .agg(F.min("_rank").alias("_rank"))
         )
         found = cached(found)
         offsets = (
-            reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
+            reduce(DataFrame.union, (frame.select(*PLACE_COLUMNS) for frame in accepted))
+            if accepted
+            else None
         )
         if found.isEmpty():
             return replace(read, accepted=offsets)
         filled = (
             reduce(DataFrame.unionByName, ranked)
-            .join(found, [*AT, "_rank"], "left_semi")
+            .join(found, [*PLACE_COLUMNS, "_rank"], "left_semi")
             .drop("_rank")
         )
-        every = read.decoded.unionByName(filled) if read.has_decoded else filled
-        every = in_one_task(cached(every), cut.offsets)
-        return replace(read, decoded=every, accepted=offsets, has_decoded=True)
+        all_records = read.decoded.unionByName(filled) if read.has_decoded else filled
+        all_records = in_one_task(cached(all_records), cut.offsets)
+        return replace(read, decoded=all_records, accepted=offsets, has_decoded=True)
 
     def require_topic(self, cut: Cut) -> Topic:
         """Return the topic of the cut. Raises PositionError if the topic is gone or has another
@@ -349,7 +356,7 @@ class HourReader:
         """Return the number of dead letters of `main` that decode now, by hour."""
         letters = self._job.lake.load(self._stream.dead_letters_table)
         rows = (
-            self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
+            self._decode(self._letters_as_records(heads(letters)["main"]), DEAD_LETTERS)
             .where("NOT is_dead")
             .groupBy("ingest_hour")
             .count()
@@ -360,7 +367,7 @@ class HourReader:
             for row in sorted(rows, key=lambda row: str(row["ingest_hour"]))
         }
 
-    def _of_branch(
+    def _rows_and_letters(
         self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]
     ) -> list[DataFrame]:
         """Return the rows and the dead letters of an hour in a branch's snapshots of the two
@@ -375,10 +382,13 @@ class HourReader:
             records.as_decoded(rows.where(F.col("ingest_hour") == hour), self._stream).withColumn(
                 _SOURCE, F.lit(sources[0])
             ),
-            self._decode(self._bytes(snapshots[1]).where(F.col("ingest_hour") == hour), sources[1]),
+            self._decode(
+                self._letters_as_records(snapshots[1]).where(F.col("ingest_hour") == hour),
+                sources[1],
+            ),
         ]
 
-    def _bytes(self, snapshot_id: int) -> DataFrame:
+    def _letters_as_records(self, snapshot_id: int) -> DataFrame:
         """Return dead letters as raw Kafka records."""
         letters = read_snapshot(
             self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id
@@ -386,14 +396,14 @@ class HourReader:
         return as_kafka_records(letters)
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
-        return self._of_source(self._decoded(raw), source, one_in)
+        return self._with_source(self._decoded(raw), source, one_in)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         return records.decode(
             raw, self._stream, self._format, with_unknown=True, secret=self._secret
         )
 
-    def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
+    def _with_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Return decoded records with their source, and without bytes that nothing needs."""
         decoded = decoded.withColumn(_SOURCE, F.lit(source))
         # Drop a good record's bytes, except samples of records with unknown fields. Sample by a

@@ -60,7 +60,7 @@ class StreamRun:
         self._is_notified = True
         self._broken: list[Unexpected] = []
 
-    def rebuild(self, hours: Collection[str] | None, order: RebuildRequest) -> list[Result]:
+    def rebuild(self, hours: Collection[str] | None, request: RebuildRequest) -> list[Result]:
         """Seal, then rebuild the named `hours`, or all that wait.
 
         A refused hour that waits is rebuilt once an input of its refusal has changed, and once a
@@ -72,16 +72,16 @@ class StreamRun:
         of many streams.
         """
         if hours is not None:
-            self._rebuild_named(sorted(hours), order)
+            self._rebuild_named(sorted(hours), request)
             if self._broken:
-                raise _all_of(self._broken)
+                raise _combined(self._broken)
         else:
-            self._rebuild_waiting(order)
+            self._rebuild_waiting(request)
         self._restate_incomplete()
         with self._turn():
             try_fill(self._job.lake, self._rebuilder.stream)
         if self._broken and hours is None:
-            raise _all_of(self._broken)
+            raise _combined(self._broken)
         return sorted(self.results, key=lambda result: result.hour)
 
     def replay(self, hours: Collection[str] | None, why: str | None = None) -> list[Result]:
@@ -94,16 +94,16 @@ class StreamRun:
         with self._progress("replay", len(repairable)) as progress:
             for h, number in repairable.items():
                 decode = f"dead letters replayed: {number} decode now"
-                order = RebuildRequest(
+                request = RebuildRequest(
                     restate=True, why=f"{decode}; {why}" if why else decode, act=act
                 )
-                self._rebuild_hour(h, order, state)
+                self._rebuild_hour(h, request, state)
                 progress.step()
         with self._turn():
             try_fill(self._job.lake, self._rebuilder.stream)
         return self.results
 
-    def _rebuild_named(self, named: list[str], order: RebuildRequest) -> None:
+    def _rebuild_named(self, named: list[str], request: RebuildRequest) -> None:
         with self._turn():
             self._call(lambda: require_ended(self._job.stream, self._job.lake, named))
             sealed = self._seal(named)
@@ -119,10 +119,10 @@ class StreamRun:
         named = [h for h in named if h not in decided]
         with self._progress("", len(named)) as progress:
             for h in named:
-                self._attempt(h, order, state)
+                self._attempt(h, request, state)
                 progress.step()
 
-    def _rebuild_waiting(self, order: RebuildRequest) -> None:
+    def _rebuild_waiting(self, request: RebuildRequest) -> None:
         with self._turn():
             state = self._take_over(self._seal(None))
             waiting = self._call(lambda: todo.waiting(self._job, state))
@@ -135,7 +135,7 @@ class StreamRun:
         sizes = tuple(state.timeline.sealed[h].offsets for h in remaining)
         with self._progress("", len(remaining), sizes) as progress:
             for h in remaining:
-                self._attempt(h, order, state)
+                self._attempt(h, request, state)
                 progress.step()
 
     def _seal(self, candidates: Collection[str] | None) -> State:
@@ -162,30 +162,30 @@ class StreamRun:
                 if is_complete
                 else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
             )
-        for h, again in lost.items():
-            self._attempt(h, again, state)
+        for h, request in lost.items():
+            self._attempt(h, request, state)
         with self._turn():
             if lost:
                 state = self._call(self._rebuilder.load)
             incomplete = self._call(lambda: todo.to_recheck(self._job, state))
-        for h, again in incomplete.items():
-            self._attempt(h, again, state)
+        for h, request in incomplete.items():
+            self._attempt(h, request, state)
 
-    def _attempt(self, hour: str, order: RebuildRequest, state: State) -> None:
+    def _attempt(self, hour: str, request: RebuildRequest, state: State) -> None:
         """Rebuild an hour. Keep an unexpected error for the end, so that the other hours
         continue."""
         try:
-            self._rebuild_hour(hour, order, state)
+            self._rebuild_hour(hour, request, state)
         except Unexpected as error:
             LOG.error("%s: hour %s: %s", self._name, hour, error)
             self._broken.append(error)
 
-    def _rebuild_hour(self, hour: str, order: RebuildRequest, state: State) -> None:
+    def _rebuild_hour(self, hour: str, request: RebuildRequest, state: State) -> None:
         offsets = state.cuts[hour].offsets if hour in state.cuts else None
         with self._reported(hour):
             with self._turn(hour, offsets):
                 self.results.append(
-                    self._call(lambda: self._rebuilder.rebuild(hour, order), f"hour {hour}")
+                    self._call(lambda: self._rebuilder.rebuild(hour, request), f"hour {hour}")
                 )
             self._reporter.report()
         # Wait for an unreachable receiver once in a run, and once more at its end.
@@ -221,7 +221,7 @@ class StreamRun:
             yield progress
 
 
-def _all_of(broken: Sequence[Unexpected]) -> Unexpected:
+def _combined(broken: Sequence[Unexpected]) -> Unexpected:
     if len(broken) == 1:
         return broken[0]
     more = Unexpected(f"{broken[0]} (and {len(broken) - 1} more hours, in the lines above)")

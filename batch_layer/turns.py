@@ -42,10 +42,10 @@ class Turns:
         self._arrivals = itertools.count()
         self._changed = threading.Condition()
 
-    def take(self, had: int, hour: str, number: int) -> SparkSession:
-        """Wait for `number` places. Streams with fewer turns than `had` go first, then those with
-        as many turns and an older hour. Return the session of a place."""
-        ticket = (had, hour, next(self._arrivals))
+    def take(self, turns_had: int, hour: str, number: int) -> SparkSession:
+        """Wait for `number` places. Streams with fewer turns than `turns_had` go first, then those
+        with as many turns and an older hour. Return the session of a place."""
+        ticket = (turns_had, hour, next(self._arrivals))
         with self._changed:
             heapq.heappush(self._waiting, ticket)
             self._changed.wait_for(lambda: self._waiting[0] == ticket and self._free >= number)
@@ -76,7 +76,7 @@ class StreamTurns:
 
     def __init__(self, turns: Turns, use: Callable[[SparkSession], None]) -> None:
         self._turns, self._use = turns, use
-        self._had = 0
+        self._turns_had = 0
         self._now: tuple[SparkSession, str, int] | None = None
 
     @contextmanager
@@ -103,9 +103,9 @@ class StreamTurns:
             self._begin(hour, number)
 
     def _begin(self, hour: str, number: int) -> None:
-        session = self._turns.take(self._had, hour, number)
+        session = self._turns.take(self._turns_had, hour, number)
         self._now = (session, hour, number)
-        self._had += 1
+        self._turns_had += 1
         self._use(session)
 
     def _end(self) -> None:

@@ -30,7 +30,7 @@ value."""
 
 _SAMPLE = 80  # characters
 
-At = tuple[int, int]
+Place = tuple[int, int]
 
 
 def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
@@ -91,7 +91,7 @@ def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
     return UnknownFields(drifting, fields, others)
 
 
-def _values(decoded: DataFrame, places: Iterable[At]) -> dict[At, Mapping[str, Any]]:
+def _values(decoded: DataFrame, places: Iterable[Place]) -> dict[Place, Mapping[str, Any]]:
     if not (ordered := sorted(places)):
         return {}
     at = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in ordered)

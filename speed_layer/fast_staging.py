@@ -113,12 +113,12 @@ def stage_certain(
     not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
     left."""
     columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
-    return certain_of(
+    return certain_from(
         columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
     )
 
 
-def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
+def certain_from(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
     """Return the result of a micro-batch's tasks from their reports. Raises Unexpected if a record
     was neither written nor left."""
     seen, written = _totals(reports, table, attempt, began)
@@ -153,7 +153,7 @@ def stage_rows(
     return written
 
 
-def at_offsets(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
+def records_at(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
     return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
 
 

@@ -119,7 +119,7 @@ class Member:
         """End offsets at which the stream ends, with `available_now`."""
         self.last: float | None = None
         """Start of its last micro-batch, by the monotonic clock."""
-        self.asked_again = False
+        self.has_decided_again = False
         """Whether its next micro-batch has caused a new decision already. If workers still cannot
         stage it, Spark reads it."""
         self.reads_alone = False
@@ -266,7 +266,7 @@ class Member:
                 # Its records still wait, so keep the time since which they do.
                 self._continue_from(self.batches.decide(work.ranges), self.waiting)
                 return
-            if work.certain is not None and self.batches.learn(self.spark, work.certain):
+            if work.certain is not None and self.batches.learn_schemas(self.spark, work.certain):
                 # Workers read the same records again, with the schemas that they did not know.
                 self.last = None
                 self._continue_from(self.position, self.waiting)
@@ -328,7 +328,9 @@ class GroupJob:
         """Errors by stream: why it is set aside, what is wrong with its file, or why its columns
         are unknown."""
         failed = {
-            name: one.failure for name, one in self._members.items() if one.failure is not None
+            name: member.failure
+            for name, member in self._members.items()
+            if member.failure is not None
         }
         return {**self._without_job, **failed}
 
@@ -336,7 +338,7 @@ class GroupJob:
     def set_aside(self) -> dict[str, str]:
         """Reasons by stream why it makes no progress: its failure, or no publish though records
         wait. Includes streams that are stopping because their file changed."""
-        stalls = {name: one.stall for name, one in (self._leaving | self._members).items()}
+        stalls = {name: member.stall for name, member in (self._leaving | self._members).items()}
         stalled = {name: stall for name, stall in stalls.items() if stall is not None}
         return stalled | {name: str(error) for name, error in self.failures.items()}
 
@@ -346,7 +348,9 @@ class GroupJob:
         try:
             while not self._stop.is_set():
                 self._follow_files()
-                if self._available_now and all(one.has_ended for one in self._members.values()):
+                if self._available_now and all(
+                    member.has_ended for member in self._members.values()
+                ):
                     break
                 self._raise_if_jvm_gone()
                 if self._publish_due():
@@ -357,9 +361,9 @@ class GroupJob:
         self._raise_if_jvm_gone()
 
     def _raise_if_jvm_gone(self) -> None:
-        for one in self._members.values():
-            if isinstance(one.failure, JvmGone):
-                raise one.failure
+        for member in self._members.values():
+            if isinstance(member.failure, JvmGone):
+                raise member.failure
 
     def _follow_files(self) -> None:
         """Start streams whose files are new or changed, and stop streams whose files are gone or
@@ -382,7 +386,9 @@ class GroupJob:
             LOG.info("stream %s: %s", name, _why_stopped(member.job, current))
             member.stop()
             self._leaving[name] = self._members.pop(name)
-        self._leaving = {name: one for name, one in self._leaving.items() if not one.has_ended}
+        self._leaving = {
+            name: member for name, member in self._leaving.items() if not member.has_ended
+        }
         for name, job in found.items():
             # Two threads never publish to one table.
             if isinstance(job, Job) and name not in self._members and name not in self._leaving:
@@ -393,11 +399,11 @@ class GroupJob:
 
     def _publish_due(self) -> bool:
         """Pass work to every stream whose micro-batch is due. Return whether Kafka answered."""
-        ready = {name: one for name, one in self._members.items() if one.is_ready}
+        ready = {name: member for name, member in self._members.items() if member.is_ready}
         now = time.monotonic()
         try:
             ends = self._kafka.stable_ends_of(
-                {one.job.stream.topic: tuple(one.position) for one in ready.values()}
+                {member.job.stream.topic: tuple(member.position) for member in ready.values()}
             )
             self._describe(now)
         except Transient as error:
@@ -406,41 +412,43 @@ class GroupJob:
         except AnabranchError as error:
             # The error needs an operator, such as credentials that the brokers refuse. It concerns
             # each stream.
-            for one in ready.values():
-                one.hand(Work({}, error=error))
+            for member in ready.values():
+                member.hand(Work({}, error=error))
             return False
         due: dict[str, Waiting] = {}
-        for name, one in ready.items():
-            if (waiting := self._waiting(one, ends[one.job.stream.topic], now)) is not None:
+        for name, member in ready.items():
+            if (waiting := self._waiting(member, ends[member.job.stream.topic], now)) is not None:
                 due[name] = waiting
         self._publish(due, now)
         return True
 
-    def _waiting(self, one: Member, ends: Offsets | AnabranchError, now: float) -> Waiting | None:
+    def _waiting(
+        self, member: Member, ends: Offsets | AnabranchError, now: float
+    ) -> Waiting | None:
         """Return the offsets that a ready stream publishes now; None if nothing is due, or if its
         own thread checks its topic first."""
-        stream = one.job.stream
+        stream = member.job.stream
         topic = self._described.get(stream.topic)
         changed = stream.topic in self._described and partitions_changed(
-            one.position, topic.partitions if topic is not None else None
+            member.position, topic.partitions if topic is not None else None
         )
-        if isinstance(ends, AnabranchError) or is_behind(one.position, ends) or changed:
-            one.hand(Work({p: (o, o) for p, o in one.position.items()}, only_decide=True))
+        if isinstance(ends, AnabranchError) or is_behind(member.position, ends) or changed:
+            member.hand(Work({p: (o, o) for p, o in member.position.items()}, only_decide=True))
             return None
-        one.waiting = plan_waiting(
-            one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now
+        member.waiting = plan_waiting(
+            member.position, ends, stream.speed.max_offsets_per_trigger, member.waiting, now
         )
-        if one.waiting is None:
-            one.note_progress()
+        if member.waiting is None:
+            member.note_progress()
         if self._available_now:
-            one.target = one.target or ends
-            if all(one.position.get(p, 0) >= end for p, end in one.target.items()):
-                one.finish()
+            member.target = member.target or ends
+            if all(member.position.get(p, 0) >= end for p, end in member.target.items()):
+                member.finish()
                 return None
-            return one.waiting
+            return member.waiting
         return (
-            one.waiting
-            if one.waiting is not None and is_due(one.waiting, one.last, stream.speed, now)
+            member.waiting
+            if member.waiting is not None and is_due(member.waiting, member.last, stream.speed, now)
             else None
         )
 
@@ -448,15 +456,15 @@ class GroupJob:
         """Look for topics that are gone or recreated, and for new partitions; also of idle
         streams."""
         if now - self._described_at >= _DESCRIBE_SECONDS:
-            topics = sorted({one.job.stream.topic for one in self._members.values()})
+            topics = sorted({member.job.stream.topic for member in self._members.values()})
             self._described = self._kafka.describe_all(topics) if topics else {}
             self._described_at = now
 
-    def _publish(self, due: Mapping[str, Waiting], asked: float) -> None:
+    def _publish(self, due: Mapping[str, Waiting], asked_at: float) -> None:
         """Stage the due micro-batches that workers can read in one Spark job, and pass each stream
         its work.
 
-        Of several streams with the same topic, only the one that waited longest is staged. A stream
+        If several streams read the same topic, only the one that waited longest is staged. A stream
         with `reads_alone` reads its topic itself, because it would fail or delay each read of the
         group.
         """
@@ -464,36 +472,36 @@ class GroupJob:
         in_turn = sorted(due, key=lambda name: self._members[name].last or float("-inf"))
         first = set(unique_topics({name: self._members[name].job.stream.topic for name in in_turn}))
         for name, waiting in due.items():
-            one = self._members[name]
+            member = self._members[name]
             if name not in first:
                 continue
-            one.last = asked
-            if one.reads_alone:
-                self._hand_alone(one, waiting, asked)
+            member.last = asked_at
+            if member.reads_alone:
+                self._hand_alone(member, waiting, asked_at)
                 continue
             try:
-                made = one.batches.prepare(one.spark, waiting.ranges)
+                batch = member.batches.prepare(member.spark, waiting.ranges)
                 is_decided = (
-                    made is not None
-                    or one.asked_again
-                    or not one.batches.needs_decision(waiting.ranges)
+                    batch is not None
+                    or member.has_decided_again
+                    or not member.batches.needs_decision(waiting.ranges)
                 )
             except Exception as error:
-                one.hand(Work(waiting.ranges, error=error))
+                member.hand(Work(waiting.ranges, error=error))
                 continue
-            one.asked_again = not is_decided
-            if made is not None:
-                prepared[name] = made
+            member.has_decided_again = not is_decided
+            if batch is not None:
+                prepared[name] = batch
             elif is_decided:
-                self._hand_alone(one, waiting, asked)
+                self._hand_alone(member, waiting, asked_at)
             else:
-                one.last = None
-                one.hand(Work(waiting.ranges, only_decide=True))
+                member.last = None
+                member.hand(Work(waiting.ranges, only_decide=True))
         if prepared:
-            self._stage(prepared, due, asked)
+            self._stage(prepared, due, asked_at)
 
     def _stage(
-        self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked: float
+        self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked_at: float
     ) -> None:
         by_topic = {self._members[name].job.stream.topic: name for name in prepared}
         began = time.monotonic()
@@ -516,23 +524,23 @@ class GroupJob:
                 failure,
             )
             for name in prepared:
-                self._hand_alone(self._members[name], due[name], asked)
+                self._hand_alone(self._members[name], due[name], asked_at)
             return
         for topic, name in by_topic.items():
-            one, result, ranges = self._members[name], staged[topic], due[name].ranges
+            member, result, ranges = self._members[name], staged[topic], due[name].ranges
             if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
-                one.batches.leave_to_spark(result)
-                self._hand_alone(one, due[name], asked)
+                member.batches.leave_to_spark(result)
+                self._hand_alone(member, due[name], asked_at)
             elif isinstance(result, Exception):
-                one.hand(Work(ranges, error=result))
+                member.hand(Work(ranges, error=result))
             else:
-                one.hand(
+                member.hand(
                     Work(
                         ranges,
                         prepared[name],
                         result,
                         began,
-                        self._read_until(one, due[name], asked),
+                        self._read_until(member, due[name], asked_at),
                     )
                 )
 
@@ -551,30 +559,32 @@ class GroupJob:
         # Spark has a task for each partition, and most partitions of a group have few records.
         return frame.coalesce(at_once) if sum(map(len, ranges.values())) > at_once else frame
 
-    def _hand_alone(self, one: Member, waiting: Waiting, asked: float) -> None:
+    def _hand_alone(self, member: Member, waiting: Waiting, asked_at: float) -> None:
         """Let a stream read and publish its waiting offsets with Spark."""
-        one.hand(Work(waiting.ranges, read_until=self._read_until(one, waiting, asked)))
+        member.hand(Work(waiting.ranges, read_until=self._read_until(member, waiting, asked_at)))
 
-    def _read_until(self, one: Member, waiting: Waiting, asked: float) -> datetime | None:
+    def _read_until(self, member: Member, waiting: Waiting, asked_at: float) -> datetime | None:
         """Return the time (UTC) at which the log ended with these ranges; None if more records
         wait."""
-        clock = one.job.lake.clock
+        clock = member.job.lake.clock
         return (
-            clock.time_of(clock.elapsed() - (time.monotonic() - asked)) if waiting.whole else None
+            clock.time_of(clock.elapsed() - (time.monotonic() - asked_at))
+            if waiting.whole
+            else None
         )
 
     def _drain(self) -> None:
         """Stop all streams at once, and wait for their publishes."""
         running = [*self._members.values(), *self._leaving.values()]
-        for one in running:
-            one.stop()
+        for member in running:
+            member.stop()
         deadline = time.monotonic() + _DRAIN_SECONDS
-        for one in running:
-            one.join(max(0.0, deadline - time.monotonic()))
-            if not one.has_ended:
+        for member in running:
+            member.join(max(0.0, deadline - time.monotonic()))
+            if not member.has_ended:
                 LOG.warning(
                     "stream %s: still publishing %.0f s after the stop; ending anyway",
-                    one.name,
+                    member.name,
                     _DRAIN_SECONDS,
                 )
         self._kafka.close()

@@ -23,7 +23,7 @@ from speed_layer.fast_staging import (
     Certain,
     CertainTask,
     TaskSpec,
-    certain_of,
+    certain_from,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def stage_group(
             )
             continue
         try:
-            staged[topic] = certain_of(rows, one.decided.state.table, one.attempt, one.began)
+            staged[topic] = certain_from(rows, one.decided.state.table, one.attempt, one.began)
         except Unexpected as failure:
             staged[topic] = failure
     return staged

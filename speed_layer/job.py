@@ -155,7 +155,7 @@ class SpeedJob:
         starts = {"offsets": dict(position)}
         # The next micro-batch reaches a log end that was read after this time.
         clock = self._job.lake.clock
-        asked = {"after": clock.elapsed()}
+        log_end_read = {"after": clock.elapsed()}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
         # A job that ends by itself publishes all records at once.
@@ -164,7 +164,7 @@ class SpeedJob:
             self._spark, self._job.environment.kafka, stream.topic, position, limit, wait
         )
 
-        def each(batch: DataFrame, batch_id: int) -> None:
+        def publish_batch(batch: DataFrame, batch_id: int) -> None:
             # The thread that stops the query holds the lock and waits for this function, so do not
             # block here.
             while not self._running.acquire(timeout=0.1):
@@ -177,19 +177,23 @@ class SpeedJob:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = ranges_between(starts["offsets"], ends)
                     read_until = (
-                        clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
+                        clock.time_of(log_end_read["after"])
+                        if reaches_log_end(ranges, limit)
+                        else None
                     )
                     self._count(self._batches.submit(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
                     if not self._available_now:
-                        asked["after"] = clock.elapsed()
+                        log_end_read["after"] = clock.elapsed()
                 except Exception as error:
                     self._failure = error
                     raise
             finally:
                 self._running.release()
 
-        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+        writer = frame.writeStream.foreachBatch(publish_batch).option(
+            "checkpointLocation", str(checkpoint)
+        )
         seconds = stream.speed.trigger.total_seconds()
         writer = (
             writer.trigger(availableNow=True)
@@ -205,7 +209,7 @@ class SpeedJob:
                 # With availableNow, Spark reads the log end once, when the query starts.
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
-                    asked["after"] = now
+                    log_end_read["after"] = now
                 # True if the last trigger had no data to read; before the first trigger the message
                 # differs.
                 is_idle = (

@@ -58,7 +58,7 @@ from speed_layer.compaction import Compaction
 from speed_layer.fast_staging import (
     Certain,
     TaskSpec,
-    at_offsets,
+    records_at,
     stage_certain,
     stage_rows,
     task_spec,
@@ -156,9 +156,9 @@ class MicroBatches:
             warm_up_decoder(spark, self._stream, self._format)
 
     def submit(
-        self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None
+        self, read: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None
     ) -> int:
-        """Stage the records of `ranges`, which `frame` reads from Kafka, and publish them in a
+        """Stage the records of `ranges`, loaded by `read` from Kafka, and publish them in a
         background thread.
 
         The next call stages while that publish runs. Returns the number of offsets published since
@@ -167,7 +167,7 @@ class MicroBatches:
         """
         began = time.monotonic()
         with fields(offsets=ranges_to_keys(ranges)):
-            staged = self._stage_ahead(frame, ranges)
+            staged = self._stage_ahead(read, ranges)
         try:
             published = self.wait()
         except BaseException:
@@ -175,9 +175,9 @@ class MicroBatches:
                 self._discard(staged)
             raise
         if staged is None:
-            return published + self.publish(frame, ranges, read_until=read_until)
+            return published + self.publish(read, ranges, read_until=read_until)
         self._publishing = self._executor.submit(
-            self.publish, frame, ranges, staged, began, read_until
+            self.publish, read, ranges, staged, began, read_until
         )
         return published
 
@@ -200,13 +200,13 @@ class MicroBatches:
 
     def publish(
         self,
-        frame: Callable[[], DataFrame],
+        read: Callable[[], DataFrame],
         ranges: Ranges,
         staged: StagedBatch | None = None,
         began: float | None = None,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish the records of `ranges`, which `frame` reads from Kafka. Return the number of
+        """Publish the records of `ranges`, loaded by `read` from Kafka. Return the number of
         offsets published.
 
         `read_until`: the log ended at the end of `ranges` at this time or later, if known.
@@ -220,7 +220,7 @@ class MicroBatches:
         while not whole:
             with fields(offsets=ranges_to_keys(ranges)):
                 part, whole = self._publish_next(
-                    frame, ranges, staged, began or time.monotonic(), read_until
+                    read, ranges, staged, began or time.monotonic(), read_until
                 )
             published, staged, began = published + part, None, None
         return published
@@ -268,26 +268,26 @@ class MicroBatches:
 
     def publish_prepared(
         self,
-        frame: Callable[[], DataFrame],
+        read: Callable[[], DataFrame],
         ranges: Ranges,
         prepared: PreparedBatch,
         certain: Certain,
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose certain records workers have staged. `frame` reads the records
+        """Publish `ranges`, whose certain records workers have staged. `read` loads the records
         that they left, or all records if the staged rows are no longer valid. Returns and raises
         like `publish`."""
         with fields(offsets=ranges_to_keys(ranges)):
-            staged = self._with_listed_ids(lambda: self._complete(frame(), prepared, certain))
+            staged = self._with_listed_ids(lambda: self._complete(read(), prepared, certain))
             if staged is not None:
                 _count(staged)
                 staged = replace(staged, seconds=time.monotonic() - began)
-        return self.publish(frame, ranges, staged, began, read_until)
+        return self.publish(read, ranges, staged, began, read_until)
 
     def _publish_next(
         self,
-        frame: Callable[[], DataFrame],
+        read: Callable[[], DataFrame],
         ranges: Ranges,
         staged: StagedBatch | None,
         began: float,
@@ -325,7 +325,7 @@ class MicroBatches:
             if staged is None or plan.next is Next.STAGE:
                 reach(Step.SPEED_DECIDED)
                 self._discard(staged)
-                staged = self._stage_readable(frame, plan, decided)
+                staged = self._stage_readable(read, plan, decided)
                 ready = time.monotonic()
                 return Again.AGAIN
             if plan.next is Next.MERGE:
@@ -423,9 +423,9 @@ class MicroBatches:
         )
         return True
 
-    def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
-        """Stage the records of `frame` by the last decision. Return None if a new decision is
-        needed first, or if Spark cannot read one of the records."""
+    def _stage_ahead(self, read: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
+        """Stage the records loaded by `read`, by the last decision. Return None if a new decision
+        is needed first, or if Spark cannot read one of the records."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
@@ -433,24 +433,24 @@ class MicroBatches:
         self._lake.load(self._stream.table)
         reach(Step.SPEED_DECIDED)
         try:
-            return self._stage(frame(), plan, decided)
+            return self._stage(read(), plan, decided)
         except (PySparkException, Py4JError) as error:
             if not is_unreadable(error):
                 raise
             return None
 
     def _stage_readable(
-        self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
+        self, read: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
     ) -> StagedBatch:
-        """Stage the records of `frame`. If Spark cannot read a record, stage the records around
-        it."""
+        """Stage the records loaded by `read`. If Spark cannot read a record, stage the records
+        around it."""
         try:
-            return self._stage(frame(), plan, decided)
+            return self._stage(read(), plan, decided)
         except (PySparkException, Py4JError) as error:
             if not is_unreadable(error):
                 raise
             self.has_read_around = True
-            session, topic = frame().sparkSession, self._stream.topic
+            session, topic = read().sparkSession, self._stream.topic
             around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
             return self._stage(around, plan, decided)
 
@@ -567,7 +567,7 @@ class MicroBatches:
             certain = stage_certain(
                 hours, spec, decided.state.table, prepared.attempt, prepared.began
             )
-            if self.learn(frame.sparkSession, certain):
+            if self.learn_schemas(frame.sparkSession, certain):
                 # No snapshot refers to the files of the first attempt.
                 return self._stage_certain(frame, plan, decided)
             return self._complete(frame, prepared, certain)
@@ -604,7 +604,7 @@ class MicroBatches:
             self._stream, decided.state.table, rows_columns(self._stream).schema, schemas
         )
 
-    def learn(self, spark: SparkSession, certain: Certain) -> bool:
+    def learn_schemas(self, spark: SparkSession, certain: Certain) -> bool:
         """Read schemas that workers did not know from the registry. Return True if workers can read
         more records now, so that another attempt is worthwhile.
 
@@ -644,7 +644,7 @@ class MicroBatches:
         if not certain.left:
             reach(Step.SPEED_ROWS_STAGED)
         else:
-            left = at_offsets(frame, certain.left).cache()
+            left = records_at(frame, certain.left).cache()
             try:
                 decoded = self._decode(left, plan, with_errors=True)
                 good = records.good(decoded, self._stream)

@@ -145,8 +145,8 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
 def _matches_decision(
     staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]
 ) -> bool:
-    is_split_so = staged.topic_id == position.topic_id and staged.by_hour == by_hour
-    return is_split_so and staged.erasures == erasure_marks(state, position.topic_id, by_hour)
+    has_same_split = staged.topic_id == position.topic_id and staged.by_hour == by_hour
+    return has_same_split and staged.erasures == erasure_marks(state, position.topic_id, by_hour)
 
 
 def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) -> frozenset[str]:
@@ -284,8 +284,8 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
     """Plan the next step of catching up: skip hours that batch serves, or read an hour before them
     up to its cut. Return None if the stream can read the rest. Pure. A refused hour between two
     accepted ones is never skipped."""
-    if (forgotten := _skip_forgotten(state, position)) is not None:
-        return forgotten
+    if (unlisted := _skip_unlisted(state, position)) is not None:
+        return unlisted
     cuts = _comparable_cuts(state)
     remaining = [(h, c) for h, c in cuts if any(e > position.get(p, 0) for p, e in c.ends.items())]
     served = [state.served_by(h) == "batch" for h, _ in remaining]
@@ -351,7 +351,7 @@ def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:
     return [(h, c) for h, c in sorted(state.cuts.items()) if h >= state.timeline.since]
 
 
-def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
+def _skip_unlisted(state: State, position: Offsets) -> Skip | None:
     """Plan a skip from a position in accepted hours that the state no longer lists to the first
     hour that it lists. Return None at other positions."""
     cuts = _comparable_cuts(state)

@@ -35,7 +35,7 @@ from batch_layer.quality.wording import (
 LOG = logging.getLogger(__name__)
 
 # Great Expectations keeps its project in global variables, so only one hour is evaluated at a time.
-_ALONE = threading.Lock()
+_LOCK = threading.Lock()
 
 _VERDICTS = {"result_format": "BOOLEAN_ONLY"}
 _VALUES = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
@@ -88,7 +88,7 @@ def run_suite(
     """
     if path is None:
         return SuiteResult(passed=True)
-    with _ALONE:
+    with _LOCK:
         return _run_suite(frame, path, known)
 
 
@@ -131,8 +131,8 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
             failure.message,
         )
     met = tuple(e for i, e in bound.items() if i not in unmet)
-    without = tuple((bound[i], b.basis) for i, b in ours.items() if not b.applies)
-    for expectation, why in without:
+    not_applicable = tuple((bound[i], b.basis) for i, b in ours.items() if not b.applies)
+    for expectation, why in not_applicable:
         LOG.info(
             "quality gate: expectation does not apply suite=%s type=%s reason=%s",
             suite.name,
@@ -140,7 +140,7 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
             why,
         )
     return SuiteResult(
-        not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without
+        not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, not_applicable
     )
 
 
@@ -186,25 +186,25 @@ def _evaluate(
     except (
         Exception
     ) as error:  # the expectation's own evaluation reports it, for instance a bad pattern
-        _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
+        _raise_if_unreachable(doing, "".join(traceback.format_exception(error)))
     try:
         # A ValidationDefinition also stores the result, and fails on values that are not JSON (a
         # NumPy bool).
         validation = batch.validate(suite, result_format=dict(result_format))
     except Exception as error:
-        _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
+        _raise_if_unreachable(doing, "".join(traceback.format_exception(error)))
         raise
     for result in validation.results:
         for info in _raised(result):
             # Great Expectations counts any exception as the expectation's failure, even if S3 is
             # down.
-            _pass_on_if_away(
+            _raise_if_unreachable(
                 doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}"
             )
     return {result.expectation_config.meta[PLACE]: result for result in validation.results}
 
 
-def _pass_on_if_away(doing: str, text: str) -> None:
+def _raise_if_unreachable(doing: str, text: str) -> None:
     """Raise the classified error if an exception's text is about a service, not about the rows."""
     if is_away(text):
         raise explain_text(doing, text)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.decoders import AT
+from batch_layer.decoders import PLACE_COLUMNS
 from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
@@ -40,7 +40,7 @@ def places(rows: DataFrame) -> list[tuple[int, int]]:
 def find_few(rows: DataFrame, key: list[str], served: DataFrame | None) -> Duplicates:
     """Duplicates by the hashes in the driver's memory."""
     hashed = F.when(names_event(key), key_hash(rows, key, served)).alias("hash")
-    return find_few_duplicates(rows.select(*AT, hashed).toArrow(), rows, key, served)
+    return find_few_duplicates(rows.select(*PLACE_COLUMNS, hashed).toArrow(), rows, key, served)
 
 
 def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
@@ -165,7 +165,7 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
 ) -> None:
     if hashes is not None:
         monkeypatch.setattr(duplicates, "_hash", hashes)
-    monkeypatch.setattr(duplicates, "SENT", sent)
+    monkeypatch.setattr(duplicates, "MOST_BROADCAST", sent)
     rng = random.Random(7)
     rows: Rows = [(f"e{rng.randrange(60)}", None, p, o, "") for p in range(3) for o in range(70)]
     known = {f"e{i}" for i in range(0, 60, 7)}

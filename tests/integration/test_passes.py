@@ -29,7 +29,7 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
         return numbers
 
     def work() -> None:
-        with passes.of(HOUR):
+        with passes.for_hour(HOUR):
             passes.begin("read and decode")
             spark.sparkContext.parallelize(range(5), 5).mapPartitions(wait).count()
 

@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
     )
     assert "expected the metadata file that the catalog names" in said
     assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
-    assert "table games.app_broken may be of a stream" in caplog.text
+    assert "table games.app_broken may belong to a stream" in caplog.text
     families = FamilyStreams(config.load_environment(conf), conf)
     members = families.members()
     families.close()

@@ -200,7 +200,7 @@ def test_the_hour_after_a_forgotten_one_is_decided_again(lake: StreamLake) -> No
     assert not {H[0], H[1]} & set(lake.state().accepted), "the hazard did not happen"
     ours, hours = rebuilder(lake)
     built = hours.build(H[0], CUTS[H[0]], 1, lake.state())
-    known, following = ours._following(built, lake.state())
+    known, following = ours._recheck_following(built, lake.state())
     assert [(b.hour, b.before, b.cut) for b in following][:1] == [(H[1], 1, CUTS[H[1]])]
     assert known.accepted[H[1]] == Accepted(1, CUTS[H[1]])
     result = restate(ours, 0)
