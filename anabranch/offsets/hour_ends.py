@@ -39,7 +39,7 @@ class Side(Enum):
 
     EARLIER = "most of it was received before"
     LATER = "at least half of it was received then or later"
-    NOTHING = "no stamp is usable"
+    NOTHING = "no timestamp is usable"
 
 
 def millis(when: datetime) -> int:

@@ -298,7 +298,7 @@ def require_columns(table: Table, stream: Stream) -> None:
     )
     if stream.subject_schema is not None:
         raise ColumnsChanged(
-            f"{difference}; nothing is lost: the next try reads by the table's columns"
+            f"{difference}; nothing is lost: the next attempt uses the table's columns"
         )
     remedy = (
         f"run `anabranch apply {stream.name}`, then restart the jobs that were started before it: "

@@ -169,8 +169,8 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
                 break
         else:
             raise Transient(
-                f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try "
-                "again"
+                f"dead letters {item['id']} of {table_name}: expected to be published within 20 "
+                "attempts, found 20 refusals; try again"
             )
         done.add(str(item["id"]))
     return frozenset(done)
@@ -293,7 +293,10 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
     state = load_state(lake, rows_table)
     if not is_due(state, item):
         LOG.info(
-            "dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour
+            "dead letters %s: layer %s, hour %s: already published, or replaced since",
+            item["id"],
+            layer,
+            hour,
         )
         return table
     began = lake.clock.now(table.metadata.last_updated_ms)
@@ -301,12 +304,12 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
     expired = Expired.of_branches(branch_properties(table, branch) for branch in BRANCHES)
     files = tuple(f for f in files if hour_of_file(table, f) not in expired)
     if files and not hour and _is_published(table, layer, files, item["paths"]):
-        LOG.info("dead letters %s: layer %s has them", item["id"], layer)
+        LOG.info("dead letters %s: already published on branch %s", item["id"], layer)
         return table
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
     if not changes:
         LOG.info(
-            "dead letters %s: hour %s is served by %s since",
+            "dead letters %s: hour %s is now served by %s",
             item["id"],
             hour,
             state.served_by(str(hour)),
@@ -332,7 +335,7 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
             f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch "
             f"STREAM --hour {hour} --restate`)"
             if hour
-            else "the batch layer has them again once it has rebuilt their hours",
+            else "the batch layer publishes them when it rebuilds their hours",
         )
     if layer != "main" and (count := sum(f.record_count for f in files)):
         LOG.info("dead letters %s: %d records of layer %s published", item["id"], count, layer)

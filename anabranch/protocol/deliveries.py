@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from anabranch.iceberg.lake import Lake
 
 DELIVERIES_SCHEMA = Schema(
-    NestedField(
-        1, "sequence", LongType(), required=True, doc="order of the deliveries, no clock's"
-    ),
+    NestedField(1, "sequence", LongType(), required=True, doc="order of the deliveries, by commit"),
     NestedField(2, "delivery_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
     NestedField(4, "target", StringType(), required=True, doc="its name in the stream's file"),
@@ -42,11 +40,11 @@ DELIVERIES_SCHEMA = Schema(
     NestedField(6, "revision", IntegerType(), required=True),
     NestedField(7, "served", StringType(), required=True, doc="the layer whose rows they are"),
     NestedField(
-        8, "snapshot_id", LongType(), required=True, doc="of main, that the rows were read at"
+        8, "snapshot_id", LongType(), required=True, doc="of main, from which the rows were read"
     ),
     NestedField(9, "rows", LongType(), required=True),
     NestedField(10, "files", IntegerType(), required=True, doc="at the target; 0 for a topic"),
-    NestedField(11, "token", StringType(), required=True, doc="of the changes, to go on from"),
+    NestedField(11, "token", StringType(), required=True, doc="of the changes, to continue from"),
     NestedField(12, "code_version", StringType(), required=True),
     NestedField(13, "delivered_at", TimestamptzType(), required=True),
 )

@@ -83,19 +83,19 @@ def plan_hours(
     if end >= of_kafka:
         raise Refused(
             f"import: expected hours before {of_kafka}, where the stream begins in Kafka, found "
-            f"{end}; use --hours {first}.. for all before it"
+            f"{end}; `--hours {first}..` imports all hours before it"
         )
     if end < shift(known, -1):
         raise Refused(
             f"import: expected hours up to {shift(known, -1)}, the one before the table's first, "
-            f"found {end}: the hours between would count as complete without an account; use "
-            f"--hours {first}.. to take them too"
+            f"found {end}: the hours between would count as complete without an account; "
+            f"`--hours {first}..` imports them too"
         )
     if state.expired.before:
         raise Refused(
-            "import: expected a stream of which no hour has expired, found that rows of hours "
-            f"before {state.expired.before} have (`keep.rows`): older rows would leave with the "
-            "next maintenance"
+            "import: expected a stream without expired hours, found that hours before "
+            f"{state.expired.before} have expired (`keep.rows`): the next maintenance would remove "
+            "older rows"
         )
     if keep is not None and first < (kept := shift(hour_of(now - keep), 1)):
         raise Refused(

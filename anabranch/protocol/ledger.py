@@ -65,7 +65,7 @@ LOG = logging.getLogger(__name__)
 BY_CHOICE = "accepted by choice"
 
 LEDGER_SCHEMA = Schema(
-    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
+    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, by commit"),
     NestedField(2, "decision_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
     NestedField(
@@ -92,7 +92,7 @@ LEDGER_SCHEMA = Schema(
     NestedField(
         17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"
     ),
-    NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main where it changed main"),
+    NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main if it changed main"),
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
@@ -106,14 +106,14 @@ LEDGER_SCHEMA = Schema(
         23,
         "sources",
         StringType(),
-        doc="JSON {kafka, accepted, dead_letters, speed}: records by where from",
+        doc="JSON {kafka, accepted, dead_letters, speed}: records by source",
     ),
     NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
     NestedField(
         25,
         "unknown",
         StringType(),
-        doc="JSON {records, fields, others}: what the schema does not know",
+        doc="JSON {records, fields, others}: fields that the schema does not contain",
     ),
     NestedField(
         26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"

@@ -113,7 +113,7 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
     unread = {hour for hour, accepted in state.accepted.items() if accepted.unread}
     reasons = dict.fromkeys(waiting, "a publish of it is not complete")
     return reasons | dict.fromkeys(
-        unread, "its duplicates are dropped again once the speed layer has read on"
+        unread, "it is rebuilt once the speed layer has read the hours of its look-back"
     )
 
 

@@ -75,8 +75,8 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
     newer = ", ".join(column for column, words in have.items() if older.get(column) != words)
     return [
         (
-            f"left {name} as it is, ahead of the stream's file in {newer}: new rows have null, or "
-            "less, there"
+            f"left {name} unchanged, ahead of the stream's file in {newer}: new rows have null or "
+            "narrower values there"
         )
     ]
 
@@ -87,7 +87,7 @@ def roll_forward(lake: Lake, name: str) -> list[str]:
     if ROLLED_BACK not in lake.load(name).properties:
         return []
     _change(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))
-    return [f"the stream's file is that of {name} again"]
+    return [f"{name} is no longer ahead of the stream's file"]
 
 
 def _change(lake: Lake, name: str, commit: Commit) -> None:

@@ -240,7 +240,7 @@ def state_of(table: Table, snapshot_id: int) -> State:
     if not properties.keys() >= {POSITION, TIMELINE}:
         raise Terminal(
             f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to be one of main, "
-            "found none of the hours' state in it; name a tag or a snapshot of main"
+            "found no state of hours in it; name a tag or a snapshot of main"
         )
     return State(
         table=table,

@@ -93,7 +93,7 @@ def plan_begins(
     begins |= _lost_ends(begins, log.ends, unpublished)
     if below := sorted(p for p, o in (chosen or {}).items() if o < begins[p]):
         raise Refused(
-            f"adopt topic {log.topic.name}: expected --from at or behind {to_text(begins)}, where "
+            f"adopt topic {log.topic.name}: expected --from at or after {to_text(begins)}, where "
             f"reading topic id {log.topic.id} ended with hour {left.hour}, found "
             f"{(chosen or {})[below[0]]} for partition {below[0]}: records would be published "
             "twice; nothing was changed: leave out --from to continue there"

@@ -250,7 +250,7 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     taken = take_up(one.job.environment, one.job.stream.without_columns(), one.lake)
     assert [c.name for c in stale.stream.columns] == ["event_id", "level"]
     with pytest.raises(
-        ColumnsChanged, match="nothing is lost: the next try reads by the table's columns"
+        ColumnsChanged, match="nothing is lost: the next attempt uses the table's columns"
     ):
         require_columns(one.lake.load(table), stale.stream)
     require_columns(one.lake.load(table), taken)

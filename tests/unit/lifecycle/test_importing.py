@@ -729,7 +729,7 @@ def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
     assert expired.hours == (OLDEST, shift(OLDEST, 1))
     assert ids(lake, "main") == {FIRST: ["0-0", "0-1"]}
     assert complete_through(lake.state()) == LAST
-    with pytest.raises(Refused, match="expected a stream of which no hour has expired"):
+    with pytest.raises(Refused, match="expected a stream without expired hours"):
         import_in(lake.folder, (shift(OLDEST, -1), None))
 
 

@@ -363,7 +363,7 @@ def test_missing_files_of_the_speed_layer_block_no_publisher(
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"dead letters {lost.wap_id}" in message
-    assert "once it has rebuilt their hours" in message
+    assert "when it rebuilds their hours" in message
     # As it says.
     roll(
         lake,

@@ -84,7 +84,7 @@ def test_a_log_that_was_read_before_continues_at_its_end() -> None:
     assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
     with pytest.raises(
         Refused,
-        match=r"at or behind 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0",
+        match=r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0",
     ):
         plan_begins(LEFT, position, old, {}, {0: 6, 1: 0})
 
