@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.rewriting import Rewritten
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.publish_queue import read_line
+from anabranch.protocol.publish_queue import read_queue
 from anabranch.protocol.state import State
 
 Files = Mapping[str, Mapping[str, "DataFile"]]
@@ -126,7 +126,7 @@ def should_wait(state: State, began: datetime, now: datetime) -> bool:
     """Return True to postpone the commit to a later micro-batch, because the batch layer is queued
     or `main` needs a merge. Pure."""
     return not is_stale(began, now) and (
-        not state.is_merged or bool(read_line(state.table.properties))
+        not state.is_merged or bool(read_queue(state.table.properties))
     )
 
 

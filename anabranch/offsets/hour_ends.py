@@ -152,23 +152,23 @@ def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tup
     window = yield start
     if _is_usable(window, high, now) or not window:
         return start, tuple(r for r in window if r.offset < high)
-    silent, step = start, WINDOW
+    unusable, step = start, WINDOW
     ahead = window[-1].offset + 1
     while ahead < high:
         window = yield ahead
         if not window or _is_usable(window, high, now):
             break
-        silent, ahead, step = ahead, window[-1].offset + step, 2 * step
-    telling = min(ahead, high)
-    while telling - silent > WINDOW:
-        middle = (silent + telling) // 2
+        unusable, ahead, step = ahead, window[-1].offset + step, 2 * step
+    usable_from = min(ahead, high)
+    while usable_from - unusable > WINDOW:
+        middle = (unusable + usable_from) // 2
         window = yield middle
         if not window or _is_usable(window, high, now):
-            telling = middle
+            usable_from = middle
         else:
-            silent = middle
-    window = (yield telling) if telling < high else ()
-    return telling, tuple(r for r in window if r.offset < high)
+            unusable = middle
+    window = (yield usable_from) if usable_from < high else ()
+    return usable_from, tuple(r for r in window if r.offset < high)
 
 
 def _is_usable(window: Window, high: int, now: int) -> bool:
@@ -177,23 +177,23 @@ def _is_usable(window: Window, high: int, now: int) -> bool:
 
 def find_ends(
     searches: Mapping[int, Search],
-    look: Callable[[Offsets], Mapping[int, Window]],
-    keep: Callable[[int, int, Window], object],
+    fetch: Callable[[Offsets], Mapping[int, Window]],
+    remember: Callable[[int, int, Window], object],
 ) -> dict[int, int | None]:
-    """Run the searches of all partitions side by side: each `look` fetches one window for each.
+    """Run the searches of all partitions side by side: each `fetch` returns one window for each.
 
-    Returns the result of each search. Calls `keep` with the partition, offset and records of each
-    window that is full and so cannot change any more.
+    Returns the result of each search. Calls `remember` with the partition, offset and records of
+    each window that is full and so cannot change any more.
     """
     wants: Offsets = {p: next(search) for p, search in searches.items()}
     ends: dict[int, int | None] = {}
     while wants:
-        windows = look(wants)
+        windows = fetch(wants)
         offsets, wants = wants, {}
         for p, offset in offsets.items():
             window = windows.get(p, ())
             if len(window) == WINDOW:
-                keep(p, offset, window)
+                remember(p, offset, window)
             try:
                 wants[p] = searches[p].send(window)
             except StopIteration as stopped:

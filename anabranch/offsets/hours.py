@@ -364,7 +364,7 @@ def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) ->
     ]
 
 
-def at_once(partitions: int) -> int:
+def max_hours_at_once(partitions: int) -> int:
     """Return the most hours that one commit decides, so that a year of hours becomes many commits
     of bounded size."""
     return max(1, min(_HOURS_AT_ONCE, _ENDS_AT_ONCE // max(1, partitions)))

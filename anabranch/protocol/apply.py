@@ -118,13 +118,13 @@ def apply(
         table = lake.load(stream.table)
         # A dropped branch is created again below.
         refs = table.metadata.refs
-        there = [refs[branch].snapshot_id for branch in BRANCHES if branch in refs]
-        of = (
+        present_heads = [refs[branch].snapshot_id for branch in BRANCHES if branch in refs]
+        branch_states = (
             [branch_properties(table, branch) for branch in BRANCHES]
-            if len(there) == len(BRANCHES)
-            else [snapshot_properties(table, head) for head in there]
+            if len(present_heads) == len(BRANCHES)
+            else [snapshot_properties(table, head) for head in present_heads]
         )
-        erasures = Erasures.of_branches(of)
+        erasures = Erasures.of_branches(branch_states)
         require_sources(environment, stream, Ledger(lake, stream.hours_table), erasures)
     # Ask Kafka before tables are created: without its answer, none is.
     first = _beginning(stream, kafka) if stream.table in missing else {}
@@ -144,9 +144,9 @@ def apply(
     changes += lay_out(lake, stream.table, rows_design(stream))
     if not first and lake.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
-    made = admin.add_branches(lake, stream.table, first)
-    changes += [f"created branch {b} of {stream.table}" for b in made]
-    if "main" in made and first:
+    created = admin.add_branches(lake, stream.table, first)
+    changes += [f"created branch {b} of {stream.table}" for b in created]
+    if "main" in created and first:
         changes.append(f"recorded the beginning: {first[POSITION]}")
     for name in stream.branched_tables:
         changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]

@@ -29,7 +29,7 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
     return None
 
 
-def behind(cut: Cut, offsets: Offsets) -> Ranges:
+def unread_part(cut: Cut, offsets: Offsets) -> Ranges:
     """Return the part of a cut from a position on, which is not read yet."""
     return clip(cut.ranges, {p: (offsets.get(p, 0), end) for p, end in cut.ends.items()})
 
@@ -44,7 +44,7 @@ def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
         return dict(cut.ranges)
     if hour < state.timeline.since:
         return {}  # `adopt` marked hours that were not read to their ends as skipped
-    return behind(cut, state.position.offsets)
+    return unread_part(cut, state.position.offsets)
 
 
 def unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:

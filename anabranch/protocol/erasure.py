@@ -35,11 +35,11 @@ Files = Mapping[str, Mapping[str, "DataFile"]]
 """The files of a branch, by hour and path."""
 
 
-def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
+def by_path(files_by_branch: Mapping[str, Files]) -> dict[str, DataFile]:
     """Return the files of all branches by path. Pure."""
     return {
         path: f
-        for files in there.values()
+        for files in files_by_branch.values()
         for of_hour in files.values()
         for path, f in of_hour.items()
     }
@@ -56,7 +56,7 @@ no others."""
 
 def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
     """Return the publish that records an erasure on each branch; None if they have it. Pure."""
-    return None if state.erasures.of(erasure.id) is not None else _recorded(state, erasure, id)
+    return None if state.erasures.of(erasure.id) is not None else _recording(state, erasure, id)
 
 
 def held_against(
@@ -87,7 +87,7 @@ def plan_rewrite(
     state: State,
     erasure: Erasure,
     rewritten: Rewritten,
-    there: Mapping[str, Files],
+    files_by_branch: Mapping[str, Files],
     decisions: Iterable[LedgerRow],
     id: str,
     began: datetime,
@@ -95,13 +95,15 @@ def plan_rewrite(
 ) -> Publish | None:
     """Return the publish that replaces each file of `rewritten` on every branch that has it. Pure.
 
-    `there`: the current files by branch. None if a compaction or a rebuild has removed a file from
+    `files_by_branch`: the current files. None if a compaction or a rebuild has removed a file from
     every branch, or if orphan removal may have deleted the new files: `began` is when writing them
     began, `now` a time after `state` was loaded.
     """
-    if not _can_replace(rewritten, there, began, now):
+    if not _can_replace(rewritten, files_by_branch, began, now):
         return None
-    changes = _replacing(rewritten, there, _said(state, replace(erasure, changed=now)))
+    changes = _replacements(
+        rewritten, files_by_branch, _erasures_property(state, replace(erasure, changed=now))
+    )
     return Publish(id, changes, state.timeline, decisions=tuple(decisions))
 
 
@@ -109,7 +111,7 @@ def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], 
     """Return the publish after which no layer stages the dead letters at the places in `decisions`
     again. Pure."""
     return replace(
-        _recorded(state, replace(erasure, places=erasure.places + 1), id),
+        _recording(state, replace(erasure, places=erasure.places + 1), id),
         decisions=tuple(decisions),
     )
 
@@ -121,40 +123,42 @@ def plan_unserved(
     of the archive that are about to be replaced, and files that only former snapshots have.
     Pure."""
     unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
-    return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
+    return replace(_recording(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
 
 
 def plan_letters(
     table: Table,
     state: State,
     rewritten: Rewritten,
-    there: Mapping[str, Files],
+    files_by_branch: Mapping[str, Files],
     id: str,
     began: datetime,
     now: datetime,
 ) -> Commit | None:
     """Return the commit to the dead letters table that replaces each file of `rewritten`, as
     `plan_rewrite` does for rows. Pure."""
-    if not _can_replace(rewritten, there, began, now):
+    if not _can_replace(rewritten, files_by_branch, began, now):
         return None
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters)
-    return Commit(id, heads(table), _replacing(rewritten, there), expire=expire)
+    return Commit(id, heads(table), _replacements(rewritten, files_by_branch), expire=expire)
 
 
 def _can_replace(
-    rewritten: Rewritten, there: Mapping[str, Files], began: datetime, now: datetime
+    rewritten: Rewritten, files_by_branch: Mapping[str, Files], began: datetime, now: datetime
 ) -> bool:
-    return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(there))
+    return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(files_by_branch))
 
 
-def _replacing(
-    rewritten: Rewritten, there: Mapping[str, Files], properties: Mapping[str, str] | None = None
+def _replacements(
+    rewritten: Rewritten,
+    files_by_branch: Mapping[str, Files],
+    properties: Mapping[str, str] | None = None,
 ) -> tuple[Change, ...]:
     """Return the changes that replace the files of `rewritten` on each branch that has them."""
     changes = []
     for branch in BRANCHES:
         removed = tuple(
-            f for path, f in by_path({branch: there[branch]}).items() if path in rewritten
+            f for path, f in by_path({branch: files_by_branch[branch]}).items() if path in rewritten
         )
         added = tuple(new for f in removed if (new := rewritten[f.file_path]) is not None)
         changes.append(Change(branch, added, removed, properties=properties or {}))
@@ -163,7 +167,7 @@ def _replacing(
 
 def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
     """Return the publish that records that no branch has erased records any more. Pure."""
-    return _recorded(state, replace(erasure, changed=now, done=now), id)
+    return _recording(state, replace(erasure, changed=now, done=now), id)
 
 
 def plan_forget(
@@ -192,7 +196,7 @@ def plan_forget(
         if any(may_be_archived(one, hour) for hour in archived):
             return False
         is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
-        return _is_left(state, one) or is_gone
+        return _has_left_log(state, one) or is_gone
 
     kept = Erasures(tuple(one for one in state.erasures.all if not is_over(one)))
     if kept == state.erasures:
@@ -203,7 +207,7 @@ def plan_forget(
 
 def is_read(state: State, erasure: Erasure) -> bool:
     """Whether every record that an erasure covers was read, or is in a log that was left. Pure."""
-    if _is_left(state, erasure):
+    if _has_left_log(state, erasure):
         return True
     read = dict(state.position.offsets)
     for hour in sorted(h for h in state.cuts if h >= state.timeline.since):
@@ -213,7 +217,7 @@ def is_read(state: State, erasure: Erasure) -> bool:
     return all(read.get(p, 0) >= end for p, end in erasure.ends.items())
 
 
-def _is_left(state: State, erasure: Erasure) -> bool:
+def _has_left_log(state: State, erasure: Erasure) -> bool:
     """Whether the stream left the log of an erasure. A stream without a topic id has left none."""
     return state.position.topic_id not in ("", erasure.topic_id)
 
@@ -229,7 +233,7 @@ def plan_account(
     partitions = None
     if before.partitions is not None:
         partitions = {
-            p: _less(account, rows.get(p, 0), dead.get(p, 0))
+            p: _account_after(account, rows.get(p, 0), dead.get(p, 0))
             for p, account in before.partitions.items()
         }
     return HourAccount(
@@ -240,7 +244,7 @@ def plan_account(
     )
 
 
-def _less(account: Account, rows: int, dead: int) -> Account:
+def _account_after(account: Account, rows: int, dead: int) -> Account:
     erased = ((account.erased or 0) + rows + dead) or None
     return replace(account, good=account.good - rows, dead=account.dead - dead, erased=erased)
 
@@ -292,12 +296,12 @@ def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
     )
 
 
-def _recorded(state: State, erasure: Erasure, id: str) -> Publish:
-    said = _said(state, erasure)
+def _recording(state: State, erasure: Erasure, id: str) -> Publish:
+    properties = _erasures_property(state, erasure)
     return Publish(
-        id, tuple(Change(branch, properties=said) for branch in BRANCHES), state.timeline
+        id, tuple(Change(branch, properties=properties) for branch in BRANCHES), state.timeline
     )
 
 
-def _said(state: State, erasure: Erasure) -> dict[str, str]:
+def _erasures_property(state: State, erasure: Erasure) -> dict[str, str]:
     return {ERASURES: state.erasures.plus(erasure).to_json()}

@@ -63,14 +63,17 @@ def plan_held(
 ) -> Publish:
     """Return the publish that records the holds on each branch. It moves every head, so expiries
     that were decided before are refused. Pure."""
-    said = {HOLDS: holds.to_json()}
+    properties = {HOLDS: holds.to_json()}
     kind: Kind = "held" if act.name == "hold" else "released"
     span = first if first == last else f"{first}..{last}"
     row = ledger.decision(
         first, kind, 0, None, now, f"{id}-{first}", reason=f"{span}: {act.why}", act=act
     )
     return Publish(
-        id, tuple(Change(b, properties=said) for b in BRANCHES), state.timeline, decisions=(row,)
+        id,
+        tuple(Change(b, properties=properties) for b in BRANCHES),
+        state.timeline,
+        decisions=(row,),
     )
 
 

@@ -73,17 +73,17 @@ def plan_hours(
     account, or that are older than rows are kept; for a stream whose first hour is not decided yet,
     and for one with expired hours.
     """
-    of_kafka, known = state.timeline.first_of_kafka, state.timeline.first
-    end = last or shift(of_kafka, -1)
+    first_of_kafka, known = state.timeline.first_of_kafka, state.timeline.first
+    end = last or shift(first_of_kafka, -1)
     if is_untouched(state.timeline, state.position) and not state.timeline.imported_through:
         raise Refused(
             "import: expected a stream that has read records, found none: its first hour is that "
             "of the first record; start the speed layer or the batch layer, then run it again"
         )
-    if end >= of_kafka:
+    if end >= first_of_kafka:
         raise Refused(
-            f"import: expected hours before {of_kafka}, where the stream begins in Kafka, found "
-            f"{end}; `--hours {first}..` imports all hours before it"
+            f"import: expected hours before {first_of_kafka}, where the stream begins in Kafka, "
+            f"found {end}; `--hours {first}..` imports all hours before it"
         )
     if end < shift(known, -1):
         raise Refused(
@@ -105,7 +105,7 @@ def plan_hours(
     return hours_between(first, known)[::-1]
 
 
-def begins_of(state: State, of_ledger: ledger.Ledger) -> Offsets:
+def begins_of(state: State, stream_ledger: ledger.Ledger) -> Offsets:
     """Return the offsets at which the stream begins in Kafka. Raises Refused if the ledger lacks
     its first hour, Transient."""
     timeline = state.timeline
@@ -115,7 +115,7 @@ def begins_of(state: State, of_ledger: ledger.Ledger) -> Offsets:
     if hour == timeline.open:
         return dict(timeline.start)
     cut = state.cuts.get(hour)
-    if cut is None and (accepted := of_ledger.accepted(state, hour)) is not None:
+    if cut is None and (accepted := stream_ledger.accepted(state, hour)) is not None:
         cut = accepted.cut
     assert cut is not None
     return cut.starts
@@ -145,12 +145,14 @@ def plan_import(
     if not is_next or abs(now - began) > NAMED_WITHIN:
         return None
     files = tuple(f for one in imported for f in one.files)
-    said = {IMPORTED_FROM: hours[0]}
-    of_batch = said | {SETTLED: state.settled_before}
-    of_main = said | {KEPT: json.dumps([h for h in state.retained_hours if h not in hours])}
+    first_imported = {IMPORTED_FROM: hours[0]}
+    batch_properties = first_imported | {SETTLED: state.settled_before}
+    main_properties = first_imported | {
+        KEPT: json.dumps([h for h in state.retained_hours if h not in hours])
+    }
     changes = (
-        Change("batch", files, properties=of_batch, clear=hours),
-        Change("main", files, properties=of_main, clear=hours),
+        Change("batch", files, properties=batch_properties, clear=hours),
+        Change("main", files, properties=main_properties, clear=hours),
     )
     rows = tuple(
         ledger.decision(
@@ -173,13 +175,13 @@ def plan_import(
 def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:
     """Return the timeline that begins with an imported hour. The log of imported hours ends where
     Kafka's first hour begins."""
-    of_kafka, adoptions = timeline.first_of_kafka, timeline.adoptions
+    first_of_kafka, adoptions = timeline.first_of_kafka, timeline.adoptions
     if not timeline.imported_through:
-        adoptions = (Adoption(shift(of_kafka, -1), IMPORTED, dict(begins)), *adoptions)
+        adoptions = (Adoption(shift(first_of_kafka, -1), IMPORTED, dict(begins)), *adoptions)
     return replace(
         timeline,
         first=first,
-        covered_from=max(timeline.covered_from, of_kafka),
+        covered_from=max(timeline.covered_from, first_of_kafka),
         adoptions=adoptions,
     )
 

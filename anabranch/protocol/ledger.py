@@ -149,7 +149,7 @@ _JSON = (
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
 """The long columns, which many readers do not need."""
 
-BULKY_BUT_ERASURES = tuple(name for name in BULKY if name != "erasure")
+BULKY_EXCEPT_ERASURE = tuple(name for name in BULKY if name != "erasure")
 """The long columns that readers of erasures do not need."""
 
 ACT_COLUMNS = (
@@ -170,7 +170,7 @@ _OF_REQUESTS = (*ACT_COLUMNS, "erasure")
 _ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
 # A decision is older than the append of its row, by clocks that differ by less than this.
-_APART = timedelta(hours=2)
+_MAX_CLOCK_DIFFERENCE = timedelta(hours=2)
 _NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 _NOTES = pa.array(NOTES, pa.string())
@@ -335,7 +335,7 @@ class Ledger:
     def known_hours(self) -> frozenset[str]:
         """Return the hours that the ledger has a decision about. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
-            return _together(_HOURS.ask(self._lake.load(self._name)))
+            return _union(_HOURS.ask(self._lake.load(self._name)))
 
     def remarkable_hours(self) -> frozenset[str]:
         """Return the hours whose newest decision is a refusal, and hours with offsets lost to
@@ -399,12 +399,12 @@ def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
     older = {
         row.hour
         for id, row in wanted.items()
-        if id not in named and row.recorded_at < since + _APART
+        if id not in named and row.recorded_at < since + _MAX_CLOCK_DIFFERENCE
     }
     if not older:
         return set(wanted) & named
     with lake_errors(f"read ledger {'.'.join(table.name())}"):
-        return set(wanted) & (named | _together(_IDS.ask(table, older)))
+        return set(wanted) & (named | _union(_IDS.ask(table, older)))
 
 
 def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
@@ -462,11 +462,11 @@ def _acceptances(rows: pa.Table) -> frozenset[Acceptance]:
     return frozenset(Acceptance(*values) for values in zip(*columns, strict=True))
 
 
-def _of_acts(rows: pa.Table) -> tuple[LedgerRow, ...]:
+def _act_rows(rows: pa.Table) -> tuple[LedgerRow, ...]:
     return tuple(_from_arrow(rows.filter(pc.is_valid(rows["act"]))))
 
 
-def _together(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def _union(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*answers.values())
 
 
@@ -508,7 +508,7 @@ _HOURS = PerFile(("hour", "decision"), _all_hours)
 _IDS = PerFile(("decision_id",), _ids)
 _REMARKABLE = PerFile(("hour", "decision", "recorded_at", "diff", "gaps"), _remarkable)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
-_ACTS = PerFile(ACT_COLUMNS, _of_acts)
+_ACTS = PerFile(ACT_COLUMNS, _act_rows)
 
 
 def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
@@ -596,7 +596,7 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     columns = {name: table[name].to_pylist() for name in table.column_names}
     topic_ids = columns.pop("topic_id", ())
     for name in (c for c in _JSON if c in columns and c != "cut"):
-        parse = PARSED.get(name, _as_it_is)
+        parse = PARSED.get(name, _unchanged)
         # Most rows have one of few values.
         values = {
             text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text
@@ -623,7 +623,7 @@ def _cut(
     return known[key]
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 

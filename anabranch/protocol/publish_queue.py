@@ -43,20 +43,20 @@ LOG = logging.getLogger(__name__)
 _PREFIX = f"{TURN}."
 # A turn's timeout, in seconds: several attempts of its owner, short enough for readers of fresh
 # rows.
-TRIES, LEAST, MOST = 4.0, 10.0, 60.0
+ATTEMPTS, MIN_TIMEOUT, MAX_TIMEOUT = 4.0, 10.0, 60.0
 # A longer attempt needs a longer turn: one attempt and a half, at most LIMIT.
-TRY_AND_A_HALF, LIMIT = 1.5, 300.0
+ATTEMPT_AND_A_HALF, LIMIT = 1.5, 300.0
 # The timeout of a turn of an older version, whose property is only an id.
 BARE_BOUND = 5.0
 # A publisher joins after this many refusals, or after one refusal if an attempt took this long
 # (seconds).
-REFUSALS, LONG_TRY = 3, 0.3
+REFUSALS, LONG_ATTEMPT = 3, 0.3
 # The longest queue; further publishers continue without a turn.
-LONGEST_LINE = 16
+MAX_TURNS = 16
 # Joining is a commit, which may be refused: it is retried for this many seconds.
-ASKING = 15.0
+JOIN_SECONDS = 15.0
 # Commits that began before their publishers could see the turn land within this many seconds.
-SETTLING = 2.0
+SETTLE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Turn:
         return f"{self.what} ({self.by}, turn {self.id})" if self.what else f"turn {self.id}"
 
 
-Line = tuple[Turn, ...]
+Queue = tuple[Turn, ...]
 
 
-def read_line(properties: Mapping[str, str]) -> Line:
+def read_queue(properties: Mapping[str, str]) -> Queue:
     """Return the turns in a table's properties, in queue order."""
     turns = []
     for key, text in properties.items():
@@ -121,44 +121,46 @@ def _read(id: str, text: str) -> Turn:
 
 def turn_bound(longest: float) -> float:
     """Return the timeout of a turn, from its owner's longest attempt, both in seconds. Pure."""
-    return min(LIMIT, max(LEAST, min(MOST, TRIES * longest), TRY_AND_A_HALF * longest))
+    return min(
+        LIMIT, max(MIN_TIMEOUT, min(MAX_TIMEOUT, ATTEMPTS * longest), ATTEMPT_AND_A_HALF * longest)
+    )
 
 
-def plan_turn(line: Line, turn: Turn) -> Turn | None:
+def plan_turn(queue: Queue, turn: Turn) -> Turn | None:
     """Return `turn` with the last number of the queue; None if the queue is full. Pure."""
-    if len(line) >= LONGEST_LINE:
+    if len(queue) >= MAX_TURNS:
         return None
-    return replace(turn, number=max((t.number for t in line), default=0) + 1)
+    return replace(turn, number=max((t.number for t in queue), default=0) + 1)
 
 
-def should_ask(refusals: int, longest: float) -> bool:
+def should_join(refusals: int, longest: float) -> bool:
     """Whether a publisher joins the queue after this number of refusals, given its longest attempt
     in seconds. Pure.
 
     An attempt of one second always loses against a publisher that commits every second.
     """
-    return refusals >= REFUSALS or (refusals > 0 and longest >= LONG_TRY)
+    return refusals >= REFUSALS or (refusals > 0 and longest >= LONG_ATTEMPT)
 
 
-def turn_before(line: Line, mine: str | None, over: str | None = None) -> Turn | None:
+def turn_before(queue: Queue, mine: str | None, waited: str | None = None) -> Turn | None:
     """Return the turn to wait for before a publisher with turn `mine` commits; None if it is first.
     Pure.
 
-    `over` is a turn that the publisher has already waited for. A publisher that is not in the queue
-    comes after all turns.
+    `waited` is a turn that the publisher has already waited for. A publisher that is not in the
+    queue comes after all turns.
     """
-    first = next((t for t in line if t.id != over), None)
+    first = next((t for t in queue if t.id != waited), None)
     return None if first is None or first.id == mine else first
 
 
-def turn_to_yield_to(line: Line, waited: str | None, has_yielded: bool) -> Turn | None:
+def turn_to_yield_to(queue: Queue, waited: str | None, has_yielded: bool) -> Turn | None:
     """Return the turn that the speed layer waits for before it stages or commits a micro-batch.
     Pure.
 
     It waits once for each turn, and for at most one turn in each micro-batch, so it publishes
     between any two turns.
     """
-    return None if has_yielded else turn_before(line, None, waited)
+    return None if has_yielded else turn_before(queue, None, waited)
 
 
 def is_over(turn: Turn, seconds: float) -> bool:
@@ -166,7 +168,7 @@ def is_over(turn: Turn, seconds: float) -> bool:
     return seconds >= turn.bound
 
 
-def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
+def plan_turn_removal(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
     """Return `commit` with the removal of a turn from the queue. Pure.
 
     The commit sets each key that it removes: PyIceberg fails to remove a key that another process
@@ -182,24 +184,24 @@ def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> 
     )
 
 
-def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> Turn | None:
+def join_queue(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> Turn | None:
     """Add a new turn at the end of the queue and return it; its timeout follows from the longest
     attempt so far.
 
-    None if the queue is full, or if other commits land first for ASKING seconds. Raises Transient.
+    None if the queue is full, or if other commits land first for JOIN_SECONDS. Raises Transient.
     """
     by, at = (
         f"{socket.gethostname()}:{os.getpid()}",
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
     wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
-    for _ in attempts(jitter(0.1), ASKING):
+    for _ in attempts(jitter(0.1), JOIN_SECONDS):
         table = lake.load(table_name)
-        line = read_line(table.properties)
+        queue = read_queue(table.properties)
         # The previous attempt may have landed with its answer lost.
-        if own := next((t for t in line if t.id == wanted.id), None):
+        if own := next((t for t in queue if t.id == wanted.id), None):
             return own
-        turn = plan_turn(line, wanted)
+        turn = plan_turn(queue, wanted)
         if turn is None:
             return None
         if (
@@ -210,18 +212,18 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
     return None
 
 
-def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
+def remove_turn(lake: Lake, table_name: str, id: str) -> None:
     """Remove a turn from the queue: the caller's own, if no publish removed it, or another one that
     timed out.
 
-    If other commits land first for ASKING seconds, the turn stays until a waiter sees its timeout
+    If other commits land first for JOIN_SECONDS, the turn stays until a waiter sees its timeout
     pass. Raises Transient.
     """
-    for _ in attempts(jitter(0.1), ASKING):
+    for _ in attempts(jitter(0.1), JOIN_SECONDS):
         table = lake.load(table_name)
-        if id not in {t.id for t in read_line(table.properties)}:
+        if id not in {t.id for t in read_queue(table.properties)}:
             return
-        commit = plan_taking_back(table.properties, id, Commit(uuid.uuid4().hex, {}, ()))
+        commit = plan_turn_removal(table.properties, id, Commit(uuid.uuid4().hex, {}, ()))
         if lake.commit(table, commit) is Outcome.LANDED:
             return
 
@@ -259,7 +261,7 @@ def wait_for_turn(
                 ahead.who,
                 ahead.bound,
             )
-            take_back_turn(lake, table_name, turn)
+            remove_turn(lake, table_name, turn)
             break
         stop.wait(min(pause, ahead.bound))
         pause = min(pause * 1.3, 0.5)
@@ -268,7 +270,7 @@ def wait_for_turn(
 
 
 def _find(lake: Lake, table_name: str, id: str) -> Turn | None:
-    return next((t for t in read_line(lake.load(table_name).properties) if t.id == id), None)
+    return next((t for t in read_queue(lake.load(table_name).properties) if t.id == id), None)
 
 
 class YieldToQueue:
@@ -278,23 +280,23 @@ class YieldToQueue:
     def __init__(self, lake: Lake, table_name: str, stop: threading.Event | None = None) -> None:
         self._lake, self._table_name, self._stop = lake, table_name, stop
         self._waited: str | None = None
-        self._has_held = False
+        self._has_yielded = False
 
     def wait_if_first(self, properties: Mapping[str, str]) -> bool:
         """Wait for the first turn in the loaded properties; return False if there is none to wait
         for."""
-        turn = turn_to_yield_to(read_line(properties), self._waited, self._has_held)
+        turn = turn_to_yield_to(read_queue(properties), self._waited, self._has_yielded)
         if turn is None:
             return False
         self._waited = wait_for_turn(
             self._lake, self._table_name, turn.id, self._waited, self._stop
         )
-        self._has_held = True
+        self._has_yielded = True
         return True
 
     def published(self) -> None:
         """Record a publish: from now on the layer waits for the next turn."""
-        self._has_held = False
+        self._has_yielded = False
 
 
 class QueueEntry:
@@ -309,7 +311,7 @@ class QueueEntry:
             takes_turns,
         )
         self._turn: Turn | None = None
-        self._over: str | None = None
+        self._waited: str | None = None
         self._longest = 0.0
         self._refusals = 0
         self._inner = 0
@@ -326,17 +328,17 @@ class QueueEntry:
             return False
         while first is not None and time.monotonic() < deadline:
             if self._turn is None:
-                self._ask()
-            self._over = wait_for_turn(self._lake, self._table_name, first.id, self._over)
+                self._join()
+            self._waited = wait_for_turn(self._lake, self._table_name, first.id, self._waited)
             first = self._before(self._lake.load(self._table_name).properties)
         self._settle()
         return True
 
     def refused(self, seconds: float) -> None:
-        """Record a refused attempt and its duration in seconds; join the queue if `should_ask`."""
+        """Record a refused attempt and its duration in seconds; join the queue if `should_join`."""
         self._refusals, self._longest = self._refusals + 1, max(self._longest, seconds)
-        if self._takes_turns and self._turn is None and should_ask(self._refusals, self._longest):
-            self._ask()
+        if self._takes_turns and self._turn is None and should_join(self._refusals, self._longest):
+            self._join()
             self._settle()
 
     def with_removal(self, properties: Mapping[str, str], commit: Commit) -> Commit:
@@ -344,7 +346,7 @@ class QueueEntry:
         another publish's decision."""
         if self._turn is None or self._inner:
             return commit
-        return plan_taking_back(properties, self._turn.id, commit)
+        return plan_turn_removal(properties, self._turn.id, commit)
 
     def landed(self) -> None:
         """Record that the publish landed and removed the turn."""
@@ -367,7 +369,7 @@ class QueueEntry:
         if self._turn is None:
             return
         try:
-            take_back_turn(self._lake, self._table_name, self._turn.id)
+            remove_turn(self._lake, self._table_name, self._turn.id)
         except Transient as error:
             LOG.warning("%s: turn not removed from the publish queue: %s", self._what, error)
         self._turn = None
@@ -378,14 +380,14 @@ class QueueEntry:
     def _before(self, properties: Mapping[str, str]) -> Turn | None:
         if not self._takes_turns:
             return None
-        line = read_line(properties)
-        if self._turn is not None and self._turn.id not in {t.id for t in line}:
+        queue = read_queue(properties)
+        if self._turn is not None and self._turn.id not in {t.id for t in queue}:
             LOG.info("%s: turn timed out before the publish landed", self._what)
             self._turn = None
-        return turn_before(line, self._turn.id if self._turn else None, self._over)
+        return turn_before(queue, self._turn.id if self._turn else None, self._waited)
 
-    def _ask(self) -> None:
-        self._turn = ask_for_turn(self._lake, self._table_name, self._what, self._longest)
+    def _join(self) -> None:
+        self._turn = join_queue(self._lake, self._table_name, self._what, self._longest)
         if self._turn is not None:
             LOG.info(
                 "%s: joined the publish queue turn=%s timeout=%.0f s",
@@ -396,7 +398,7 @@ class QueueEntry:
 
     def _settle(self) -> None:
         # Commits that began before their publishers could see the turn would refuse a long attempt.
-        time.sleep(min(SETTLING, self._longest / 4))
+        time.sleep(min(SETTLE_SECONDS, self._longest / 4))
 
 
 _ENTRY: ContextVar[QueueEntry | None] = ContextVar("queue_entry", default=None)

@@ -77,9 +77,9 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:
         return 0
-    of_stream = Ledger(lake, stream.hours_table)
-    of_stream.record_waiting(state)
-    known, first = of_stream.known_hours(), of_stream.first_hour()
+    stream_ledger = Ledger(lake, stream.hours_table)
+    stream_ledger.record_waiting(state)
+    known, first = stream_ledger.known_hours(), stream_ledger.first_hour()
     if not missing_hours(state, known, first):
         return 0
     good, dead = (
@@ -87,7 +87,7 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
         for t in (stream.table, stream.dead_letters_table)
     )
     rows = plan_rows(state, known, good, dead, datetime.now(UTC), first)
-    of_stream.record(rows)
+    stream_ledger.record(rows)
     LOG.warning(
         "stream %s: restored ledger rows from the state on the branches rows=%d",
         stream.name,

@@ -64,16 +64,18 @@ def plan_due(
         return Due()
     timeline, expired = state.timeline, state.expired
     bound = min(hour_of(now - keep), timeline.open)
-    again = [hour for first, last in expired.kept for hour in hours_between(first, shift(last, 1))]
-    candidates = [*again, *hours_between(max(expired.before, timeline.first), bound)]
-    reasons = _incomplete(state, finished) | _looked_at(state, lookback)
+    kept_before = [
+        hour for first, last in expired.kept for hour in hours_between(first, shift(last, 1))
+    ]
+    candidates = [*kept_before, *hours_between(max(expired.before, timeline.first), bound)]
+    reasons = _incomplete(state, finished) | _look_back_reasons(state, lookback)
     leaving, kept = [], dict[str, str]()
     for hour in candidates:
         if (hold := state.holds.of(hour)) is not None:
             kept[hour] = hold.reason
         elif not state.is_accepted(hour):
             kept[hour] = "it is not accepted"
-        elif (reason := reasons.get(hour) or _wanted_by(hour, undelivered)) is not None:
+        elif (reason := reasons.get(hour) or _undelivered_reason(hour, undelivered)) is not None:
             kept[hour] = reason
         else:
             leaving.append(hour)
@@ -117,7 +119,7 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
     )
 
 
-def _looked_at(state: State, lookback: int) -> dict[str, str]:
+def _look_back_reasons(state: State, lookback: int) -> dict[str, str]:
     """Return why hours are kept that are in the look-back of an hour that is not accepted or will
     be rebuilt, by hour."""
     undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
@@ -131,7 +133,7 @@ def _looked_at(state: State, lookback: int) -> dict[str, str]:
     }
 
 
-def _wanted_by(hour: str, undelivered: Undelivered) -> str | None:
+def _undelivered_reason(hour: str, undelivered: Undelivered) -> str | None:
     waits = sorted(
         target for target, hours in undelivered.items() if hours is None or hour in hours
     )
@@ -153,14 +155,16 @@ def plan_expire(
     by hour, for the ledger.
     """
     first = min(state.timeline.first, *hours)
-    said = {EXPIRED: state.expired.plus(hours, first, now).to_json()}
+    properties = {EXPIRED: state.expired.plus(hours, first, now).to_json()}
     gone = set(hours)
     overrides = {h: layer for h, layer in state.overrides.items() if h not in gone}
-    of_main = {KEPT: json.dumps([h for h in state.retained_hours if h not in gone])}
+    main_properties = {KEPT: json.dumps([h for h in state.retained_hours if h not in gone])}
     if overrides != state.overrides:
-        of_main[OVERRIDES] = json.dumps(overrides, sort_keys=True)
+        main_properties[OVERRIDES] = json.dumps(overrides, sort_keys=True)
     changes = tuple(
-        Change(b, properties=said | (of_main if b == "main" else {}), clear=tuple(hours))
+        Change(
+            b, properties=properties | (main_properties if b == "main" else {}), clear=tuple(hours)
+        )
         for b in BRANCHES
     )
     rows = tuple(

@@ -30,7 +30,7 @@ def column_words(f: NestedField | None) -> str:
     return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")
 
 
-def columns_said(schema: Schema) -> str:
+def columns_json(schema: Schema) -> str:
     """Return columns as the property lists them; their order does not matter."""
     return json.dumps({f.name: column_words(f) for f in schema.fields}, sort_keys=True)
 
@@ -50,14 +50,14 @@ def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
 
 def is_rolled_back(table: Table, wanted: Columns) -> bool:
     """Whether jobs with these columns may continue although the table has more."""
-    return table.properties.get(ROLLED_BACK) == columns_said(wanted.schema)
+    return table.properties.get(ROLLED_BACK) == columns_json(wanted.schema)
 
 
 def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
     """Record that the wanted columns are those of an older stream file; return a description of
     each change. Raises Refused for columns that the table never had, Transient."""
     table = lake.load(name)
-    if is_rolled_back(table, wanted) or columns_said(table.schema()) == columns_said(wanted.schema):
+    if is_rolled_back(table, wanted) or columns_json(table.schema()) == columns_json(wanted.schema):
         return []
     if not is_ahead(name, table.schema(), wanted):
         plan_evolution(name, table.schema(), wanted)
@@ -68,7 +68,7 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
     _change(
         lake,
         name,
-        Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}),
+        Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_json(wanted.schema)}),
     )
     have = {f.name: column_words(f) for f in table.schema().fields}
     older = {f.name: column_words(f) for f in wanted.schema.fields}

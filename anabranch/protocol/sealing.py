@@ -118,7 +118,7 @@ def ask(
             oldest={p: hour_ends.plan_oldest(w, hour_ends.millis(now)) for p, w in windows.items()},
         )
     timeline = _with_first_hour(state, position, offsets)
-    at_most = at_most or hours.at_once(len(topic.partitions))
+    at_most = at_most or hours.max_hours_at_once(len(topic.partitions))
     wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, needed, at_most)
     if not wanted:
         return offsets
@@ -141,7 +141,7 @@ def ask(
             s is not None and s.timestamp_ms >= moment for s in stamps.values()
         ):
             stamps = kafka.first_from(topic, hours.end_of(hour))
-        answers[hour] = _look_behind(
+        answers[hour] = _correct_answers(
             kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen
         )
         known = timeline.boundaries.get(hour, {})
@@ -154,7 +154,7 @@ def ask(
     return replace(offsets, answers=answers, ends=ends)
 
 
-def _look_behind(
+def _correct_answers(
     kafka: OffsetSource,
     topic: Topic,
     moment: datetime,
@@ -173,15 +173,15 @@ def _look_behind(
         seen.clear()
     known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
     starts = {p: max(s.offset, lows.get(p, 0)) for p, s in stamps.items() if s is not None}
-    at, clock = hour_ends.millis(moment), hour_ends.millis(now)
-    open_ = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
-    exact = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
+    moment_ms, clock = hour_ends.millis(moment), hour_ends.millis(now)
+    searched = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
+    exact = {p: s for p, s in stamps.items() if s is not None and searched.get(p) == s.offset}
     confirmed = hour_ends.find_confirmed_ends(
         exact, ends, clock, lambda wants: kafka.first_later(topic, wants)
     )
     searches = {
-        p: hour_ends.find_end(at, o, ends[p], clock, known[p])
-        for p, o in open_.items()
+        p: hour_ends.find_end(moment_ms, o, ends[p], clock, known[p])
+        for p, o in searched.items()
         if p not in confirmed
     }
     offsets = confirmed | hour_ends.find_ends(
@@ -189,7 +189,7 @@ def _look_behind(
         lambda wants: kafka.stamps_from(topic, wants, ends, hour_ends.WINDOW),
         lambda p, offset, window: known[p].setdefault(offset, window),
     )
-    return {p: None if (o := offsets.get(p)) is None else Stamped(o, at) for p in stamps}
+    return {p: None if (o := offsets.get(p)) is None else Stamped(o, moment_ms) for p in stamps}
 
 
 def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
@@ -199,7 +199,7 @@ def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int
     Timestamps later than the clock count too: a record received since must not be skipped.
     """
     ends, clock = kafka.stable_ends(topic), datetime.max.replace(tzinfo=UTC)
-    return _look_behind(
+    return _correct_answers(
         kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None
     )
 
@@ -256,8 +256,8 @@ class BoundaryResolver:
         self, grace: timedelta = timedelta(0), needed: Offsets | None = None
     ) -> ResolvedState:
         """Load the state and add the ends of hours that ended `grace` ago: of the oldest
-        `hours.at_once` without ends, or of none if offsets up to `needed` are inside hours with
-        ends. Publishes nothing.
+        `hours.max_hours_at_once` without ends, or of none if offsets up to `needed` are inside
+        hours with ends. Publishes nothing.
 
         Raises PositionError for a recreated topic, Transient if Kafka or the lake does not answer.
         """

@@ -172,10 +172,10 @@ def plan_after(
     )
 
 
-def load_state(lake_: Lake, table_name: str) -> State:
+def load_state(lake: Lake, table_name: str) -> State:
     """Load a stream's table and return its state. Raises Terminal for a table without a position,
     Transient."""
-    return read_state(lake_.load(table_name))
+    return read_state(lake.load(table_name))
 
 
 def read_state(table: Table) -> State:
@@ -274,8 +274,8 @@ def read_accepted(
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
-    made_again = MERGED in properties["batch"] and CONTENT not in properties["batch"]
-    overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if made_again else {}
+    is_recreated = MERGED in properties["batch"] and CONTENT not in properties["batch"]
+    overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if is_recreated else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
     accepted |= {h: known[h] for h in main_only_hours(properties)}
     lost = {h for h in known if h not in accepted and (h >= settled or h in batch)}

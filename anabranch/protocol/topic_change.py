@@ -139,20 +139,20 @@ def plan_adopt(
     continues in, in milliseconds since the epoch.
     """
     # Published offsets belong to the first hour without an end or to an earlier one.
-    at_hand = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
-    until = end_of(at_hand)
-    nothing: dict[str, dict[int, Stamped | None]] = {
-        h: {} for h in hours_between(timeline.open, shift(at_hand, 1))
+    current_hour = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
+    until = end_of(current_hour)
+    no_answers: dict[str, dict[int, Stamped | None]] = {
+        h: {} for h in hours_between(timeline.open, shift(current_hour, 1))
     }
-    ended = hours.plan_boundaries(timeline, position.offsets, nothing, {}, until, until)
+    ended = hours.plan_boundaries(timeline, position.offsets, no_answers, {}, until, until)
     closed, sealed = hours.plan_seal(ended, position.topic_id, until)
     is_left = topic_id != position.topic_id
-    goes_on = begins if is_left else closed.start | begins
+    continues_at = begins if is_left else closed.start | begins
     comparable = {h: c for h, c in {**accepted, **closed.sealed}.items() if h >= timeline.since}
     unread = {
         h: part
         for h, c in sorted(comparable.items())
-        if (part := coverage.behind(c, position.offsets))
+        if (part := coverage.unread_part(c, position.offsets))
     }
     before = (
         closed.start
@@ -161,15 +161,15 @@ def plan_adopt(
         if (known := timeline.left_at(topic_id)) is not None
         else {}
     )
-    replaced = {p: end for p, end in sorted(before.items()) if goes_on.get(p, end) < end}
+    replaced = {p: end for p, end in sorted(before.items()) if continues_at.get(p, end) < end}
     left = Adoption(
-        at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms, replaced=replaced
+        current_hour, position.topic_id, dict(continues_at), begins_ms=begins_ms, replaced=replaced
     )
     if is_left:
         left = replace(left, ended=dict(closed.start), read_ms=read_ms)
     adopted = replace(
         closed,
-        start=dict(goes_on),
+        start=dict(continues_at),
         skipped=tuple(sorted({*closed.skipped, *unread})),
         adoptions=plan_remembered([*timeline.adoptions, left]),
     )
@@ -178,7 +178,7 @@ def plan_adopt(
         for h, part in unread.items()
         if h not in accepted and gone_from_kafka(adopted, topic_id, h, comparable[h])
     }
-    return Adopted(adopted, Position(topic_id, dict(goes_on)), tuple(sealed), lost)
+    return Adopted(adopted, Position(topic_id, dict(continues_at)), tuple(sealed), lost)
 
 
 def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> str | None:

@@ -63,9 +63,9 @@ def plan_watermarks(
     """
     candidates = [before.fresh_through]
     if is_merged:
-        by_speed = _by_speed(state)
-        lacking = _lacking(state, by_speed)
-        last = _last_held(state, by_speed, lacking)
+        by_speed = _served_by_speed(state)
+        lacking = _first_lacking(state, by_speed)
+        last = _last_complete(state, by_speed, lacking)
         candidates.append(end_of(last) if last is not None else None)
         candidates.append(read_until if lacking is None else None)
     return Watermarks(
@@ -106,7 +106,7 @@ def waiting_since(
     return max(oldest, fresh_through) if fresh_through is not None else oldest
 
 
-def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:
+def _last_complete(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:
     """Return the last hour such that `main` contains it and all earlier hours completely, by the
     decided ends; None if there is none."""
     timeline, cuts = state.timeline, state.cuts
@@ -131,13 +131,13 @@ def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> st
     return last if last >= timeline.first else None
 
 
-def _by_speed(state: State) -> list[str]:
+def _served_by_speed(state: State) -> list[str]:
     """Return the sealed hours that are served from the speed layer, oldest first."""
     sealed = {*state.timeline.sealed, *state.overrides}
     return sorted(h for h in sealed if state.is_sealed(h) and state.served_by(h) == "speed")
 
 
-def _lacking(state: State, by_speed: Sequence[str]) -> str | None:
+def _first_lacking(state: State, by_speed: Sequence[str]) -> str | None:
     """Return the oldest hour served from the speed layer that `main` lacks records of, whatever the
     position: jumped over, dropped since, or retained by a merge until the speed layer covers it."""
     timeline = state.timeline

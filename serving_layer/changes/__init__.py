@@ -119,7 +119,7 @@ def start_from(job: Job, since: str | None) -> Token:
     table = job.lake.load(job.stream.table)
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
-    rows = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
+    rows = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
     return plan.token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
@@ -145,7 +145,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             job.stream.name,
         )
         token = replace(token, cursor=None, ahead={})
-        new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
+        new = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
     ids, erased = {row.decision_id for row in new}, plan.erasures_of(new)
     todo = plan.newest_of_each(new, token.first)
     while True:
@@ -177,14 +177,14 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     ]
     new = _rows_behind(job, token)
     if new is None:
-        new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
+        new = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
     return {row.hour for row in (*plan.newest_of_each(new, token.first), *waiting)}
 
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     cursor = token.cursor
     rows = job.ledger.history_since(
-        cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES
+        cursor.sequence if cursor is not None else 0, ledger.BULKY_EXCEPT_ERASURE
     )
     new = plan.rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= job.ledger.removed_through():
@@ -197,7 +197,7 @@ def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """Return the decision ids in the ledger, for hours with decisions waiting on a branch."""
     hours = {row.hour for row in plan.waiting_changes(state, token.first)}
-    rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
+    rows = job.ledger.history(hours, ledger.BULKY_EXCEPT_ERASURE)
     return {row.decision_id for row in rows}
 
 
@@ -209,7 +209,7 @@ def _changes(
     hours = {g.hour for g in given}
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
-        rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
+        rows = job.ledger.history(hours, ledger.BULKY_EXCEPT_ERASURE)
         before = plan.replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)

@@ -242,7 +242,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(
 
     # The decision for the first is needed to stage the others.
     assert arm.submit(read(pieces[0]), pieces[0]) == sizes[0]
-    turn = publish_queue.ask_for_turn(job.lake, table, "another publisher", 60.0)
+    turn = publish_queue.join_queue(job.lake, table, "another publisher", 60.0)
     assert turn is not None
     assert arm.submit(read(pieces[1]), pieces[1]) == 0
     begun = threading.Event()
@@ -256,7 +256,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(
     with ThreadPoolExecutor(1) as pool:
         handed = pool.submit(arm.submit, third, pieces[2])
         assert begun.wait(300)
-        publish_queue.take_back_turn(job.lake, table, turn.id)
+        publish_queue.remove_turn(job.lake, table, turn.id)
         assert handed.result(120) == sizes[1]
     assert arm.wait() == sizes[2]
     arm.close()

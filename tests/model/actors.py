@@ -336,7 +336,7 @@ class Publisher(Actor):
             return
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
         if mine is not None and not self.is_within:
-            commit = publish_queue.plan_taking_back(self.lake.table.properties, mine, commit)
+            commit = publish_queue.plan_turn_removal(self.lake.table.properties, mine, commit)
         request = Request(self.lake, commit, self.stamped(world))
         looking = replace(self, at="look", was=self.at, lost=request)
         # A turn whose bound passed meanwhile gave it no way any more.
@@ -346,7 +346,7 @@ class Publisher(Actor):
             in_line
             and mine is None
             and world.turns
-            and publish_queue.should_ask(1, publish_queue.LONG_TRY)
+            and publish_queue.should_join(1, publish_queue.LONG_ATTEMPT)
         )
         refused = replace(again, at="join", then=again.at) if asking else again
         yield from self.asks(world, request, self.reported(True), refused, looking)
@@ -388,7 +388,7 @@ class Publisher(Actor):
         )
         turn = publish_queue.plan_turn(
             world.lake.line,
-            publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.LEAST),
+            publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.MIN_TIMEOUT),
         )
         if turn is None or not world.turns:
             yield "goes without a turn", world, following
@@ -422,7 +422,7 @@ class Publisher(Actor):
         )
 
     def without(self, world: World, turn: str) -> World:
-        commit = publish_queue.plan_taking_back(
+        commit = publish_queue.plan_turn_removal(
             world.lake.table.properties, turn, Commit("", {}, ())
         )
         after = world.commit(world.lake, commit)

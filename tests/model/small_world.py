@@ -457,9 +457,9 @@ class Lake:
         return versions
 
     @cached_property
-    def line(self) -> publish_queue.Line:
+    def line(self) -> publish_queue.Queue:
         """Who has the right of way, and who waits for it."""
-        return publish_queue.read_line(self.table.properties)
+        return publish_queue.read_queue(self.table.properties)
 
     def files(self, branch: str) -> tuple[File, ...]:
         return self.known[self.heads[branch]].files

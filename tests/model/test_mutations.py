@@ -439,7 +439,7 @@ MUTANTS = [
     ),
     mutant(
         watermarks,
-        "_last_held",
+        "_last_complete",
         without_the_position,
         broker(*ONE_HOUR),
         Speed("speed"),
@@ -758,7 +758,7 @@ MUTANTS = [
     ),
     mutant(
         publish_queue,
-        "plan_taking_back",
+        "plan_turn_removal",
         lambda real: lambda properties, id, commit: commit,
         broker(RECORD, RECORD),
         Speed("speed"),

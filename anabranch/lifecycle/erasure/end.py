@@ -147,7 +147,7 @@ def clear_partials(job: Job) -> int:
     lake, stream, cleared = job.lake, job.stream, 0
     if not stream.views or not (erasures := load_state(lake, stream.table).erasures.all):
         return 0
-    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    history = job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE)
     hours = sorted({hour for one in erasures for hour in hours_of(history, one)})
 
     def plan(partials: Table) -> Commit | None:
@@ -179,7 +179,7 @@ def end_snapshots(job: Job, now: datetime) -> int:
     state = load_state(lake, stream.table)
     if not (erasures := ending(state, now)):
         return 0
-    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    history = job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE)
     for one in erasures:
         hours, replaced = hours_of(history, one), replaced_files(history, one)
         for name in erased_tables(job):

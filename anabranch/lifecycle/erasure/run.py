@@ -306,7 +306,7 @@ def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values)
     """Record in the ledger the hours whose records with the values are only in former snapshots.
     Then the status names their files, and they are deleted after the deadline. Idempotent."""
     state = load_state(job.lake, job.stream.table)
-    history = [*job.ledger.history(None, ledger.BULKY_BUT_ERASURES), *state.decisions]
+    history = [*job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE), *state.decisions]
     found = find_former(job, state, one, values, hours_of(history, one))
     if found:
         reach(Step.ERASE_FORMER_FOUND)

@@ -114,7 +114,7 @@ def _statuses(
     """Return the status of each erasure. Sends many requests for each."""
     if not erasures:
         return []
-    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    history = job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE)
     asked = job.ledger.requests({hour_of(one.at) for one in erasures})
     requests = {row.erasure["id"]: row for row in asked if row.erasure is not None}
     unreferenced = cache(partial(list_unreferenced, job))

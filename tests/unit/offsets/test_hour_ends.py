@@ -184,8 +184,8 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> 
     offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
     decided = sealing.resolve_state(state, offsets)
     assert decided is not None
-    assert len(decided.timeline.boundaries) == hours.at_once(300) == 80
-    assert hours.at_once(1) == 240 and hours.at_once(100_000) == 1
+    assert len(decided.timeline.boundaries) == hours.max_hours_at_once(300) == 80
+    assert hours.max_hours_at_once(1) == 240 and hours.max_hours_at_once(100_000) == 1
     on = replace(state, timeline=decided.timeline, position=decided.position)
     last = max(decided.timeline.boundaries)
     again = sealing.ask(kafka, "events", on, NOW, timedelta(0))

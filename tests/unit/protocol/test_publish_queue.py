@@ -29,12 +29,12 @@ from anabranch.protocol.publish import Decision, Landed, Publish, land, new_id, 
 from anabranch.protocol.publish_queue import (
     Turn,
     YieldToQueue,
-    ask_for_turn,
     is_over,
+    join_queue,
     plan_turn,
-    read_line,
-    should_ask,
-    take_back_turn,
+    read_queue,
+    remove_turn,
+    should_join,
     turn_before,
     turn_bound,
     turn_to_yield_to,
@@ -53,16 +53,16 @@ def lake(tmp_path: Path) -> StreamLake:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first refusal asks for a turn, and no bound passes before the test's end."""
-    monkeypatch.setattr(publish_queue, "LONG_TRY", 0.0)
-    monkeypatch.setattr(publish_queue, "LEAST", 300.0)
+    monkeypatch.setattr(publish_queue, "LONG_ATTEMPT", 0.0)
+    monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 300.0)
 
 
 def line(lake: StreamLake) -> list[str]:
-    return [t.id for t in read_line(lake.table().properties)]
+    return [t.id for t in read_queue(lake.table().properties)]
 
 
 def new_turn(lake: StreamLake, what: str = "test") -> str:
-    turn = ask_for_turn(lake.again(), lake.name, what)
+    turn = join_queue(lake.again(), lake.name, what)
     assert turn is not None
     return turn.id
 
@@ -150,14 +150,14 @@ def test_a_queue_is_read_in_request_order_whichever_version_wrote_it() -> None:
         | first.to_properties()
         | {"other": "x", f"{TURN}.bad": "{", f"{TURN}.old": '["x"]'}
     )
-    assert read_line(both)[-2:] == (first, second)
-    assert [(t.id, t.bound) for t in read_line(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
+    assert read_queue(both)[-2:] == (first, second)
+    assert [(t.id, t.bound) for t in read_queue(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
     # A version that knows one turn only wrote its id, and waits for the id of the newest.
-    assert read_line({TURN: "c"}) == (Turn("c", 0, 5.0),)
+    assert read_queue({TURN: "c"}) == (Turn("c", 0, 5.0),)
     assert second.to_properties()[TURN] == "a"
     # An invalid value in the property delays no publisher for long.
     assert (
-        read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
+        read_queue({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
         == publish_queue.LIMIT
     )
 
@@ -169,8 +169,8 @@ def test_a_bound_follows_from_the_longest_try() -> None:
 
 
 def test_a_turn_is_requested_when_another_refusal_is_likely() -> None:
-    assert [should_ask(n, 0.1) for n in (0, 1, 2, 3)] == [False, False, False, True]
-    assert [should_ask(n, 0.5) for n in (0, 1)] == [False, True]
+    assert [should_join(n, 0.1) for n in (0, 1, 2, 3)] == [False, False, False, True]
+    assert [should_join(n, 0.5) for n in (0, 1)] == [False, True]
 
 
 def test_the_order_of_waiting_publishers() -> None:
@@ -182,7 +182,7 @@ def test_the_order_of_waiting_publishers() -> None:
         first,
         first,
     ]
-    assert turn_before(queue, "b", over="a") is None
+    assert turn_before(queue, "b", waited="a") is None
     assert turn_before((), None) is None
     assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)
     assert plan_turn(queue * 6, Turn("d", 0, 10.0)) is None
@@ -216,19 +216,19 @@ def test_a_turn_requested_against_the_speed_layer_is_set(lake: StreamLake) -> No
     refused."""
     own = lake.again()
     left = failing(own, 3)
-    turn = ask_for_turn(own, lake.name, "test")
+    turn = join_queue(own, lake.name, "test")
     assert left == [0]
     assert turn is not None
     assert line(lake) == [turn.id]
     left[0] = 3
-    take_back_turn(own, lake.name, turn.id)
+    remove_turn(own, lake.name, turn.id)
     assert left == [0]
     assert not [key for key in lake.table().properties if key.startswith(TURN)]
 
 
 def test_a_turn_names_its_publisher_and_purpose(lake: StreamLake) -> None:
     new_turn(lake, "hour 2026-11-21T00 of events")
-    [turn] = read_line(lake.table().properties)
+    [turn] = read_queue(lake.table().properties)
     assert f"hour 2026-11-21T00 of events ({turn.by}, turn {turn.id})" == turn.who
     assert turn.by.endswith(f":{os.getpid()}")
     assert datetime.fromisoformat(turn.asked_at).tzinfo is not None
@@ -246,32 +246,32 @@ def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
         return real(*args)
 
     own.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    turn = ask_for_turn(own, lake.name, "test")
+    turn = join_queue(own, lake.name, "test")
     assert turn is not None
     assert sorted(line(lake)) == sorted([turn.id, *others])
 
 
 def test_a_full_queue_takes_no_publisher(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_queue, "LONGEST_LINE", 1)
+    monkeypatch.setattr(publish_queue, "MAX_TURNS", 1)
     first = new_turn(lake)
-    assert ask_for_turn(lake.lake, lake.name, "test") is None
+    assert join_queue(lake.lake, lake.name, "test") is None
     assert line(lake) == [first]
 
 
 def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> None:
     turn = new_turn(lake)
     before = lake.table().metadata_location
-    take_back_turn(lake.lake, lake.name, "mine")
+    remove_turn(lake.lake, lake.name, "mine")
     assert line(lake) == [turn]
     assert lake.table().metadata_location == before
 
 
 def test_turns_behind_a_removed_turn_stay(lake: StreamLake) -> None:
     first, second = new_turn(lake), new_turn(lake)
-    take_back_turn(lake.lake, lake.name, first)
+    remove_turn(lake.lake, lake.name, first)
     assert line(lake) == [second]
     assert lake.table().properties[TURN] == second
-    take_back_turn(lake.lake, lake.name, second)
+    remove_turn(lake.lake, lake.name, second)
     assert TURN not in lake.table().properties
 
 
@@ -283,7 +283,7 @@ def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
 
     def take_back() -> None:
         happened.append("taken back")
-        take_back_turn(own, lake.name, turn)
+        remove_turn(own, lake.name, turn)
 
     timer = threading.Timer(0.3, take_back)
     timer.start()
@@ -301,7 +301,7 @@ def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
 def test_an_abandoned_turn_is_removed_after_its_bound(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 0.3)
     turn = new_turn(lake)
     assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
     assert line(lake) == []
@@ -331,9 +331,9 @@ from pathlib import Path
 from lakes import new_environment, new_stream
 from anabranch.protocol import publish_queue
 from anabranch.iceberg.lake import Lake
-publish_queue.LEAST = 1.0
+publish_queue.MIN_TIMEOUT = 1.0
 lake = Lake(new_environment(Path(sys.argv[1])))
-print(publish_queue.ask_for_turn(lake, new_stream().table, "a holder").id, flush=True)
+print(publish_queue.join_queue(lake, new_stream().table, "a holder").id, flush=True)
 time.sleep(600)
 """
 
@@ -363,7 +363,7 @@ def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: S
 def test_the_speed_layer_publishes_between_two_turns(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 0.3)
     first, second = new_turn(lake), new_turn(lake)
     speed, left = SpeedLoop(lake), []
     for _ in range(2):
@@ -382,7 +382,7 @@ def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> Non
 
     def decide() -> Decision[None]:
         decision = move(lake, "batch")
-        lengths.append(len(read_line(decision.state.table.properties)))
+        lengths.append(len(read_queue(decision.state.table.properties)))
         if len(lengths) == 1:
             lake.move("speed")
         return decision
@@ -442,7 +442,7 @@ def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: Str
         if len(tries) == 1:
             lake.move("speed")
         else:
-            take_back_turn(lake.again(), lake.name, tries[1][0])
+            remove_turn(lake.again(), lake.name, tries[1][0])
         return decision
 
     assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
@@ -456,7 +456,7 @@ def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
 ) -> None:
     """The hazard: a merge that has to come first waits for the turn of the publish that it is made
     for."""
-    monkeypatch.setattr(publish_queue, "LEAST", 1.0)
+    monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 1.0)
     caplog.set_level(logging.INFO)
     tries = []
 
@@ -500,7 +500,7 @@ def test_a_publisher_that_was_too_slow_joins_the_queue_again(
         seen["quick"].append(line(lake))
         return decision
 
-    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 0.3)
     with ThreadPoolExecutor(1) as pool:
         landing = pool.submit(run, own, lake.name, slow, "slow", True)
         try:
@@ -570,7 +570,7 @@ def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(
                 lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line"
             )  # type: ignore[misc]
             assert not landing[-1].done(), landing[-1].result()
-        assert [t.what for t in read_line(lake.table().properties)] == list(names)
+        assert [t.what for t in read_queue(lake.table().properties)] == list(names)
         all_asked.set()
         assert all(one.result(100) is not None for one in landing)
         before = speed.published

@@ -36,7 +36,7 @@ from anabranch.iceberg.rewriting import Rewritten, is_same, rewrite, schema_text
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import land, new_id
-from anabranch.protocol.publish_queue import ask_for_turn, take_back_turn
+from anabranch.protocol.publish_queue import join_queue, remove_turn
 from anabranch.protocol.state import Accepted
 from speed_layer import compaction
 from speed_layer import compaction_plan as planning
@@ -577,12 +577,12 @@ def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(
 ) -> None:
     publish(lake, 10)
     written(rolling)
-    turn = ask_for_turn(lake.lake, lake.name, "batch")
+    turn = join_queue(lake.lake, lake.name, "batch")
     assert turn is not None
     assert should_wait(lake.state(), rolling._began, datetime.now(UTC))
     rolling.published(0)
     assert len(files(lake)) == 10
-    take_back_turn(lake.lake, lake.name, turn.id)
+    remove_turn(lake.lake, lake.name, turn.id)
     rolling.published(0)
     assert len(files(lake)) == 1
 
