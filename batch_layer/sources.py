@@ -37,7 +37,7 @@ from anabranch.records.formats import open_format
 from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
 from anabranch.records.reshape import to_schema
 from anabranch.spark.settings import runs_here
-from anabranch.spark.workers import can_use_workers, is_of_workers
+from anabranch.spark.workers import can_use_workers, is_worker_failure
 from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
@@ -229,7 +229,7 @@ class HourReader:
     def should_leave_to_spark(self, error: Exception) -> bool:
         """Return True, and log it, if workers failed on a cluster, where an executor may lack their
         packages."""
-        if runs_here(self._spark.sparkContext.master) or not is_of_workers(error):
+        if runs_here(self._spark.sparkContext.master) or not is_worker_failure(error):
             return False
         LOG.warning(
             "stream %s: Python workers failed, continuing with Spark: %s",

@@ -32,7 +32,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
-from anabranch.iceberg.rewriting import Rewritten, rewrite, sort_out
+from anabranch.iceberg.rewriting import Rewritten, group_by_schema, rewrite
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.protocol.publish import land, new_id
@@ -108,10 +108,10 @@ def run_pass(
         hour = waiting.pop() if ended else running.pop()
         groups = plan_compaction(shared_files(table, {hour}).get(hour, {}).values(), ended, schemas)
         for group in groups:
-            sorted_out = sort_out(table, group)
-            schemas |= sorted_out.other_schemas
-            if len(sorted_out.same_schema) > 1:
-                done.append(rewrite(table, sorted_out.same_schema, is_stopped))
+            by_schema = group_by_schema(table, group)
+            schemas |= by_schema.other_schemas
+            if len(by_schema.same_schema) > 1:
+                done.append(rewrite(table, by_schema.same_schema, is_stopped))
         if ended and groups:
             return Pass(tuple(done), frozenset(settled), schemas, more=True)
         if ended:

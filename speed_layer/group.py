@@ -33,7 +33,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.offsets.position import Offsets, Ranges, Topic
-from anabranch.spark.session import explain_spark, explained, session_of
+from anabranch.spark.session import explain_spark, explained, new_session
 from anabranch.spark.settings import runs_here
 from speed_layer.fast_staging import Certain
 from speed_layer.group_plan import (
@@ -129,7 +129,7 @@ class Member:
         """The reason why it is set aside; None while it runs, starts or retries."""
         self._tried: AnabranchError | None = None
         self._moved = time.monotonic()
-        self.spark = session_of(spark, job.environment)
+        self.spark = new_session(spark, job.environment)
         self._turns, self._available_now = turns, available_now
         self._stop = threading.Event()
         self._ready = threading.Event()

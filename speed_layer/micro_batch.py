@@ -53,7 +53,7 @@ from anabranch.records.formats.avro import AvroFormat
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
-from anabranch.spark.workers import can_use_workers, is_of_workers
+from anabranch.spark.workers import can_use_workers, is_worker_failure
 from speed_layer.compaction import Compaction
 from speed_layer.fast_staging import (
     Certain,
@@ -574,7 +574,7 @@ class MicroBatches:
         except AnabranchError:
             raise
         except Exception as error:
-            if runs_here(frame.sparkSession.sparkContext.master) or not is_of_workers(error):
+            if runs_here(frame.sparkSession.sparkContext.master) or not is_worker_failure(error):
                 raise
             self.leave_to_spark(error)
             return None

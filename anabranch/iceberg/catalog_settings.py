@@ -52,7 +52,7 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
     if catalog.type == "sql":
         _prepare_database(catalog.uri)
         # A connection broken by a restart of the database is replaced before its use.
-        properties |= {"uri": with_patience(catalog.uri), "pool_pre_ping": "true"}
+        properties |= {"uri": with_timeouts(catalog.uri), "pool_pre_ping": "true"}
     elif catalog.type == "rest":
         limit_rest_waits()
         properties |= {"uri": catalog.uri}
@@ -75,7 +75,7 @@ def _prepare_database(uri: str) -> None:
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///").split("?")[0]).parent.mkdir(parents=True, exist_ok=True)
     if uri.startswith("postgresql+psycopg2:"):
-        limit_waits()
+        limit_psycopg2_waits()
 
 
 def given_properties(catalog: Catalog) -> dict[str, str]:
@@ -95,7 +95,7 @@ def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
     return {"type": "glue", "client.region": region}
 
 
-def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
+def with_timeouts(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
     """Return an SQLAlchemy URI with time-outs; the URI's own take precedence. Pure."""
     kind = uri.split(":", 1)[0].split("+")[0]
     wanted = {
@@ -114,7 +114,7 @@ def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
     return f"{uri}{'&' if given else '?'}{more}" if more else uri
 
 
-def limit_waits() -> None:
+def limit_psycopg2_waits() -> None:
     """Make psycopg2 close a connection whose server sends nothing for three times PATIENCE_SECONDS.
     psycopg2 has no such time-out, and a hanging server, or a proxy that drops answers, keeps the
     TCP connection alive. Applies to the whole process.
@@ -157,14 +157,14 @@ def keep_state_out_of_glue(catalog: Any) -> None:
     def strip(params: dict[str, Any], **_: object) -> dict[str, Any]:
         table = params["TableInput"]
         kept = {
-            k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_OURS_ALONE)
+            k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_NOT_FOR_GLUE)
         }
         return {**params, "TableInput": {**table, "Parameters": kept}}
 
     catalog.glue.meta.events.register("provide-client-params.glue.UpdateTable", strip)
 
 
-_OURS_ALONE = ("anabranch.state.", "anabranch.turn")
+_NOT_FOR_GLUE = ("anabranch.state.", "anabranch.turn")
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:

@@ -51,22 +51,22 @@ def plan_expiry(
     kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}
     kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
-    removed, line = [], []
+    removed, unstaged = [], []
     for s in snapshots:
         wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
         if wap_id is None:
-            line.append(s)
+            unstaged.append(s)
         elif wap_id in published or (s.timestamp_ms < day_ago and wap_id not in waiting):
             removed.append(s.snapshot_id)
         elif s.parent_snapshot_id is not None:
             kept.add(s.parent_snapshot_id)
-    line.sort(key=lambda s: s.sequence_number or 0, reverse=True)
+    unstaged.sort(key=lambda s: s.sequence_number or 0, reverse=True)
     old = 0.0
     if gone_before is not None:
         old = min(gone_before, now - SNAPSHOTS_OF_EXPIRED).timestamp() * 1000
     removed += [
         s.snapshot_id
-        for number, s in enumerate(line)
+        for number, s in enumerate(unstaged)
         if number >= keep or s.timestamp_ms < old or s.snapshot_id in ended
     ]
     return tuple(id for id in removed if id not in kept)
@@ -75,9 +75,9 @@ def plan_expiry(
 def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
     """Return the snapshots to expire in a table without our branches and staging: all but the
     newest `keep` and those with a ref. Pure."""
-    line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
+    newest_first = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
     kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)
+    return tuple(s.snapshot_id for s in newest_first[keep:] if s.snapshot_id not in kept)
 
 
 def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:

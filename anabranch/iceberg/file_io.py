@@ -217,11 +217,11 @@ class LakeFileIO(PyArrowFileIO):
         """Return the store, bucket and key for our own requests; None for a file elsewhere, or if
         only PyArrow supports the S3 settings."""
         found = bucket_and_key(location)
-        if found is None or self.properties.keys() & _NOT_OURS:
+        if found is None or self.properties.keys() & _PYARROW_ONLY:
             return None
         keys = {
             key: self.properties[f"s3.{name}"]
-            for key, name in _STORE.items()
+            for key, name in _STORE_KEYS.items()
             if f"s3.{name}" in self.properties
         }
         return open_store(config.S3.model_validate(keys)), *found
@@ -237,7 +237,7 @@ def as_whole(io: FileIO, location: str) -> InputFile:
 
 
 # PyIceberg's property of each configuration key, without `s3.`.
-_STORE = {
+_STORE_KEYS = {
     "endpoint": "endpoint",
     "region": "region",
     "access_key": "access-key-id",
@@ -245,7 +245,7 @@ _STORE = {
     "ca": "ca",
 }
 # S3 properties that only PyArrow supports: a catalog's temporary credentials, a role, a proxy.
-_NOT_OURS = {
+_PYARROW_ONLY = {
     "s3.session-token",
     "s3.role-arn",
     "client.role-arn",

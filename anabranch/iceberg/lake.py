@@ -245,7 +245,7 @@ class Lake:
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
         # Tags of a rebuild's reads move no branch, and the fail points are those of publishes.
-        at = reach if commit.changes else _go_on
+        at = reach if commit.changes else _skip
         at(Step.COMMIT_PREPARED)
         note(publish=commit.id)
         if (
@@ -274,7 +274,7 @@ class Lake:
             )
             TALLY.count(COMMITS)
             delete_old_metadata(table, landed)
-            return _with(table, landed)
+            return _table_after(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # An HTTP client may retry a request, and this may be the refusal of the retry.
@@ -338,7 +338,7 @@ class Lake:
                     name,
                     one_line(error),
                 )
-            if (staged := find_staged(self._look(name), wap_id)) is not None:
+            if (staged := find_staged(self._reload(name), wap_id)) is not None:
                 return staged
             break
         raise Transient(f"stage {wap_id} in {name}: expected its snapshot, found none; try again")
@@ -460,7 +460,7 @@ class Lake:
                 reach(Step.LEDGER_APPENDED)
                 TALLY.count(COMMITS)
                 delete_old_metadata(table, landed)
-                return _with(table, landed)
+                return _table_after(table, landed)
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
@@ -469,7 +469,7 @@ class Lake:
                 )
                 # If it still lands, the next attempt is refused or finds its rows: both require the
                 # same head.
-                if has_landed(fresh := self._look(name), commit_id):
+                if has_landed(fresh := self._reload(name), commit_id):
                     return fresh
         raise Transient(
             f"append to {name}: expected a commit to land in ten attempts, found that other "
@@ -549,7 +549,7 @@ class Lake:
         if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
             self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
 
-    def _look(self, name: str) -> Table:
+    def _reload(self, name: str) -> Table:
         """Load a table; retry for half a minute. Raises Transient."""
         last: Transient | None = None
         for _ in attempts(doubling(0.1, 2.0), _RETRIES_WITHIN_SECONDS):
@@ -561,11 +561,11 @@ class Lake:
         raise last
 
 
-def _go_on(_: Step) -> None:
+def _skip(_: Step) -> None:
     """Do nothing, in place of a fail point."""
 
 
-def _with(table: Table, landed: CommitTableResponse) -> Table:
+def _table_after(table: Table, landed: CommitTableResponse) -> Table:
     """Return the table that the catalog returned after a commit."""
     return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 

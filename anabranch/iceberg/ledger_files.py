@@ -84,14 +84,14 @@ FIRST_HOUR = "anabranch.ledger-first-hour"
 
 _MOST_ROWS = 8_192  # maximum rows of a merged file
 _MOST_FILES = 64  # maximum files merged in one commit
-_MOST_ENTRIES = 32  # manifests with at most these entries count as one size
-_LARGEST = 50_000  # maximum entries of a merged manifest
+_SMALL_ENTRIES = 32  # manifests with at most these entries count as one size
+_MOST_ENTRIES = 50_000  # maximum entries of a merged manifest
 _MOST_MANIFESTS = 256  # maximum manifests merged in one commit
 _MOST_EXPIRED = 256  # maximum snapshots expired in one commit
-_SOME = 4  # minimum small files of a past quarter for a merge without its largest file
-_ENOUGH = 32  # small files of at least 1/32 of the largest one's rows are merged into it
-_SMALL = 32  # files with at most these rows count as one size
-_NAMED = 24  # maximum rows of an append whose summary has their ids
+_LEAST_SMALL_FILES = 4  # minimum small files of a past quarter for their merge
+_MOST_TIMES_SMALLER = 32  # files with 1/32 of the rows of the largest are merged into it
+_SMALL_ROWS = 32  # files with at most these rows count as one size
+_MOST_NAMED_ROWS = 24  # maximum rows of an append whose summary has their ids
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 # Merged files are read by hour: small row groups, and statistics of the column `hour` only.
@@ -180,22 +180,22 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
     newest = max(by_bucket, default="")
     for bucket, in_bucket in sorted(by_bucket.items(), reverse=True):
         sizes = [f.rows for f in in_bucket]
-        count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
+        count = tiered(sizes, MANY, _SMALL_ROWS, _MOST_ROWS)
         if bucket != newest:
             count = max(
-                count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle)
+                count, _count_of_past([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle)
             )
         if count > 1:
             return tuple(in_bucket[: min(count, _MOST_FILES)])
     return ()
 
 
-def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
+def _count_of_past(sizes: Sequence[int], idle: bool) -> int:
     """Return how many files of a past quarter to merge, by their rows, sorted ascending: all with
     `idle` or if the small ones are large enough together; else all but the largest if there are
     several."""
     *small, largest = sizes or (0,)
-    if small and (idle or _ENOUGH * sum(small) >= largest):
+    if small and (idle or _MOST_TIMES_SMALLER * sum(small) >= largest):
         # Each has at most half the rows of a merged file.
         total, count = 0, 0
         for size in sizes:
@@ -203,7 +203,7 @@ def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
                 break
             total, count = total + size, count + 1
         return count
-    return len(small) if len(small) >= _SOME else 0
+    return len(small) if len(small) >= _LEAST_SMALL_FILES else 0
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str,
         (path for path in counts if path not in chosen), key=lambda path: (counts[path], path)
     )
     least = 1 if chosen else MANY_MANIFESTS
-    count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, _LARGEST)
+    count = tiered([counts[path] for path in others], least, _SMALL_ENTRIES, _MOST_ENTRIES)
     return (*sorted(chosen), *others[: min(count, _MOST_MANIFESTS)])
 
 
@@ -259,7 +259,7 @@ def append(
     """Write a file of `rows`; return the updates of the commit that appends it. `complete_letters`
     becomes the summary property COMPLETE. Raises OSError."""
     # Rows of egress tables have no decisions.
-    is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
+    is_named = "decision_id" in rows.column_names and rows.num_rows <= _MOST_NAMED_ROWS
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
     stated = {COMPLETE: complete_letters} if complete_letters else {}
     return _commit(table, _properties(table, commit_id) | named | stated, (), _write(table, rows))
@@ -346,8 +346,8 @@ def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
     newest = _NEWEST.ask(table)
     through = max(removed_through(table), *(newest[f.file_path] for f in files))
     properties = _properties(table, commit_id, max(0, _number(snapshot, MERGED) - len(files)))
-    said = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})
-    return (*_commit(table, properties, files, (), Operation.DELETE), said)
+    removal = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})
+    return (*_commit(table, properties, files, (), Operation.DELETE), removal)
 
 
 def removed_through(table: Table) -> int:

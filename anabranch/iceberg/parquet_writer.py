@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PARTITION = ("event_date", "ingest_hour")
 
 # Prefixes of the properties for PyArrow's file systems.
-_OF_FILES = ("s3.", "client.")
+_FILE_SYSTEM_PREFIXES = ("s3.", "client.")
 
 # Prefix of the properties that select a manifest's statistics.
 _METRICS = "write.metadata.metrics"
@@ -82,13 +82,13 @@ def target_of(table: Table) -> Target | None:
     """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
     properties, partitioning or columns."""
     properties = table.metadata.properties
-    placed = (
+    unsupported = (
         "write.object-storage.enabled",
         "write.location-provider.impl",
         "write.parquet.compression-level",
     )
     if (
-        any(name in properties for name in placed)
+        any(name in properties for name in unsupported)
         or properties.get("write.format.default", "parquet") != "parquet"
     ):
         return None
@@ -117,7 +117,11 @@ def _file_access(table: Table) -> FileIO:
     if not isinstance(io, PyArrowFileIO):
         return io
     return type(io)(
-        {key: value for key, value in io.properties.items() if key.startswith(_OF_FILES)}
+        {
+            key: value
+            for key, value in io.properties.items()
+            if key.startswith(_FILE_SYSTEM_PREFIXES)
+        }
     )
 
 
@@ -164,7 +168,7 @@ class Output:
 
 
 @dataclass
-class _Open:
+class _OpenFile:
     path: str
     day: int
     hour: str
@@ -180,7 +184,7 @@ class FileWriter:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._open: dict[tuple[int, str], _Open] = {}
+        self._open: dict[tuple[int, str], _OpenFile] = {}
         self._waiting = 0
 
     def write(self, rows: pa.Table) -> pa.Array | None:
@@ -217,7 +221,7 @@ class FileWriter:
         self._waiting = 0
         return outputs
 
-    def _file(self, day: int, hour: str) -> _Open | None:
+    def _file(self, day: int, hour: str) -> _OpenFile | None:
         if (known := self._open.get((day, hour))) is not None:
             return known
         if len(self._open) == MOST_OPEN_FILES:
@@ -229,7 +233,7 @@ class FileWriter:
         sink = self._target.io.new_output(path).create()
         schema, codec = self._target.schema, self._target.codec
         parquet = open_writer(sink, schema, compression=codec, metadata_collector=footers)
-        self._open[day, hour] = opened = _Open(path, day, hour, sink, parquet, footers)
+        self._open[day, hour] = opened = _OpenFile(path, day, hour, sink, parquet, footers)
         return opened
 
 
@@ -298,7 +302,7 @@ def _distinct(values: pa.ChunkedArray) -> list[Any]:
     return sorted(pc.unique(values).to_pylist())
 
 
-def _flush(to: _Open) -> None:
+def _flush(to: _OpenFile) -> None:
     if to.waiting:
         rows = pa.concat_tables(to.waiting)
         to.waiting.clear()

@@ -45,17 +45,17 @@ class PhysicalDesign:
     @property
     def properties(self) -> dict[str, str]:
         """The table properties of the design."""
-        said = {}
+        settings = {}
         if self.sort or self.bloom:
-            said["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
+            settings["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         if self.bloom:
             # Size filters by the row group's distinct values, instead of one megabyte each.
-            said[f"{_BLOOM}-adaptive-enabled"] = "true"
-        said |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
+            settings[f"{_BLOOM}-adaptive-enabled"] = "true"
+        settings |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
         if self.bounded is not None:
             # Counts stay: they show which columns a file has.
-            said[f"{_METRICS}.default"] = "counts"
-        return said | {
+            settings[f"{_METRICS}.default"] = "counts"
+        return settings | {
             f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))
         }
 
@@ -92,9 +92,9 @@ def plan_design(
     columns of its sort order; None for an order that no design has. Pure.
     """
     before = json.loads(properties.get(DESIGN, "{}"))
-    said = wanted.properties
+    settings = wanted.properties
     if wanted != PhysicalDesign():
-        said[DESIGN] = json.dumps({"sort": wanted.sort, "properties": sorted(said)})
+        settings[DESIGN] = json.dumps({"sort": wanted.sort, "properties": sorted(settings)})
     ours = (*before.get("properties", ()), DESIGN)
     sort = None
     if wanted.sort:
@@ -102,13 +102,13 @@ def plan_design(
     elif sorted_by and list(sorted_by) == before.get("sort"):
         sort = ()
     return DesignChange(
-        {name: value for name, value in said.items() if properties.get(name) != value},
-        tuple(name for name in ours if name in properties and name not in said),
+        {name: value for name, value in settings.items() if properties.get(name) != value},
+        tuple(name for name in ours if name in properties and name not in settings),
         sort,
     )
 
 
-def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
+def apply_design(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
     """Set a table's design in one commit; return sentences that describe the changes. Idempotent.
     Rewrites no file. Raises Transient."""
     changed: list[str] = []

@@ -34,7 +34,7 @@ _ROW_GROUP_BYTES = 32 * 2**20
 # The maximum size of a file that is read in one request.
 _WHOLE = 8 * 2**20
 # Details in the Parquet library's schema text that do not describe the file.
-_ASIDE = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
+_IGNORED = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
 
 
 class Stopped(Exception):
@@ -50,14 +50,14 @@ class Rewritten:
 
 
 @dataclass(frozen=True)
-class SortedFiles:
+class FilesBySchema:
     """Files that can be merged into one, and the physical schemas of the others by path."""
 
     same_schema: tuple[DataFile, ...]
     other_schemas: dict[str, str]
 
 
-def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
+def group_by_schema(table: Table, files: Sequence[DataFile]) -> FilesBySchema:
     """Return the files with the most frequent schema, if PyArrow writes that schema unchanged, and
     the others.
 
@@ -75,7 +75,7 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
     same_schema = tuple(
         f for f in files if schemas[f.file_path] == most and not most.startswith("alone: ")
     )
-    return SortedFiles(
+    return FilesBySchema(
         same_schema, {f.file_path: schemas[f.file_path] for f in files if f not in same_schema}
     )
 
@@ -83,7 +83,7 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
 def schema_text(parquet: pq.ParquetFile) -> str:
     """Return a file's physical schema as text, with field ids."""
     # The first line is the object's address, the second the schema's name.
-    return _ASIDE.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
+    return _IGNORED.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
 
 
 def rewrite(

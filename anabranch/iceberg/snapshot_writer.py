@@ -61,10 +61,10 @@ class SnapshotWriter(ManifestWriter):
         and ValueError if a file to remove is missing."""
         parent = self._head(change.branch)
         self.begin_snapshot()
-        content = self._without(_Content(*list_manifests(self._table, parent)), change)
+        content = self._remove(_Content(*list_manifests(self._table, parent)), change)
         for hour, origin in change.copy.items():
-            content.manifests += self._of_hour(origin, hour)
-        content.manifests = self._with(content.manifests, change.add)
+            content.manifests += self._hour_manifests(origin, hour)
+        content.manifests = self._add_files(content.manifests, change.add)
         operation = Operation.APPEND
         if change.rewrites:
             operation = Operation.REPLACE
@@ -81,7 +81,7 @@ class SnapshotWriter(ManifestWriter):
         assert snapshot is not None
         return snapshot
 
-    def _without(self, content: _Content, change: Change) -> _Content:
+    def _remove(self, content: _Content, change: Change) -> _Content:
         """Remove the change's hours and files from a branch's content. Raises OSError, and
         ValueError if a file is missing."""
         hours = {*change.clear, *change.copy}
@@ -118,7 +118,7 @@ class SnapshotWriter(ManifestWriter):
                 manifest.manifest.manifest_path,
                 frozenset(e.data_file.file_path for e in left),
             )
-            made = self._once(key, manifest.manifest.partition_spec_id, left)
+            made = self._write_once(key, manifest.manifest.partition_spec_id, left)
             kept += [made] if made is not None else []
         if missing:
             raise ValueError(
@@ -128,7 +128,7 @@ class SnapshotWriter(ManifestWriter):
         content.manifests = kept
         return content
 
-    def _of_hour(self, branch: str, hour: str) -> list[HourManifest]:
+    def _hour_manifests(self, branch: str, hour: str) -> list[HourManifest]:
         """Return an hour's manifests on another branch. A manifest that also has other hours is
         replaced by a new one of this hour."""
         listed = [m for m in list_manifests(self._table, self._head(branch))[0] if m.may_hold(hour)]
@@ -137,20 +137,22 @@ class SnapshotWriter(ManifestWriter):
         for manifest, entries in zip(mixed, self._read(mixed), strict=True):
             of_hour = [e for e in entries if hour_of_file(self._table, e.data_file) == hour]
             key = ("of", manifest.manifest.manifest_path, hour)
-            made = self._once(key, manifest.manifest.partition_spec_id, of_hour)
+            made = self._write_once(key, manifest.manifest.partition_spec_id, of_hour)
             manifests += [made] if made is not None else []
         return manifests
 
-    def _with(self, manifests: list[HourManifest], files: Iterable[DataFile]) -> list[HourManifest]:
+    def _add_files(
+        self, manifests: list[HourManifest], files: Iterable[DataFile]
+    ) -> list[HourManifest]:
         """Add a manifest of new files for each hour, and merge small manifests."""
         new: dict[tuple[int, str], list[DataFile]] = defaultdict(list)
         for data_file in files:
             new[data_file.spec_id, hour_of_file(self._table, data_file)].append(data_file)
-        there = {m.manifest.manifest_path: m for m in manifests}
+        existing = {m.manifest.manifest_path: m for m in manifests}
         touched = {hour for _, hour in new}
         slots = [
             Slot(path, m.manifest.partition_spec_id, m.first, m.last, m.files, m.hour in touched)
-            for path, m in there.items()
+            for path, m in existing.items()
         ]
         added = {f"{spec_id} {hour}": of_hour for (spec_id, hour), of_hour in new.items()}
         slots += [
@@ -159,13 +161,13 @@ class SnapshotWriter(ManifestWriter):
         ]
         merged: list[HourManifest] = []
         for group in plan_merges(slots):
-            inputs = [there.pop(s.key) for s in group if s.key in there]
+            inputs = [existing.pop(s.key) for s in group if s.key in existing]
             fresh = [f for s in group for f in added.pop(s.key, ())]
             merged += self._merge(group[0].spec_id, inputs, fresh)
         for slot in slots:
             if slot.key in added:
                 merged += self._merge(slot.spec_id, [], added[slot.key])
-        return [*merged, *there.values()]
+        return [*merged, *existing.values()]
 
     def _merge(
         self, spec_id: int, inputs: Sequence[HourManifest], fresh: Sequence[DataFile]
@@ -177,7 +179,7 @@ class SnapshotWriter(ManifestWriter):
         )
         if key not in self._made:
             entries = [entry for of_one in self._read(inputs) for entry in of_one]
-            self._once(key, spec_id, entries, fresh)
+            self._write_once(key, spec_id, entries, fresh)
         made = self._made[key]
         return [made] if made is not None else []
 
@@ -186,7 +188,7 @@ class SnapshotWriter(ManifestWriter):
             list(read_entries(self._table.io, [m.manifest for m in manifests])) if manifests else []
         )
 
-    def _once(
+    def _write_once(
         self,
         key: tuple[object, ...],
         spec_id: int,

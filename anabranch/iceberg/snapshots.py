@@ -125,13 +125,13 @@ def newest_publish(table: Table, branch: str) -> Snapshot | None:
 def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
     """Return the snapshots from a branch's head to its newest publish, both included. They end
     earlier if an ancestor is expired. Pure."""
-    way = [head(table, branch)]
-    while not is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
+    line = [head(table, branch)]
+    while not is_publish(line[-1]) and (parent := line[-1].parent_snapshot_id) is not None:
         snapshot = table.metadata.snapshot_by_id(parent)
         if snapshot is None:
             break
-        way.append(snapshot)
-    return way
+        line.append(snapshot)
+    return line
 
 
 def is_publish(snapshot: Snapshot) -> bool:
@@ -167,7 +167,7 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
     if snapshot is None:
         return {}
     is_rolled_back = snapshot is not last_publish(table, branch)
-    return _whole(table, snapshot) | ({MERGED: "{}"} if is_rolled_back else {})
+    return _load_state(table, snapshot) | ({MERGED: "{}"} if is_rolled_back else {})
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
@@ -175,15 +175,15 @@ def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
     that time is expired. Raises Terminal, Transient."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
         if is_publish(snapshot):
-            return _whole(table, snapshot)
+            return _load_state(table, snapshot)
     return {}
 
 
-def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
+def _load_state(table: Table, snapshot: Snapshot) -> dict[str, str]:
     try:
         return state_properties.load_all(table, _own_properties(snapshot))
     except (StateGone, SideFileGone) as error:
-        raise Terminal(f"{error}; {_what_is_left(table, error.remedy)}") from error
+        raise Terminal(f"{error}; {_recovery_steps(table, error.remedy)}") from error
 
 
 def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
@@ -196,7 +196,7 @@ def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
     return snapshot is not None
 
 
-def _what_is_left(table: Table, remedy: str) -> str:
+def _recovery_steps(table: Table, remedy: str) -> str:
     """Return sentences with the lost parts of a table's state and the steps of a recovery. Raises
     Transient."""
     lost = [b for b in BRANCHES if not _is_readable(table, last_publish(table, b))]

@@ -29,7 +29,7 @@ _IN_PROPERTIES = "state-in-table-properties-needs-a-newer-anabranch/"
 _PACKED = "zlib:"
 
 # Properties that change with every publish, and the maximum characters of each in a snapshot.
-_ITSELF = {
+_SUMMARY_LIMITS = {
     "anabranch.publish": 1_000,
     "anabranch.position": 8_000,
     "anabranch.content": 1_000,
@@ -43,12 +43,12 @@ _ITSELF = {
 }
 # In the snapshot only when new: the batch layer's dead letters wait for an hour, and each publish
 # of the speed layer repeats them.
-_ITSELF_WHILE_NEW = "anabranch.dead-letters"
+_SUMMARY_WHILE_NEW = "anabranch.dead-letters"
 # Other properties stay in the snapshot if all of them together have at most these characters.
 _WORTH_A_PROPERTY = 400
 _WORTH_PACKING = 160
 # Properties with this value are omitted: an absent list is empty.
-_NOTHING = "[]"
+_EMPTY_LIST = "[]"
 
 # Some catalogs copy table properties to a database whose columns have 4,000 characters.
 LONGEST = 3_500
@@ -88,21 +88,23 @@ def plan_split(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the packed properties for a snapshot, and the unpacked ones for table properties.
     `before`: all previous properties of the branch. Pure."""
-    properties = {k: v for k, v in properties.items() if v != _NOTHING}
-    carried_on = (
-        {_ITSELF_WHILE_NEW}
-        if properties.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW)
+    properties = {k: v for k, v in properties.items() if v != _EMPTY_LIST}
+    unchanged = (
+        {_SUMMARY_WHILE_NEW}
+        if properties.get(_SUMMARY_WHILE_NEW) == before.get(_SUMMARY_WHILE_NEW)
         else set[str]()
     )
-    own = [k for k in _ITSELF if k in properties and k not in carried_on]
-    itself = {k: packed for k in own if len(packed := pack(properties[k])) <= _ITSELF[k]}
-    aside = {k: v for k, v in properties.items() if k not in itself}
+    own = [k for k in _SUMMARY_LIMITS if k in properties and k not in unchanged]
+    in_summary = {
+        k: packed for k in own if len(packed := pack(properties[k])) <= _SUMMARY_LIMITS[k]
+    }
+    in_properties = {k: v for k, v in properties.items() if k not in in_summary}
     # Very long values are not packed just to measure them.
-    if sum(len(v) for v in aside.values()) <= 100 * _WORTH_A_PROPERTY:
-        packed_aside = {k: pack(v) for k, v in aside.items()}
-        if sum(len(k) + len(v) for k, v in packed_aside.items()) <= _WORTH_A_PROPERTY:
-            return itself | packed_aside, {}
-    return itself, aside
+    if sum(len(v) for v in in_properties.values()) <= 100 * _WORTH_A_PROPERTY:
+        packed_rest = {k: pack(v) for k, v in in_properties.items()}
+        if sum(len(k) + len(v) for k, v in packed_rest.items()) <= _WORTH_A_PROPERTY:
+            return in_summary | packed_rest, {}
+    return in_summary, in_properties
 
 
 def plan_summary(
@@ -110,14 +112,15 @@ def plan_summary(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return a new snapshot's summary properties, and the table properties that it needs.
     `properties`: all properties of its branch; `before`: all previous ones. Pure."""
-    itself, aside = plan_split(properties, before)
-    if not aside:
-        return itself, {}
+    in_summary, in_properties = plan_split(properties, before)
+    if not in_properties:
+        return in_summary, {}
     parts: dict[str, str] = {}
     root = _store(
-        "\n".join(f"{key} {_by_hours(aside[key], parts)}" for key in sorted(aside)), parts
+        "\n".join(f"{key} {_by_hours(in_properties[key], parts)}" for key in sorted(in_properties)),
+        parts,
     )
-    return itself | reference(_IN_PROPERTIES + root, TIMELINE in aside), parts
+    return in_summary | reference(_IN_PROPERTIES + root, TIMELINE in in_properties), parts
 
 
 def _by_hours(text: str, parts: dict[str, str]) -> str:
@@ -168,12 +171,15 @@ def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
     """Return all properties of a snapshot: its own, and those that it refers to in table properties
     or, for snapshots of earlier versions, in a side file. Raises Terminal, Transient."""
     name = side_files.named(properties)
-    aside: Mapping[str, str] = {}
+    in_properties: Mapping[str, str] = {}
     if name is not None and name.startswith(_IN_PROPERTIES):
-        aside = _read(table, name.removeprefix(_IN_PROPERTIES))
+        in_properties = _read(table, name.removeprefix(_IN_PROPERTIES))
     elif name is not None:
-        aside = side_files.read(table, name)
-    return {**aside, **{k: unpack(v) for k, v in properties.items() if not v.startswith(REFERENCE)}}
+        in_properties = side_files.read(table, name)
+    return {
+        **in_properties,
+        **{k: unpack(v) for k, v in properties.items() if not v.startswith(REFERENCE)},
+    }
 
 
 def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
@@ -227,10 +233,10 @@ def _read(table: Table, root: str) -> Mapping[str, str]:
     if (known := _READ.get(root)) is not None:
         return known
     lines = (line.partition(" ") for line in _text_of(table, root).split("\n"))
-    aside = _READ[root] = {key: value for key, _, value in lines}
+    in_properties = _READ[root] = {key: value for key, _, value in lines}
     while len(_READ) > _REMEMBERED:
         _READ.pop(next(iter(_READ)))
-    return aside
+    return in_properties
 
 
 def _text_of(table: Table, digest: str) -> str:

@@ -12,7 +12,7 @@ from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
-from anabranch.iceberg.physical_design import lay_out
+from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.iceberg.snapshots import (
     BRANCHES,
@@ -141,7 +141,7 @@ def apply(
             changes += _evolve_rows(lake, stream, columns, rolled_back)
         else:
             changes += evolve(lake, name, columns)
-    changes += lay_out(lake, stream.table, rows_design(stream))
+    changes += apply_design(lake, stream.table, rows_design(stream))
     if not first and lake.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
     created = admin.add_branches(lake, stream.table, first)

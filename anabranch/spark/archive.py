@@ -49,7 +49,7 @@ def archive_options(jars: Jars) -> tuple[list[str], Mapping[str, str]]:
     """Return the Java options and the spark-submit environment with which a job on a local master
     uses the archive. Both are empty without an archive, or if Spark has configuration files: Java
     does not support their folder in an archive's class path."""
-    file = _archive_of(jars)
+    file = _archive_path(jars)
     if file is None or not file.exists():
         return [], {}
     return [f"-XX:SharedArchiveFile={file}", _QUIET], _environment(file)
@@ -57,7 +57,7 @@ def archive_options(jars: Jars) -> tuple[list[str], Mapping[str, str]]:
 
 def make_archive(jars: Jars, progress: Progress) -> Path:
     """Make the archive unless it exists (a minute, 250 MB); return its path. Raises Terminal."""
-    file = _archive_of(jars)
+    file = _archive_path(jars)
     if file is None:
         raise Terminal(
             "archive of classes: expected Spark without configuration files (SPARK_CONF_DIR, "
@@ -115,7 +115,7 @@ def _make(jars: Jars, file: Path, classes: Path) -> None:
     part.rename(file)
 
 
-def _archive_of(jars: Jars) -> Path | None:
+def _archive_path(jars: Jars) -> Path | None:
     """Return the path of this Java's archive of these jars; None if Spark has configuration
     files."""
     home = spark_home()

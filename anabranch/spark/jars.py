@@ -88,7 +88,7 @@ def read_sums(file: Path) -> dict[str, str]:
 def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
     """Return the checksums of a resolved folder's jars of `confs`, in the form of `read_sums`."""
     sums = {}
-    for name in sorted(_of(_names(folder), confs)):
+    for name in sorted(_select_confs(_names(folder), confs)):
         with (folder / name).open("rb") as jar:
             sums[name] = hashlib.file_digest(jar, "sha256").hexdigest()
     return sums
@@ -111,7 +111,7 @@ def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[
 def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
     """Raise Terminal, naming each jar, unless `folder`'s jars of `confs` are exactly those that
     `sums` lists, byte for byte."""
-    wrong = differences(_of(read_sums(sums), confs), sums_of(folder, confs))
+    wrong = differences(_select_confs(read_sums(sums), confs), sums_of(folder, confs))
     if wrong:
         raise Terminal(
             f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If "
@@ -152,7 +152,9 @@ def cached() -> tuple[Path, list[str]]:
     different. Downloads nothing and needs no Java. Reads every jar, in a quarter of a second."""
     conf = jvm_folder()
     folder = cache_folder() / "jars" / _key(conf)
-    return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS))
+    return folder, differences(
+        _select_confs(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS)
+    )
 
 
 def _resolve(
@@ -166,7 +168,7 @@ def _resolve(
             progress(f"{leftover} is incomplete and is resolved again")
             shutil.rmtree(leftover)
     sums = conf / "jars.sha256"
-    total = len(_of(read_sums(sums), confs))
+    total = len(_select_confs(read_sums(sums), confs))
     # Step 1
     _retrieve(java, conf / "ivy.xml", folder.parent.parent / "ivy", attempt, total, progress, confs)
     # Step 2: a folder that fails stays for inspection; the next run removes it.
@@ -252,12 +254,12 @@ def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | 
             raise
     if process.returncode == 0:
         return None
-    telling = [
+    reasons = [
         line.strip()
         for line in lines
         if re.search(r"FAILED|[Ee]rror|[Ee]xception|not found|failed", line)
     ]
-    return (telling or [line.strip() for line in lines])[-8:]
+    return (reasons or [line.strip() for line in lines])[-8:]
 
 
 def _key(conf: Path) -> str:
@@ -272,14 +274,18 @@ def _names(folder: Path) -> dict[str, str]:
     return {f"{jar.parent.name}/{jar.name}": "" for jar in found}
 
 
-def _of(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
+def _select_confs(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
     return {name: digest for name, digest in sums.items() if name.partition("/")[0] in confs}
 
 
 def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) -> list[str]:
     """Return the confs whose jars in the folder are not exactly the listed ones, by name."""
     found = _names(folder)
-    return [conf for conf in confs if _of(found, [conf]).keys() != _of(expected, [conf]).keys()]
+    return [
+        conf
+        for conf in confs
+        if _select_confs(found, [conf]).keys() != _select_confs(expected, [conf]).keys()
+    ]
 
 
 def _write_sums(progress: Progress) -> Path:

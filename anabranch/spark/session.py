@@ -94,7 +94,7 @@ def open_session(
     return spark
 
 
-def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
+def new_session(spark: SparkSession, environment: Environment) -> SparkSession:
     """Return a new session in the same Spark application, with the environment's catalog. Iceberg
     takes a write's staging id from the session, so streams that stage in parallel each need one."""
     session = spark.newSession()

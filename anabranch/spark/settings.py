@@ -32,7 +32,7 @@ def runs_here(master: str | None) -> bool:
     )
 
 
-_ENCRYPTED = (
+_ENCRYPTION_KEYS = (
     "spark.network.crypto.enabled",
     "spark.ssl.rpc.enabled",
     "spark.authenticate.enableSaslEncryption",
@@ -46,7 +46,7 @@ def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
     Spark sends all settings to each executor, and `spark.sql` settings with each task, whatever
     code runs there.
     """
-    if runs_here(master) or any(conf.get(key, "").lower() == "true" for key in _ENCRYPTED):
+    if runs_here(master) or any(conf.get(key, "").lower() == "true" for key in _ENCRYPTION_KEYS):
         return ()
     return tuple(
         sorted(key for key in conf if key.startswith("spark.sql.catalog.") and REDACTED.search(key))

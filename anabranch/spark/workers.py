@@ -33,7 +33,7 @@ SETTINGS = {
 _EXCLUDES = "spark.excludeOnFailure.enabled"
 _REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
 
-_OF_WORKERS = (
+_WORKER_FAILURES = (
     "api.python.PythonException",
     "PythonWorkerFactory",
     "Python worker exited unexpectedly",
@@ -60,11 +60,11 @@ def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | N
     return None
 
 
-def is_of_workers(error: BaseException) -> bool:
+def is_worker_failure(error: BaseException) -> bool:
     """Return whether a Spark job failed because a Python worker did not start, ended, or raised an
     error. Pure."""
     return isinstance(error, PythonException) or any(
-        part in full_text(error) for part in _OF_WORKERS
+        part in full_text(error) for part in _WORKER_FAILURES
     )
 
 

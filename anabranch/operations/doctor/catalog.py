@@ -7,7 +7,7 @@ import time
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import Catalog, Environment
 from anabranch.iceberg import admin
-from anabranch.iceberg.catalog_settings import with_patience
+from anabranch.iceberg.catalog_settings import with_timeouts
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
@@ -24,7 +24,7 @@ def read(environment: Environment) -> float:
     ConfigurationError for a missing permission, Transient for a catalog that is unreachable or
     locked."""
     settings = environment.catalog
-    impatient = settings.model_copy(update={"uri": with_patience(settings.uri, _LOCK_SECONDS)})
+    impatient = settings.model_copy(update={"uri": with_timeouts(settings.uri, _LOCK_SECONDS)})
     lake = Lake(environment.model_copy(update={"catalog": impatient}))
     admin.try_to_write(lake)
     began = time.monotonic()

@@ -11,13 +11,13 @@ import pytest
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg import catalog_settings
-from anabranch.iceberg.catalog_settings import catalog_properties, jdbc_properties, with_patience
+from anabranch.iceberg.catalog_settings import catalog_properties, jdbc_properties, with_timeouts
 from anabranch.iceberg.lake import Lake
 from anabranch.spark.settings import session_settings
 
 
 def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
-    assert with_patience("sqlite:////a/catalog.db") == "sqlite:////a/catalog.db?timeout=10"
+    assert with_timeouts("sqlite:////a/catalog.db") == "sqlite:////a/catalog.db?timeout=10"
     assert jdbc_properties("sqlite:////a/catalog.db") == {
         "uri": "jdbc:sqlite:/a/catalog.db",
         "jdbc.busy_timeout": "10000",
@@ -26,7 +26,7 @@ def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
 
 def test_a_postgresql_client_notices_a_dead_connection() -> None:
     uri = "postgresql+psycopg2://u:p@h:5433/db"
-    assert with_patience(uri).startswith(f"{uri}?connect_timeout=5&keepalives_idle=10&")
+    assert with_timeouts(uri).startswith(f"{uri}?connect_timeout=5&keepalives_idle=10&")
     properties = jdbc_properties(uri)
     assert properties["uri"] == "jdbc:postgresql://h:5433/db"
     assert (properties["jdbc.user"], properties["jdbc.password"]) == ("u", "p")
@@ -63,14 +63,14 @@ def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_o
 
 
 def test_parameters_of_the_address_have_precedence() -> None:
-    assert with_patience("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
-    assert "connect_timeout=60&keepalives_idle" in with_patience(
+    assert with_timeouts("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
+    assert "connect_timeout=60&keepalives_idle" in with_timeouts(
         "postgresql+psycopg2://h/db?connect_timeout=60"
     )
 
 
 def test_other_catalogs_are_left_alone() -> None:
-    assert with_patience("http://h:8181") == "http://h:8181"
+    assert with_timeouts("http://h:8181") == "http://h:8181"
     with pytest.raises(ConfigurationError, match="expected sqlite"):
         jdbc_properties("mysql://h/db")
 

@@ -19,7 +19,7 @@ from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of
 from anabranch.iceberg.physical_design import (
     DESIGN,
     PhysicalDesign,
-    lay_out,
+    apply_design,
     plan_design,
     sort_order_id,
 )
@@ -48,17 +48,17 @@ def set_by_hand(lake: StreamLake, values: dict[str, str], *sort: str) -> None:
 def test_without_a_design_a_table_stays_as_it_is(lake: StreamLake) -> None:
     """The hazard: an operator's own settings, taken for what an older file of the stream had."""
     before = lake.table().metadata_location
-    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == []
+    assert apply_design(lake.lake, lake.name, PhysicalDesign()) == []
     assert lake.table().metadata_location == before
     set_by_hand(lake, {BLOOM: "true", "write.metadata.metrics.default": "full"}, "n")
     before = lake.table().metadata_location
-    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == []
+    assert apply_design(lake.lake, lake.name, PhysicalDesign()) == []
     assert lake.table().metadata_location == before
 
 
 def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> None:
     number = len(lake.table().metadata.metadata_log)
-    [sentence] = lay_out(lake.lake, lake.name, DESIGNED)
+    [sentence] = apply_design(lake.lake, lake.name, DESIGNED)
     have = "sort order id; Bloom filters of id; bounds only of id, ingest_hour"
     assert sentence == f"from now on batch files of games.events have {have}"
     table = lake.table()
@@ -85,19 +85,19 @@ def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> 
         "identity",
         NullOrder.NULLS_FIRST,
     )
-    assert lay_out(lake.lake, lake.name, DESIGNED) == []
+    assert apply_design(lake.lake, lake.name, DESIGNED) == []
 
 
 def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake) -> None:
     set_by_hand(lake, {"write.metadata.metrics.column.n": "full"})
     before = lake.table().properties
-    lay_out(lake.lake, lake.name, DESIGNED)
-    assert lay_out(lake.lake, lake.name, PhysicalDesign(("n",), (), None)) == [
+    apply_design(lake.lake, lake.name, DESIGNED)
+    assert apply_design(lake.lake, lake.name, PhysicalDesign(("n",), (), None)) == [
         "from now on batch files of games.events have sort order n"
     ]
     assert BLOOM not in lake.table().properties
     assert sort_order_id(lake.table(), ("n",)) == 2
-    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == [
+    assert apply_design(lake.lake, lake.name, PhysicalDesign()) == [
         "from now on batch files of games.events have no physical design"
     ]
     # Of a column that a design named, what an operator had set before it is not known any more.
@@ -106,7 +106,7 @@ def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake)
     }
     assert lake.table().sort_order().is_unsorted
     # The first order again, by the id that it had.
-    lay_out(lake.lake, lake.name, DESIGNED)
+    apply_design(lake.lake, lake.name, DESIGNED)
     assert sort_order_id(lake.table(), ("id",)) == 1
 
 
@@ -121,7 +121,7 @@ def test_files_claim_the_tables_order_only_if_sorted_by_it(lake: StreamLake) -> 
     """The hazard: rows sorted by a file that was changed and not applied, named as sorted by what
     the table says."""
     assert sort_order_id(lake.table(), ()) == sort_order_id(lake.table(), ("id",)) == 0
-    lay_out(lake.lake, lake.name, PhysicalDesign(("id", "n")))
+    apply_design(lake.lake, lake.name, PhysicalDesign(("id", "n")))
     table = lake.table()
     assert sort_order_id(table, ("id", "n")) == 1
     assert [
@@ -145,7 +145,7 @@ def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
 def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(
     lake: StreamLake,
 ) -> None:
-    lay_out(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
+    apply_design(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
     table = lake.table()
     rows = pa.table(
         {

@@ -379,7 +379,7 @@ def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
     by its words."""
     own = {POSITION, CONTENT, MERGED, MEASURED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID}
     own |= {COMPLETE_THROUGH, FRESH_THROUGH}
-    assert own == set(state_properties._ITSELF)
+    assert own == set(state_properties._SUMMARY_LIMITS)
     assert side_files.TIMELINE == TIMELINE
 
 

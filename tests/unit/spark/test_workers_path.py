@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.spark import workers
 from anabranch.spark.executor_python import installed
-from anabranch.spark.workers import is_of_workers, reason_for_spark
+from anabranch.spark.workers import is_worker_failure, reason_for_spark
 
 OURS = {"python": "3.12", "pyarrow": "25.0.1", "anabranch": "abc"}
 
@@ -65,7 +65,7 @@ def test_one_executor_that_differs_leaves_all_records_to_spark(
     ],
 )
 def test_only_errors_of_python_workers_leave_records_to_spark(text: str, of_workers: bool) -> None:
-    assert is_of_workers(RuntimeError(text)) is of_workers
+    assert is_worker_failure(RuntimeError(text)) is of_workers
 
 
 def test_a_probe_reports_what_is_installed() -> None:

@@ -32,7 +32,7 @@ from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_of
-from anabranch.iceberg.rewriting import Rewritten, is_same, rewrite, schema_text, sort_out
+from anabranch.iceberg.rewriting import Rewritten, group_by_schema, is_same, rewrite, schema_text
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import land, new_id
@@ -259,7 +259,7 @@ def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_
 ) -> None:
     name, files = of_all_types(lake)
     table = lake.lake.load(name)
-    assert sort_out(table, files).same_schema == files
+    assert group_by_schema(table, files).same_schema == files
     made = rewrite(table, files).file
     assert made.record_count == 60
     before = [row for f in files for row in read(lake, table, f).read().to_pylist()]
@@ -305,10 +305,10 @@ def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLa
     evolve(lake.lake, lake.name, table_schemas.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
-    groups = sort_out(table, [*before, *after])
+    groups = group_by_schema(table, [*before, *after])
     assert groups.same_schema == tuple(after)
     assert groups.other_schemas.keys() == {f.file_path for f in before}
-    assert sort_out(table, before).same_schema == tuple(before)
+    assert group_by_schema(table, before).same_schema == tuple(before)
     assert rewrite(table, before).file.column_sizes.keys() == before[0].column_sizes.keys()
 
 
