@@ -138,7 +138,7 @@ def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourCha
 def poll(job: Job, token: Token) -> Iterator[HourChange]:
     """Yield the current changes after a token. Raises Transient."""
     # Step 1: read the ledger, then the table, so that the table is never older than the rows.
-    new = _rows_behind(job, token)
+    new = _rows_after_token(job, token)
     if new is None:
         LOG.warning(
             "stream %s: the ledger of the token was recreated; delivering all its hours again",
@@ -155,7 +155,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
         # Step 2: select complete hours that were not delivered yet.
-        given = plan.plan_given(
+        given = plan.plan_changes(
             state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased
         )
         # Step 3: read their files, and the files that they replace.
@@ -175,13 +175,13 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     waiting = [
         row for row in plan.waiting_changes(state, token.first) if row.decision_id not in recorded
     ]
-    new = _rows_behind(job, token)
+    new = _rows_after_token(job, token)
     if new is None:
         new = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
     return {row.hour for row in (*plan.newest_of_each(new, token.first), *waiting)}
 
 
-def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
+def _rows_after_token(job: Job, token: Token) -> list[LedgerRow] | None:
     cursor = token.cursor
     rows = job.ledger.history_since(
         cursor.sequence if cursor is not None else 0, ledger.BULKY_EXCEPT_ERASURE
@@ -202,7 +202,7 @@ def _recorded(job: Job, state: State, token: Token) -> set[str]:
 
 
 def _changes(
-    job: Job, state: State, token: Token, given: Sequence[plan.Given], new: set[str]
+    job: Job, state: State, token: Token, given: Sequence[plan.PlannedChange], new: set[str]
 ) -> Iterator[HourChange]:
     if not given:
         return
@@ -215,19 +215,21 @@ def _changes(
     files = files_at(state.table, main, hours)
     old = _old_files(state.table, before)
     for g in given:
-        now, was = files.get(g.hour, {}), before.get(g.hour)
-        then = {} if was is None else old.get(g.hour)
-        erasures = g.erasures if was is not None else ()
+        current, previous = files.get(g.hour, {}), before.get(g.hour)
+        replaced = {} if previous is None else old.get(g.hour)
+        erasures = g.erasures if previous is not None else ()
         yield HourChange(
             hour=g.hour,
-            kind="erased" if erasures else "replaced" if was is not None else "completed",
+            kind="erased" if erasures else "replaced" if previous is not None else "completed",
             revision=g.content.revision,
             served=g.content.layer,
             snapshot=main.snapshot_id,
-            rows=sum(f.record_count for f in now.values()),
-            replaces=was[0].revision if was is not None else None,
-            added=tuple(sorted(now.keys() - (then or {}).keys())),
-            removed=tuple(sorted(then.keys() - now.keys())) if then is not None else None,
+            rows=sum(f.record_count for f in current.values()),
+            replaces=previous[0].revision if previous is not None else None,
+            added=tuple(sorted(current.keys() - (replaced or {}).keys())),
+            removed=tuple(sorted(replaced.keys() - current.keys()))
+            if replaced is not None
+            else None,
             erasures=erasures,
             token=g.token.encode(),
         )

@@ -23,7 +23,7 @@ _DOUBT = 4 * MAX_CLOCK_SKEW
 
 
 @dataclass(frozen=True)
-class Given:
+class PlannedChange:
     """An hour to deliver: its content, the token after its consumption, and the ids of its erasures
     after the previous token."""
 
@@ -82,14 +82,14 @@ def waiting_changes(state: State, first: str) -> list[LedgerRow]:
     return [row for row in state.decisions if is_change(row) and row.hour >= first]
 
 
-def plan_given(
+def plan_changes(
     state: State,
     token: Token,
     rows: Sequence[LedgerRow],
     recorded: Collection[str],
     at_most: int,
     erased: Mapping[str, Sequence[LedgerRow]],
-) -> list[Given]:
+) -> list[PlannedChange]:
     """Return the changes for the first `at_most` of `rows` (the newest row of each hour after the
     token's cursor), and, after the last row, for decisions that wait in `state` and are not in the
     ledger. `recorded`: the ids of the ledger's decisions. `erased`: the ledger's erasures after the
@@ -105,10 +105,10 @@ def plan_given(
     waiting, erasing = {row.hour: row for row in unrecorded}, erasures_of(unrecorded)
     pending = {row.hour for row in rows}
     ahead = {h: content for h, content in token.ahead.items() if h in waiting or h in pending}
-    given: list[Given] = []
+    planned: list[PlannedChange] = []
 
-    def give(row: LedgerRow, cursor: Cursor | None) -> None:
-        hour, was_given = row.hour, ahead.get(row.hour)
+    def add_change(row: LedgerRow, cursor: Cursor | None) -> None:
+        hour, delivered_before = row.hour, ahead.get(row.hour)
         erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
         # If the state no longer lists the hour, no decision waits, and its newest row has the
         # revision.
@@ -121,21 +121,26 @@ def plan_given(
         if hour not in waiting:
             ahead.pop(hour, None)
         # Without a new erasure, one that was delivered before still counts.
-        has_it = was_given is not None and content in (was_given, replace(was_given, erased=""))
+        has_it = delivered_before is not None and content in (
+            delivered_before,
+            replace(delivered_before, erased=""),
+        )
         if not state.is_accepted(hour) or state.is_expired(hour) or has_it:
             return
         if hour in waiting:
             ahead[hour] = content
         ids = tuple(sorted({str((e.erasure or {}).get("id")) for e in erasures}))
-        given.append(Given(hour, content, replace(token, cursor=cursor, ahead=dict(ahead)), ids))
+        planned.append(
+            PlannedChange(hour, content, replace(token, cursor=cursor, ahead=dict(ahead)), ids)
+        )
 
     for row in rows[:at_most]:
-        give(row, Cursor.at(row))
+        add_change(row, Cursor.at(row))
     if len(rows) <= at_most:
         cursor = Cursor.at(rows[-1]) if rows else token.cursor
         for row in sorted(waiting.values(), key=lambda r: r.hour):
-            give(row, cursor)
-    return given
+            add_change(row, cursor)
+    return planned
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:

@@ -64,14 +64,14 @@ def bulks(
     """Yield the documents in their order, in lists of at most `at_most` documents and `size` bytes,
     and of at least one document."""
     bulk: list[Document] = []
-    held = 0
+    bulk_bytes = 0
     for one in documents:
         lines = len(one.lines)
-        if bulk and (len(bulk) == at_most or held + lines > size):
+        if bulk and (len(bulk) == at_most or bulk_bytes + lines > size):
             yield bulk
-            bulk, held = [], 0
+            bulk, bulk_bytes = [], 0
         bulk.append(one)
-        held += lines
+        bulk_bytes += lines
     if bulk:
         yield bulk
 

@@ -28,7 +28,7 @@ from anabranch.protocol.publish import new_id
 from serving_layer.egress import manifest
 from serving_layer.egress.hour import Hour, Restored, is_current
 from serving_layer.egress.manifest import Begun, Manifest, ParquetFile
-from serving_layer.egress.storage import Storage, opened
+from serving_layer.egress.storage import Storage, open_storage
 
 
 def folder_of(root: str, hour: str) -> str:
@@ -208,5 +208,5 @@ def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa
 def open_folder(job: Job, target: FolderTarget) -> Iterator[Folder]:
     """Open a folder target until the end of the `with` block. Raises Transient while another
     process has a local one open."""
-    with opened(job.environment, target.root) as storage:
+    with open_storage(job.environment, target.root) as storage:
         yield Folder(job, target, storage)

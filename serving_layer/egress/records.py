@@ -16,11 +16,11 @@ from anabranch.protocol.deliveries import Delivery
 T = TypeVar("T")
 
 # Bytes: Kafka's default limit (`offset.metadata.max.bytes`).
-LONGEST = 4096
+MAX_POSITION_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class At:
+class LastPlace:
     """The last place that was sent of an hour with this content, in the order of partition and
     offset."""
 
@@ -37,17 +37,17 @@ class SenderPosition:
 
     place: str
     done: Delivery | None = None
-    at: At | None = None
+    at: LastPlace | None = None
 
     def encode(self) -> str:
         """Return the position as text. Raises Transient if it is longer than Kafka accepts, as with
         a token while many decisions wait for their rows."""
         text = json.dumps(plain(asdict(self)), separators=(",", ":"))
-        if len(text.encode()) > LONGEST:
+        if len(text.encode()) > MAX_POSITION_BYTES:
             raise Transient(
                 f"deliver hour {self.done.hour if self.done else ''}: expected a position of "
-                f"{LONGEST} bytes at most, found {len(text)}: decisions wait to be recorded; run "
-                "`anabranch merge STREAM`, then again"
+                f"{MAX_POSITION_BYTES} bytes at most, found {len(text)}: decisions wait to be "
+                "recorded; run `anabranch merge STREAM`, then again"
             )
         return text
 
@@ -62,7 +62,7 @@ class SenderPosition:
             return SenderPosition(
                 data["place"],
                 Delivery(**done) if done is not None else None,
-                At(**at) if at is not None else None,
+                LastPlace(**at) if at is not None else None,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(

@@ -28,7 +28,7 @@ _JSON = "application/json"
 
 
 @dataclass(frozen=True)
-class Small:
+class SmallFile:
     """The content of a small file; `tag` distinguishes it from any file that replaces it."""
 
     body: bytes
@@ -39,10 +39,10 @@ class Storage(Protocol):
     """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
     for missing permissions."""
 
-    def find(self, path: str) -> Small | None:
+    def find(self, path: str) -> SmallFile | None:
         """Return a small file, whole; None if it does not exist."""
 
-    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+    def replace(self, path: str, body: bytes, before: SmallFile | None) -> bool:
         """Replace `before` by a small file, atomically; return False if another file is there by
         then."""
 
@@ -86,11 +86,11 @@ class S3Storage(_LakeStorage):
 
     _store: ObjectStore
 
-    def find(self, path: str) -> Small | None:
+    def find(self, path: str) -> SmallFile | None:
         found = self._store.find(*_on_s3(path))
-        return Small(*found) if found is not None else None
+        return SmallFile(*found) if found is not None else None
 
-    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+    def replace(self, path: str, body: bytes, before: SmallFile | None) -> bool:
         return self._store.put_if(
             *_on_s3(path), body, _JSON, before.tag if before is not None else None
         )
@@ -109,13 +109,13 @@ class HdfsStorage:
     def __init__(self, hdfs: WebHdfs) -> None:
         self._hdfs = hdfs
 
-    def find(self, path: str) -> Small | None:
+    def find(self, path: str) -> SmallFile | None:
         body = self._hdfs.read(_on_hdfs(path))
-        return Small(body, sha256(body).hexdigest()) if body is not None else None
+        return SmallFile(body, sha256(body).hexdigest()) if body is not None else None
 
-    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+    def replace(self, path: str, body: bytes, before: SmallFile | None) -> bool:
         place = _on_hdfs(path)
-        written = self._aside(path, body)
+        written = self._write_aside(path, body)
         if before is None:
             self._hdfs.rename(written, place)
         else:
@@ -136,7 +136,7 @@ class HdfsStorage:
         return False
 
     def put(self, path: str, body: bytes) -> None:
-        written = self._aside(path, body)
+        written = self._write_aside(path, body)
         if not self._hdfs.rename(written, _on_hdfs(path), overwrite=True):
             raise Transient(
                 f"write {path}: expected {written} to be there, found it gone: another process "
@@ -157,7 +157,7 @@ class HdfsStorage:
         for name in sorted(names):
             self._hdfs.delete(_on_hdfs(f"{folder}/{name}"))
 
-    def _aside(self, path: str, body: bytes) -> str:
+    def _write_aside(self, path: str, body: bytes) -> str:
         """Write the body under a unique name that readers skip, and return the path."""
         folder, _, name = _on_hdfs(path).rpartition("/")
         written = f"{folder}/_{name}.{uuid4().hex}"
@@ -168,14 +168,14 @@ class HdfsStorage:
 class LocalStorage(_LakeStorage):
     """Storage on this machine, for one process at a time (`opened`)."""
 
-    def find(self, path: str) -> Small | None:
+    def find(self, path: str) -> SmallFile | None:
         try:
             body = local_path(path).read_bytes()
         except FileNotFoundError:
             return None
-        return Small(body, sha256(body).hexdigest())
+        return SmallFile(body, sha256(body).hexdigest())
 
-    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+    def replace(self, path: str, body: bytes, before: SmallFile | None) -> bool:
         if self.find(path) != before:
             return False
         self.put(path, body)
@@ -198,7 +198,7 @@ class LocalStorage(_LakeStorage):
 
 
 @contextmanager
-def opened(environment: config.Environment, root: str) -> Iterator[Storage]:
+def open_storage(environment: config.Environment, root: str) -> Iterator[Storage]:
     """Open the storage of a root. A root on this machine is for one process only: raises Transient
     while another has it open. Raises ConfigurationError for HDFS that the environment does not
     name."""

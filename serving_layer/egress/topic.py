@@ -20,7 +20,7 @@ from anabranch.protocol.publish import new_id
 from serving_layer.changes import pending_hours
 from serving_layer.changes.token import Token
 from serving_layer.egress.hour import Hour, cut_of
-from serving_layer.egress.records import At, SenderPosition, chunks, places, value_of
+from serving_layer.egress.records import LastPlace, SenderPosition, chunks, places, value_of
 
 LOG = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class TopicSender:
                     position = SenderPosition(place, delivery)
                 else:
                     position = SenderPosition(
-                        place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2])
+                        place, self.position.done, LastPlace(hour.name, hour.source, *chunk[-1][:2])
                     )
                 headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
                 records = [

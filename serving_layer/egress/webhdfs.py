@@ -14,9 +14,9 @@ from anabranch.common import http
 from anabranch.common.errors import ConfigurationError, Transient
 
 _SECONDS = (5.0, 120.0)  # seconds to connect, to answer
-_REFUSED, _GONE = 403, 404
+_FORBIDDEN, _NOT_FOUND = 403, 404
 # Transient causes of a 403: the other name node is the active one, or it has just started.
-_LATER = ("StandbyException", "RetriableException", "SafeModeException")
+_TRANSIENT_CAUSES = ("StandbyException", "RetriableException", "SafeModeException")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -47,7 +47,7 @@ class WebHdfs:
         answer = self._ask("GET", path, "OPEN", doing)
         if answer.status_code == 307:
             answer = self._request("GET", answer.headers["Location"], doing)
-        return None if answer.status_code == _GONE else answer.content
+        return None if answer.status_code == _NOT_FOUND else answer.content
 
     def write(self, path: str, body: bytes | IO[bytes]) -> None:
         """Write a file, and create its parent folders; readers can see it while it grows."""
@@ -66,7 +66,7 @@ class WebHdfs:
         answer = self._ask(
             "PUT", path, "RENAME", f"rename hdfs://{path}", destination=to, **options
         )
-        if answer.status_code == _GONE:
+        if answer.status_code == _NOT_FOUND:
             return False
         return overwrite or bool(answer.json()["boolean"])
 
@@ -81,7 +81,7 @@ class WebHdfs:
         answer = self._ask(
             "GET", path, "GETXATTRS", doing, encoding="TEXT", allowed="XAttrNotFound", **of_name
         )
-        if answer.status_code in (_GONE, _REFUSED):
+        if answer.status_code in (_NOT_FOUND, _FORBIDDEN):
             return None
         (attribute,) = answer.json()["XAttrs"]
         return str(attribute["value"]).strip('"')
@@ -89,7 +89,7 @@ class WebHdfs:
     def names(self, folder: str) -> frozenset[str]:
         """Return the names in a folder; empty if it does not exist."""
         answer = self._ask("GET", folder, "LISTSTATUS", f"list hdfs://{folder}")
-        if answer.status_code == _GONE:
+        if answer.status_code == _NOT_FOUND:
             return frozenset()
         return frozenset(one["pathSuffix"] for one in answer.json()["FileStatuses"]["FileStatus"])
 
@@ -146,13 +146,13 @@ class WebHdfs:
             self._session, method, url, doing, "hdfs.url", "hdfs.ca", auth=auth, **options
         )
         status, text = answer.status_code, answer.text[:300] if answer.status_code >= 400 else ""
-        if any(name in text for name in _LATER):
+        if any(name in text for name in _TRANSIENT_CAUSES):
             raise Transient(f"{doing}: {status} {text} (transient, try again)")
-        if status == _REFUSED and allowed is not None and allowed in text:
+        if status == _FORBIDDEN and allowed is not None and allowed in text:
             return answer
         check = "hdfs.user, hdfs.password and the rights of the folder"
         http.check_answer(status, f"{status} {text}", doing, check)
-        if status >= 400 and not (status == _GONE and "FileNotFoundException" in answer.text):
+        if status >= 400 and not (status == _NOT_FOUND and "FileNotFoundException" in answer.text):
             raise self._unexpected(doing, answer)
         return answer
 

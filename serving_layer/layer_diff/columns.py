@@ -10,7 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import FloatType
 
 
-def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
+def common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
     """Return the ids of the fields that all of `files` contain. Fields in all of the table's
     `schemas` are in every file. A field that was added later is left out if a file lacks it: the
     rows of that file are null only for that reason."""
@@ -24,7 +24,7 @@ def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int
     }
 
 
-def once_floats(schemas: Sequence[Schema]) -> set[int]:
+def former_floats(schemas: Sequence[Schema]) -> set[int]:
     """Return the ids of the fields that were FLOAT in one of the table's schemas."""
     return {
         id

@@ -22,7 +22,7 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
-from serving_layer.layer_diff.columns import held_fields, once_floats
+from serving_layer.layer_diff.columns import common_fields, former_floats
 from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
 from serving_layer.query.datasets import connected, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
@@ -170,7 +170,8 @@ class Comparison:
             for layer in ("speed", "batch")
         )
         self._run(
-            f"CREATE TEMP TABLE judged AS SELECT * FROM ({_judge(*content)}) WHERE kind <> 'same'"
+            f"CREATE TEMP TABLE judged AS SELECT * FROM ({_kinds_sql(*content)}) "
+            "WHERE kind <> 'same'"
         )
 
     def _rows(
@@ -205,7 +206,7 @@ def compare_hashes(
     with connected() as connection:
         for name, table in tables.items():
             connection.register(name, table)
-        connection.execute(f"CREATE TEMP TABLE judged AS {_judge('FROM speed', 'FROM batch')}")
+        connection.execute(f"CREATE TEMP TABLE judged AS {_kinds_sql('FROM speed', 'FROM batch')}")
         counts = dict(
             connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall()
         )
@@ -218,7 +219,7 @@ def compare_hashes(
     )
 
 
-def _judge(speed: str, batch: str) -> str:
+def _kinds_sql(speed: str, batch: str) -> str:
     """Return SQL for the place and the kind of each row. `speed` and `batch`: SQL for the layers'
     places with a `hash`. Reads the tables `removed` and `ranges` of the connection."""
     at = ", ".join(_AT)
@@ -304,7 +305,7 @@ def content_types(
     columns that a file of the speed layer lacks are left out, and a DOUBLE that was FLOAT is
     compared as FLOAT. Unlike there, a nested column is left out as a whole. Nested values are
     compared as text."""
-    field_ids, floats = held_fields(schemas, files), once_floats(schemas)
+    field_ids, floats = common_fields(schemas, files), former_floats(schemas)
     content = {}
     for field in now.fields:
         # A file's metrics cover the leaves of a nested column, not the column itself.

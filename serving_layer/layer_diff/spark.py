@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges
 from anabranch.records.reshape import to_schema
-from serving_layer.layer_diff.columns import held_fields, once_floats
+from serving_layer.layer_diff.columns import common_fields, former_floats
 from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
 
 _PLACE = ["kafka_partition", "kafka_offset"]
@@ -56,7 +56,7 @@ def common_schema(
 ) -> StructType:
     """Return the schema in which rows with schema `rows` are compared with those in `files`.
     Pure."""
-    return _struct(rows, now.as_struct(), held_fields(schemas, files), once_floats(schemas))
+    return _struct(rows, now.as_struct(), common_fields(schemas, files), former_floats(schemas))
 
 
 def _struct(

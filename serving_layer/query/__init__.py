@@ -91,7 +91,7 @@ class Answer:
     files: Sequence[TableFiles]
 
 
-def everything(name: str, table: Table) -> Selected:
+def select_all(name: str, table: Table) -> Selected:
     """Select all rows of the table object's snapshot."""
     return Selected()
 
@@ -102,7 +102,7 @@ def open_query(
     tables: Mapping[str, Table],
     *,
     catalog: str = "lake",
-    select: Select = everything,
+    select: Select = select_all,
     derived: Mapping[str, Derive] | None = None,
     unlisted: Collection[str] = (),
     reading: QueryProgress | None = None,
@@ -137,7 +137,7 @@ def open_query(
                         _register(connection, catalog, name, made.columns_only())
                         continue
                     made.register(connection, reading)
-                    _name(connection, name, made.sql)
+                    _create_view(connection, name, made.sql)
                     files += made.files.values()
                     continue
                 table = tables[name]
@@ -210,7 +210,7 @@ def _checked(
     rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]
 ) -> pa.RecordBatchReader:
     """Return the same rows with distinct column names, raising Anabranch's errors."""
-    names = _distinct(rows.schema.names)
+    names = _distinct_names(rows.schema.names)
     schema = pa.schema(
         [column.with_name(name) for column, name in zip(rows.schema, names, strict=True)]
     )
@@ -273,16 +273,16 @@ def _register(
     connection.register(
         name, dataset
     )  # one identifier with a dot in it, which no other name collides with
-    _name(connection, name, f"SELECT * FROM {source(name)}")
+    _create_view(connection, name, f"SELECT * FROM {source(name)}")
 
 
-def _name(connection: duckdb.DuckDBPyConnection, name: str, sql: str) -> None:
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, sql: str) -> None:
     schema, _, table = name.rpartition(".")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(table)} AS {sql}")
 
 
-def _distinct(given: Sequence[str]) -> list[str]:
+def _distinct_names(given: Sequence[str]) -> list[str]:
     names: list[str] = []
     for name in given:
         candidates = (name, *(f"{name}_{number}" for number in range(1, len(given))))

@@ -33,7 +33,7 @@ from anabranch.iceberg.manifests import (
     list_manifests,
     read_entries,
 )
-from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
+from serving_layer.query.pruning import all_of, file_guarantee, manifest_guarantee, null_cases
 from serving_layer.query.reading import QueryProgress
 
 T = TypeVar("T")
@@ -134,15 +134,15 @@ class TableFiles:
         # A column is in the condition only if its name is in the text.
         compared = pa.schema([column for column in self.columns if column.name in str(condition)])
 
-        def known_of(manifest: HourManifest) -> pc.Expression | None:
+        def guarantee_of(manifest: HourManifest) -> pc.Expression | None:
             spec = specs[manifest.manifest.partition_spec_id]
-            return known_of_manifest(schema, compared, spec, manifest.manifest)
+            return manifest_guarantee(schema, compared, spec, manifest.manifest)
 
         files = self.listed
         if files is None:
-            files = self._read(self._satisfiable(self._of_hours(), known_of, condition))
+            files = self._read(self._satisfiable(self._of_hours(), guarantee_of, condition))
         return self._satisfiable(
-            files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition
+            files, lambda f: file_guarantee(schema, compared, specs[f.spec_id], f), condition
         )
 
     def _read(self, manifests: Sequence[HourManifest]) -> list[DataFile]:
@@ -213,7 +213,7 @@ class TableFiles:
     def _satisfiable(
         self,
         items: Sequence[T],
-        known_of: Callable[[T], pc.Expression | None],
+        guarantee_of: Callable[[T], pc.Expression | None],
         condition: pc.Expression | None,
     ) -> Sequence[T]:
         """Return the items that may have a row that meets the condition, by PyArrow's
@@ -225,7 +225,7 @@ class TableFiles:
         fragments = [
             _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=all_of([known, case]))
             for i, item in enumerate(items)
-            for known in [known_of(item)]
+            for known in [guarantee_of(item)]
             for case in cases
         ]
         candidates = ds.FileSystemDataset(fragments, self.columns, _PARQUET, _NOWHERE)

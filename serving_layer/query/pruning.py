@@ -38,21 +38,23 @@ _EXACT = (
 _ORDERED = (*_EXACT, *_FLOATS)
 
 
-def known_of_file(
+def file_guarantee(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile
 ) -> pc.Expression | None:
     """Return the guarantee that a data file's partition and bounds give about its rows; None
     without one. `columns`: the columns of the table's schema that may be compared; others are left
     out."""
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
-    known = [_of_value(schema, columns, field, value) for field, value in partition]
+    known = [_value_guarantee(schema, columns, field, value) for field, value in partition]
     known += [
-        _of_bounds(columns, field, file) for field in schema.fields if field.name in columns.names
+        _bounds_guarantee(columns, field, file)
+        for field in schema.fields
+        if field.name in columns.names
     ]
     return all_of(known)
 
 
-def known_of_manifest(
+def manifest_guarantee(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
 ) -> pc.Expression | None:
     """Return the guarantee that the manifest list gives about the rows of a manifest's files, for
@@ -66,7 +68,7 @@ def known_of_manifest(
             continue
         low, high = from_bytes(kind, summary.lower_bound), from_bytes(kind, summary.upper_bound)
         known.append(
-            _of_values(schema, columns, field, low, high, nulls=bool(summary.contains_null))
+            _range_guarantee(schema, columns, field, low, high, nulls=bool(summary.contains_null))
         )
     return all_of(known)
 
@@ -85,7 +87,7 @@ def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expressi
     ]
 
 
-def _of_value(
+def _value_guarantee(
     schema: Schema, columns: pa.Schema, field: PartitionField, value: Any
 ) -> pc.Expression | None:
     name = schema.find_column_name(field.source_id)
@@ -93,10 +95,10 @@ def _of_value(
         return None
     if str(field.transform) == "identity" and isinstance(schema.find_type(name), _EXACT):
         return pc.field(name) == pa.scalar(value, columns.field(name).type)
-    return _of_values(schema, columns, field, value, value, nulls=False)
+    return _range_guarantee(schema, columns, field, value, value, nulls=False)
 
 
-def _of_values(
+def _range_guarantee(
     schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
 ) -> pc.Expression | None:
     """Return the guarantee that a partition value from `low` to `high`, both included, gives about
@@ -115,7 +117,7 @@ def _of_values(
     return None
 
 
-def _of_bounds(
+def _bounds_guarantee(
     columns: pa.Schema, field: iceberg.NestedField, file: DataFile
 ) -> pc.Expression | None:
     kind, id = field.field_type, field.field_id

@@ -203,7 +203,7 @@ class StreamView:
         return self.arrow(where).to_pandas()
 
     def duckdb(self) -> duckdb.DuckDBPyRelation:
-        """Return the current rows as a relation of a new DuckDB connection."""
+        """Return the view's rows, as of this call, as a relation of a new DuckDB connection."""
         return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
 
     def spark(self, session: SparkSession) -> DataFrame:

@@ -141,7 +141,7 @@ class Selector:
         if selection.revision is not None:
             return self._revision(stream, name, table, selection.revision)
         if selection.through is not None:
-            return _through(name, table, selection.through)
+            return _select_group_hour(name, table, selection.through)
         as_of = selection.as_of
         snapshot_id = snapshot_as_of(self.lake, stream, table, as_of) if as_of is not None else None
         if not selection.only_accepted or name in stream.plain_tables:
@@ -196,15 +196,17 @@ class Selector:
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
 
 
-def _through(name: str, table: Table, of: GroupHour) -> Selected:
-    ref = table.metadata.refs.get(of.tag)
-    if ref is None or ref.snapshot_id != of.snapshot_id:
+def _select_group_hour(name: str, table: Table, group_hour: GroupHour) -> Selected:
+    ref = table.metadata.refs.get(group_hour.tag)
+    if ref is None or ref.snapshot_id != group_hour.snapshot_id:
         found = (
             "that it has expired" if ref is None else "that an hour up to it was restated meanwhile"
         )
         raise Refused(
-            f"read {name}: expected tag {of.tag} on the snapshot that it was opened with, found "
-            f"{found}; open the group again"
+            f"read {name}: expected tag {group_hour.tag} on the snapshot that it was opened with, "
+            f"found {found}; open the group again"
         )
     first = read_state(table).timeline.first
-    return Selected(of.snapshot_id, frozenset(hours_between(first, shift(of.hour, 1))))
+    return Selected(
+        group_hour.snapshot_id, frozenset(hours_between(first, shift(group_hour.hour, 1)))
+    )

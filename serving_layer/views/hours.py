@@ -1,12 +1,12 @@
 """Which hours of a view are read from its partials: those whose partials were computed from exactly
 the rows that `main` serves.
 
-Partials record their inputs: the acceptance of the hour, its files, and the view's definition. If
-the ledger and the branches have one acceptance of the served revision and the partials record it,
-they are current. If there are several acceptances (a branch was rolled back, an old hour was
-restated) or the partials record another one, the hour's files decide. Any other hour is computed
-from its rows. So a view always equals its rows, whatever the order of commits and whichever process
-is killed.
+Only accepted hours that the batch layer serves have partials. Partials record their inputs: the
+acceptance of the hour, its files, and the view's definition. If the ledger and the branches have
+one acceptance of the served revision and the partials record it, they are current. If there are
+several acceptances (a branch was rolled back, an old hour was restated) or the partials record
+another one, the hour's files decide. Any other hour is computed from its rows. So a view always
+equals its rows, whatever the order of commits and whichever process is killed.
 """
 
 from __future__ import annotations

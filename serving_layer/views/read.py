@@ -52,8 +52,8 @@ def derive(
 
 
 def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-    """Return what registers the functions that a view's SQL needs besides DuckDB's own; None if it
-    needs none."""
+    """Return a function that registers the functions that a view's SQL needs besides DuckDB's own;
+    None if it needs none."""
     if all(partial.kind != "sketch" for partial in stream.partials(view)):
         return None
     from serving_layer.views.sketches import add_functions

@@ -55,7 +55,7 @@ def found() -> dict[Issue, Finding]:
 
 
 def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_path: Path) -> None:
-    assert airflow.is_here()
+    assert airflow.is_configured()
     with pytest.raises(ConfigurationError, match="expected a list") as away:
         airflow.read()
     assert airflow.failed(str(away.value)).remedy == printed("airflow db migrate")

@@ -25,9 +25,9 @@ from anabranch.operations.audit.count import (
     FileCounts,
     OffsetCounts,
     count_files,
-    explained,
-    mark_given,
+    count_returned,
     recount,
+    with_classes,
 )
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
@@ -149,24 +149,24 @@ def _audit(
         reason = None if there or not cut.offsets else "Kafka's retention deleted all of it"
     partitions = recount(cut.ranges, counted, given, there)
     if given is not None:
-        partitions = explained(
+        partitions = with_classes(
             partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing)
         )
     # Step 3: compare rows that the batch layer removed with the rows that they repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
     have = lake.main.get(hour, {})
-    strange, lacking = len(set(have) - set(wanted)), len(set(wanted) - set(have))
+    foreign, absent = len(set(have) - set(wanted)), len(set(wanted) - set(have))
     gone = tuple(sorted({path for c in counted.values() for path in c.gone}))
-    if strange and lacking and not gone and has_same_rows(state.table, hour, "main", served):
+    if foreign and absent and not gone and has_same_rows(state.table, hour, "main", served):
         LOG.info(
             "audit: another program replaced files on main with the same rows hour=%s files=%d "
             "replaced=%d",
             hour,
-            strange,
-            lacking,
+            foreign,
+            absent,
         )
-        strange = lacking = 0
+        foreign = absent = 0
     accepted = state.accepted.get(hour)
     return Audited(
         hour=hour,
@@ -176,8 +176,8 @@ def _audit(
         cut=state.cuts.get(hour),
         row=row,
         partitions=partitions,
-        strange=strange,
-        lacking=lacking,
+        foreign=foreign,
+        absent=absent,
         gone=gone,
         unrepeated=_unrepeated(job, lake, hour, row, counted),
         lookback=job.stream.batch.lookback_hours,
@@ -202,13 +202,13 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
     """Return the offsets of the cut that Kafka returns, and the part of the cut that was in its log
     throughout."""
-    before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
-    given = mark_given(
+    before = clip_to_log(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
+    given = count_returned(
         before,
         _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else (),
     )
     # Read the log starts again: retention may have deleted records in the meantime.
-    return given, read_accepted(
+    return given, clip_to_log(
         before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()}
     )
 
@@ -221,7 +221,7 @@ def _with_progress(
         progress.part(len(offsets))
 
 
-def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
+def clip_to_log(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
     """Return the part of the ranges that is in the log, without empty ranges. Pure."""
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 

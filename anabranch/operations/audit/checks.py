@@ -48,8 +48,8 @@ class Audited:
     """An audited hour: its state in table and ledger, and the counts.
 
     `cut` and `revision` are the table's; None and 0 if it no longer lists the hour. `row`: the
-    ledger's newest row. `strange`: the number of files in `main` that are not in the serving layer;
-    `lacking`: the number of the serving layer's files that are not in `main`. `gone`: files missing
+    ledger's newest row. `foreign`: the number of files in `main` that are not in the serving layer;
+    `absent`: the number of the serving layer's files that are not in `main`. `gone`: files missing
     in storage. `unrepeated`: the number of rows that batch removed although they repeat no row;
     None if not checked. `lookback`: the look-back in hours. `kafka`: why Kafka was not read; None
     if it was. `letters_expired`: the hour's dead letters have expired. `was_erased`: rows of the
@@ -63,8 +63,8 @@ class Audited:
     cut: Cut | None
     row: LedgerRow | None
     partitions: Mapping[int, Recount]
-    strange: int = 0
-    lacking: int = 0
+    foreign: int = 0
+    absent: int = 0
     gone: tuple[str, ...] = ()
     unrepeated: int | None = None
     lookback: int = 1
@@ -155,9 +155,9 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
 def _check_files(a: Audited, findings: _Findings) -> None:
     for path in a.gone:
         findings.differs("storage", f"the data file {path}", "none")
-    if a.strange or a.lacking:
+    if a.foreign or a.absent:
         found = (
-            f"{a.lacking} of its files missing and {a.strange} other files instead (`anabranch "
+            f"{a.absent} of its files missing and {a.foreign} other files instead (`anabranch "
             "merge` repairs it)"
         )
         findings.differs("main", f"the files of the {a.served} layer, which serves it", found)
@@ -268,8 +268,8 @@ def _erased_duplicates(a: Audited) -> int:
     good, duplicate = a.account.good, a.account.duplicate
     if a.served == "batch" or not a.was_erased or good is None or duplicate is None:
         return 0
-    lacking = good + duplicate - sum(r.rows for r in a.partitions.values())
-    return min(max(lacking, 0), duplicate)
+    missing = good + duplicate - sum(r.rows for r in a.partitions.values())
+    return min(max(missing, 0), duplicate)
 
 
 def _is_off(found: int, expected: int, exact: bool) -> bool:

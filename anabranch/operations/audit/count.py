@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
-_MOST = 255
+_MAX_COUNT = 255
 
 GONE = (COMPACTED, RETENTION)
 """Classes of missing records that were once in Kafka's log."""
@@ -61,7 +61,7 @@ class OffsetCounts:
         # Each repeated offset, in this file or an earlier one, counts as one row too many.
         if more := int(times.sum()) - int((marks[distinct] == 0).sum()):
             self.twice[partition] += more
-        marks[distinct] = np.minimum(marks[distinct].astype(np.int64) + times, _MOST)
+        marks[distinct] = np.minimum(marks[distinct].astype(np.int64) + times, _MAX_COUNT)
 
     def distinct(self, partition: int) -> int:
         marks = self.counts.get(partition)
@@ -118,7 +118,7 @@ def _count(counted: FileCounts, batch: pa.RecordBatch, hour: str) -> None:
         counted.misplaced[pair["values"]] += pair["counts"]
 
 
-def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
+def count_returned(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
     """Return counts of the offsets that Kafka returned."""
     marks = OffsetCounts(ranges)
     for partition, offsets in given:
@@ -205,14 +205,14 @@ def recount(
             },
             misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
             both=int(np.count_nonzero(rows & dead)),
-            kafka=_given(p, ranges[p], rows | dead, given, in_kafka[p])
+            kafka=_compare_with_kafka(p, ranges[p], rows | dead, given, in_kafka[p])
             if given is not None and p in in_kafka
             else None,
         )
     return recounts
 
 
-def _given(
+def _compare_with_kafka(
     partition: int,
     cut: tuple[int, int],
     kept: NDArray[Any],
@@ -222,23 +222,23 @@ def _given(
     """Compare stored offsets with those that Kafka returned. `given` covers its own ranges, which
     contain `in_kafka`."""
     low, high = in_kafka
-    there = (
+    returned = (
         given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
     )
     kept = kept[low - cut[0] : high - cut[0]]
     return KafkaRecount(
         in_kafka=in_kafka,
-        offsets=int(np.count_nonzero(there)),
-        kept_nowhere=int(np.count_nonzero(there & ~kept)),
-        kept_nowhere_at=spans(there & ~kept, low),
-        not_given=int(np.count_nonzero(kept & ~there)),
-        not_given_at=spans(kept & ~there, low),
-        missing=Missing(low, kept & ~there),
-        silent=Missing(low, ~kept & ~there),
+        offsets=int(np.count_nonzero(returned)),
+        kept_nowhere=int(np.count_nonzero(returned & ~kept)),
+        kept_nowhere_at=spans(returned & ~kept, low),
+        not_given=int(np.count_nonzero(kept & ~returned)),
+        not_given_at=spans(kept & ~returned, low),
+        missing=Missing(low, kept & ~returned),
+        silent=Missing(low, ~kept & ~returned),
     )
 
 
-def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
+def with_classes(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
     """Return the recounts with classes for offsets that Kafka does not return, which `explain`
     reads from its log."""
     given = {p: r.kafka for p, r in recounts.items() if r.kafka is not None}

@@ -81,24 +81,26 @@ def examine(
     """
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
-    here = TimedRead("this machine", lambda: local.read(environment))
-    of_catalog = TimedRead("catalog", lambda: catalog.read(environment))
+    machine = TimedRead("this machine", lambda: local.read(environment))
+    catalog_read = TimedRead("catalog", lambda: catalog.read(environment))
     answers = Answers()
-    store = (
+    object_store = (
         TimedRead("s3", lambda: s3.read(environment, where, answers.note), answers=answers)
         if where is not None
         else None
     )
-    of_airflow = TimedRead("airflow", airflow.read) if airflow.is_here() else None
+    airflow_read = TimedRead("airflow", airflow.read) if airflow.is_configured() else None
     shared = Lake(environment)
     readings = [_read(environment, stream, shared) for stream in chosen]
-    _wait(here, store, of_catalog, of_airflow, readings, limit)
+    _wait(machine, object_store, catalog_read, airflow_read, readings, limit)
 
-    examined = [_judge(here, local.findings, lambda _: None)]
-    if store is not None and where is not None:
+    examined = [_judge(machine, local.findings, lambda _: None)]
+    if object_store is not None and where is not None:
         examined.append(
             _judge(
-                store, partial(s3.findings, where, names), partial(s3.failed, environment, where)
+                object_store,
+                partial(s3.findings, where, names),
+                partial(s3.failed, environment, where),
             )
         )
     else:
@@ -109,36 +111,36 @@ def examine(
         )
     lake = environment.catalog
     examined.append(
-        _judge(of_catalog, partial(catalog.findings, lake), partial(catalog.failed, lake))
+        _judge(catalog_read, partial(catalog.findings, lake), partial(catalog.failed, lake))
     )
-    following = []
+    next_commands = []
     for reading in readings:
-        parts, then = _examine_stream(environment, reading)
+        parts, next_command = _examine_stream(environment, reading)
         examined += parts
-        following.append(then)
-    if of_airflow is not None:
+        next_commands.append(next_command)
+    if airflow_read is not None:
         examined.append(
             _judge(
-                of_airflow, partial(airflow.findings, names), lambda why: airflow.failed(str(why))
+                airflow_read, partial(airflow.findings, names), lambda why: airflow.failed(str(why))
             )
         )
     found = [finding for one in examined for finding in one.findings]
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
-    return Report(not errors, errors[0].remedy if errors else following[0], examined)
+    return Report(not errors, errors[0].remedy if errors else next_commands[0], examined)
 
 
 def _wait(
-    here: TimedRead[Any],
-    store: TimedRead[Any] | None,
-    of_catalog: TimedRead[Any],
-    of_airflow: TimedRead[Any] | None,
+    machine: TimedRead[Any],
+    object_store: TimedRead[Any] | None,
+    catalog_read: TimedRead[Any],
+    airflow_read: TimedRead[Any] | None,
     readings: Sequence[_Readings],
     limit: float | None,
 ) -> None:
     """Wait until each read ends or is given up."""
     services: list[Sequence[TimedRead[Any] | None]] = [
-        [store],
-        [of_catalog],
+        [object_store],
+        [catalog_read],
         [of.kafka for of in readings],
         [of.tables for of in readings],
         [of.registry for of in readings],
@@ -154,10 +156,10 @@ def _wait(
             end(kind, _SERVICE_SECONDS)
         for of in readings:
             # The stream's state requires an answer from each of these.
-            needed = (store, of_catalog, of.kafka, of.tables)
+            needed = (object_store, catalog_read, of.kafka, of.tables)
             if any(reading is not None and reading.is_given_up for reading in needed):
                 of.status.give_up()
-        for kind in (status, [here], [of_airflow]):
+        for kind in (status, [machine], [airflow_read]):
             end(kind, _LONG_SECONDS)
 
 
@@ -174,27 +176,29 @@ def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
     )
 
 
-def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Examined], str]:
+def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list[Examined], str]:
     """Return the findings about one stream, and the next command for it."""
-    stream, settings = of.stream, environment.kafka
-    in_tables, status = of.tables.facts(), of.status.facts()
+    stream, settings = readings.stream, environment.kafka
+    in_tables, status = readings.tables.facts(), readings.status.facts()
     unread = in_tables.unread if not isinstance(in_tables, AnabranchError) else None
     in_kafka = partial(kafka.findings, settings, stream, unread=unread, now=datetime.now(UTC))
     in_catalog = partial(tables.findings, environment.catalog.name, stream)
     examined = [
-        _judge(of.kafka, in_kafka, partial(kafka.failed, settings, stream)),
-        _judge(of.tables, in_catalog, partial(tables.failed, stream)),
+        _judge(readings.kafka, in_kafka, partial(kafka.failed, settings, stream)),
+        _judge(readings.tables, in_catalog, partial(tables.failed, stream)),
     ]
     if isinstance(status, AnabranchError):
         needed = "tables and Kafka without errors, to report the stream's state"
         of_stream = [_not_examined(stream.name, needed, str(status))]
     else:
         of_stream = streams.findings(stream, status)
-    examined.append(Examined(of.status.name, of.status.seconds, of_stream))
-    if of.registry is not None:
+    examined.append(Examined(readings.status.name, readings.status.seconds, of_stream))
+    if readings.registry is not None:
         examined.append(
             _judge(
-                of.registry, partial(registry.findings, stream), partial(registry.failed, stream)
+                readings.registry,
+                partial(registry.findings, stream),
+                partial(registry.failed, stream),
             )
         )
     is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing

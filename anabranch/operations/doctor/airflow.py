@@ -37,7 +37,7 @@ class AirflowFacts:
     is_scheduled: bool
 
 
-def is_here() -> bool:
+def is_configured() -> bool:
     return bool(os.environ.get(HOME))
 
 

@@ -1,4 +1,4 @@
-"""A finding of the doctor, its severity, and its area."""
+"""A finding of the doctor, its kind and its severity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`error`: a job cannot run, or data may be lost. `warning`: jobs run now and may fail later.
-    `info`: no action needed."""
+    """The severity of a finding. `error`: a job cannot run, or data may be lost. `warning`: jobs
+    run now and may fail later. `info`: no action needed."""
 
     ERROR = "error"
     WARNING = "warning"

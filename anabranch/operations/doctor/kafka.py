@@ -111,7 +111,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
             "certificates of kafka.security in anabranch.yaml",
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
-    remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
+    remedy = "anabranch dev up" if _is_local(kafka) else elsewhere
     return error(
         Issue.KAFKA_AWAY,
         kafka.bootstrap_servers,
@@ -121,7 +121,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
     )
 
 
-def _is_here(kafka: Kafka) -> bool:
+def _is_local(kafka: Kafka) -> bool:
     """Return whether the brokers run on this machine, like those of `anabranch dev`."""
     return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
@@ -132,16 +132,16 @@ def findings(
     settings, topic = facts.settings, stream.topic
     if settings is None:
         command = f"anabranch dev topic {quote(topic)} --partitions 3"
-        if not _is_here(kafka):
+        if not _is_local(kafka):
             command = (
                 f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
             )
         return [error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)]
     found = [
-        _of_time(kafka, stream, settings, unread, now),
-        _of_bytes(kafka, stream, facts, unread),
+        _check_retention_time(kafka, stream, settings, unread, now),
+        _check_retention_bytes(kafka, stream, facts, unread),
     ]
-    found.append(_of_compaction(kafka, stream, settings, unread, now))
+    found.append(_check_compaction(kafka, stream, settings, unread, now))
     if settings.timestamp_type != "LogAppendTime":
         expected = (
             "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides "
@@ -157,11 +157,11 @@ def findings(
         )
         refused = facts.group_refused
         found.append(warning(Issue.GROUP_RIGHTS, group, expected, str(refused), refused.command))
-    found += _of_replicas(kafka, topic, settings)
+    found += _check_replicas(kafka, topic, settings)
     return [one for one in found if one is not None]
 
 
-def _of_compaction(
+def _check_compaction(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
 ) -> Finding | None:
     """Return a finding if compaction may remove a record before the batch layer has read it. A
@@ -169,8 +169,8 @@ def _of_compaction(
     retention would then delete older records."""
     if "compact" not in settings.cleanup_policy:
         return None
-    _, needed, backlog = _to_read(stream, unread, now)
-    weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
+    _, needed, backlog = _waiting_times(stream, unread, now)
+    severity = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
     if settings.compaction_lag >= needed:
         return None
     expected = (
@@ -184,7 +184,7 @@ def _of_compaction(
         f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of "
         f"{words(settings.compaction_lag)}"
     )
-    return Finding(Issue.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
+    return Finding(Issue.TOPIC_COMPACTED, severity, stream.topic, expected, given, remedy)
 
 
 def _millis(needed: timedelta, least: timedelta) -> int:
@@ -193,7 +193,7 @@ def _millis(needed: timedelta, least: timedelta) -> int:
     return max(least, days) // timedelta(milliseconds=1)
 
 
-def _to_read(
+def _waiting_times(
     stream: Stream, unread: Unread | None, now: datetime
 ) -> tuple[timedelta, timedelta, str]:
     """Return how long records have waited for the batch layer, how long Kafka must keep records (a
@@ -204,26 +204,26 @@ def _to_read(
     return waits, max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
 
 
-def _of_time(
+def _check_retention_time(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
 ) -> Finding | None:
     if settings.retention is None:
         return None
-    waits, needed, backlog = _to_read(stream, unread, now)
+    waits, needed, backlog = _waiting_times(stream, unread, now)
     if settings.retention >= needed:
         return None
     expected = (
         f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a "
         f"day{backlog}"
     )
-    weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
+    severity = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     remedy = alter(kafka, stream.topic, f"retention.ms={_millis(needed, _WEEK)}")
     return Finding(
-        Issue.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy
+        Issue.RETENTION_TIME, severity, stream.topic, expected, words(settings.retention), remedy
     )
 
 
-def _of_bytes(
+def _check_retention_bytes(
     kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None
 ) -> Finding | None:
     limit = facts.settings.retention_bytes if facts.settings is not None else None
@@ -240,9 +240,9 @@ def _of_bytes(
     partition = max(waiting, key=lambda p: waiting[p], default=None)
     if partition is None or limit >= 2 * waiting[partition]:
         return None
-    weighs = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
+    severity = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
     found = f"{limit} bytes a partition, and {waiting[partition]} unread in partition {partition}"
-    return Finding(Issue.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
+    return Finding(Issue.RETENTION_BYTES, severity, stream.topic, expected, found, remedy)
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
@@ -260,18 +260,18 @@ def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> d
     return waiting
 
 
-def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
-    if settings.replicas < 2 and settings.brokers == 1 and _is_here(kafka):
+def _check_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
+    if settings.replicas < 2 and settings.brokers == 1 and _is_local(kafka):
         return []  # one broker, as on a development machine
     if settings.replicas < 2:
         expected = "a replication factor of 3: with one replica, losing a broker loses records"
-        weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
+        severity = Severity.WARNING if settings.brokers > 1 else Severity.INFO
         given = f"{settings.replicas}, of {settings.brokers} brokers"
         remedy = (
             f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for "
             "each partition"
         )
-        return [Finding(Issue.REPLICATION, weighs, topic, expected, given, remedy)]
+        return [Finding(Issue.REPLICATION, severity, topic, expected, given, remedy)]
     if settings.min_insync < 2:
         expected = (
             "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"

@@ -23,7 +23,7 @@ from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 _NAMED = 3  # jars named in a finding
 # Bytes: below the first, the next checkpoint may fail; below the second, the next shuffle.
-_FULL, _NEARLY_FULL = 64 << 20, 512 << 20
+_MIN_FREE, _LOW_FREE = 64 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def read(environment: Environment) -> LocalFacts:
     except (ConfigurationError, OSError, subprocess.SubprocessError) as failed:
         no_java = str(failed)
     folder, wrong = jars.cached()
-    free, temporary = _least_room(environment)
+    free, temporary = _least_free_space(environment)
     worker_python = _worker_python(environment)
     return LocalFacts(
         no_java=no_java,
@@ -68,7 +68,7 @@ def read(environment: Environment) -> LocalFacts:
     )
 
 
-def _least_room(environment: Environment) -> tuple[int, str]:
+def _least_free_space(environment: Environment) -> tuple[int, str]:
     spills = os.environ.get("SPARK_LOCAL_DIRS") or environment.spark.conf.get("spark.local.dir", "")
     folders = [
         folder for name in spills.split(",") if (folder := name.strip()) and Path(folder).is_dir()
@@ -162,11 +162,11 @@ def findings(facts: LocalFacts) -> list[Finding]:
         )
         found = f"none enabled in spark.conf; executors receive {', '.join(facts.exposed)}"
         made.append(warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy))
-    if facts.free < _NEARLY_FULL:
-        weighs = error if facts.free < _FULL else warning
-        expected = (
-            f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
-        )
+    if facts.free < _LOW_FREE:
+        make_finding = error if facts.free < _MIN_FREE else warning
+        expected = f"{_LOW_FREE >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
         remedy = f"du -xhd1 {quote(facts.temporary)}"
-        made.append(weighs(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy))
+        made.append(
+            make_finding(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy)
+        )
     return made

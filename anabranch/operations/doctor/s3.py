@@ -36,8 +36,8 @@ _BODY = b"anabranch doctor\n"
 @dataclass(frozen=True)
 class StoreFacts:
     """Facts about the bucket. `denied`: the first refused operation (writing, listing, reading or
-    deleting an object) and its error. `unasked`: why a bucket setting could not be read, with its
-    check. `seconds`: the average duration of one request."""
+    deleting an object) and its error. `unreadable`: why a bucket setting could not be read, with
+    its check. `seconds`: the average duration of one request."""
 
     has_bucket: bool
     store_time: datetime
@@ -47,7 +47,7 @@ class StoreFacts:
     rules: tuple[LifecycleRule, ...] = ()
     lock: str | None = None
     uploads: tuple[Upload, ...] = ()
-    unasked: tuple[tuple[Issue, str], ...] = ()
+    unreadable: tuple[tuple[Issue, str], ...] = ()
     seconds: float = 0.0
 
 
@@ -87,36 +87,36 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
         if [k for k, _, _ in store.list_objects(where.bucket, key)] != [key]:
             raise Terminal("expected the object just written in the listing, found none")
 
-    def same() -> None:
+    def read_back() -> None:
         if store.get(where.bucket, key) != _BODY:
             raise Terminal("expected the bytes just written, found others")
 
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("s3:PutObject", lambda: store.put(where.bucket, key, _BODY, "text/plain")),
         ("s3:ListBucket", listed),
-        ("s3:GetObject", same),
+        ("s3:GetObject", read_back),
         ("s3:DeleteObject", lambda: store.delete_objects(where.bucket, [key])),
     )
     denied = None
     began = time.monotonic()
-    asked = 0
+    requests = 0
     for right, step in steps:
-        asked += 1
+        requests += 1
         try:
             step()
         except AnabranchError as refused:
-            if _is_away(refused):
+            if _is_unreachable(refused):
                 raise
             denied = denied or (right, str(refused))
             if right == "s3:PutObject":
                 break
         finally:
             answered()
-    seconds = (time.monotonic() - began) / asked
-    unasked: list[tuple[Issue, str]] = []
+    seconds = (time.monotonic() - began) / requests
+    unreadable: list[tuple[Issue, str]] = []
 
-    def asked_for(check: Issue, ask: Callable[[], T]) -> T | None:
-        found = _asked(unasked, check, ask)
+    def setting(check: Issue, ask: Callable[[], T]) -> T | None:
+        found = _read_setting(unreadable, check, ask)
         answered()
         return found
 
@@ -125,30 +125,32 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
         store_time=store_time,
         now=now,
         denied=denied,
-        versioned=asked_for(Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
-        rules=asked_for(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
-        lock=asked_for(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
-        uploads=asked_for(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
-        unasked=tuple(unasked),
+        versioned=setting(Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        rules=setting(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
+        lock=setting(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
+        uploads=setting(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
+        unreadable=tuple(unreadable),
         seconds=seconds,
     )
 
 
-def _is_away(failure: AnabranchError) -> bool:
+def _is_unreachable(failure: AnabranchError) -> bool:
     """Return whether the store did not answer. An unclassified error, or a denied access, is an
     answer."""
     is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
     return isinstance(failure, Transient) and not is_refusal
 
 
-def _asked(unasked: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T]) -> T | None:
-    """Return a bucket setting; None if it cannot be read, with the reason added to `unasked`."""
+def _read_setting(
+    unreadable: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T]
+) -> T | None:
+    """Return a bucket setting; None if it cannot be read, with the reason added to `unreadable`."""
     try:
         return ask()
     except AnabranchError as refused:
         # A server that does not implement a setting, such as a lifecycle, does not apply it either.
         if "NotImplemented" not in str(refused):
-            unasked.append((check, str(refused)))
+            unreadable.append((check, str(refused)))
         return None
 
 
@@ -211,8 +213,8 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         made.append(
             error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true")
         )
-    made += [one for rule in facts.rules if (one := _of_rule(where, rule)) is not None]
-    if facts.versioned and not any(r.clears_versions and concerns(where, r) for r in facts.rules):
+    made += [one for rule in facts.rules if (one := _check_rule(where, rule)) is not None]
+    if facts.versioned and not any(r.clears_versions and applies_to(where, r) for r in facts.rules):
         expected = (
             "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no "
             "space"
@@ -231,9 +233,9 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         remedy = f"aws s3api put-object-lock-configuration --bucket {quote(where.bucket)} {lock}"
         # With object lock, S3 also requires a checksum for each object, which not every writer
         # sends.
-        weighs = warning if facts.denied is None else error
+        make_finding = warning if facts.denied is None else error
         found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
-        made.append(weighs(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy))
+        made.append(make_finding(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy))
     old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
     if old:
         expected = (
@@ -254,7 +256,7 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         )
         made.append(warning(Issue.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
     # A setting that the server does not support is harmless; one that may not be read might apply.
-    for check, why in facts.unasked:
+    for check, why in facts.unreadable:
         made.append(
             info(
                 check,
@@ -267,12 +269,12 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
     return made
 
 
-def concerns(where: Warehouse, rule: LifecycleRule) -> bool:
+def applies_to(where: Warehouse, rule: LifecycleRule) -> bool:
     """Return whether a rule applies to files of the warehouse. Pure."""
     return rule.prefix.startswith(where.prefix) or where.prefix.startswith(rule.prefix)
 
 
-def _of_rule(where: Warehouse, rule: LifecycleRule) -> Finding | None:
+def _check_rule(where: Warehouse, rule: LifecycleRule) -> Finding | None:
     does = (
         f"deletes after {rule.deletes_after}"
         if rule.deletes_after is not None
@@ -280,16 +282,16 @@ def _of_rule(where: Warehouse, rule: LifecycleRule) -> Finding | None:
         if rule.moves_to in _ARCHIVES
         else None
     )
-    if does is None or not concerns(where, rule):
+    if does is None or not applies_to(where, rule):
         return None
     expected = (
         "no rule that deletes or archives files of the warehouse: the table refers to them "
         "permanently"
     )
-    weighs = warning if rule.is_narrowed else error
+    make_finding = warning if rule.is_narrowed else error
     found = f"rule {rule.name or 'without an id'} {does}"
     remedy = (
         f"a prefix that excludes {where.prefix or 'the warehouse'} in that rule, or its Status: "
         "Disabled"
     )
-    return weighs(Issue.LIFECYCLE, where.bucket, expected, found, remedy)
+    return make_finding(Issue.LIFECYCLE, where.bucket, expected, found, remedy)

@@ -189,9 +189,11 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
             f"'{drift.expected}')"
         )
         found = "none" if drift.found is None else drift.found
-        weighs = error if drift.key == "write.wap.enabled" else warning
+        make_finding = error if drift.key == "write.wap.enabled" else warning
         made.append(
-            weighs(Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy)
+            make_finding(
+                Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy
+            )
         )
     for name, age in facts.ref_ages:
         remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"

@@ -19,8 +19,8 @@ from anabranch.common.errors import ConfigurationError
 COOKIE = "anabranch_page"
 LOGIN = "/login"
 # Paths that need no token.
-_OPEN = (LOGIN, "/static/page.css", "/static/icon.svg")
-_SHORTEST = 16  # minimum length of a token
+_WITHOUT_TOKEN = (LOGIN, "/static/page.css", "/static/icon.svg")
+_MIN_TOKEN_LENGTH = 16  # minimum length of a token
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -79,9 +79,9 @@ def read_token(file: Path) -> str:
         raise ConfigurationError(
             f"--token-file: expected to read {file}, found: {error}"
         ) from error
-    if len(token) < _SHORTEST:
+    if len(token) < _MIN_TOKEN_LENGTH:
         raise ConfigurationError(
-            f"--token-file: expected at least {_SHORTEST} characters in {file}, found "
+            f"--token-file: expected at least {_MIN_TOKEN_LENGTH} characters in {file}, found "
             f"{len(token)}; make one by `openssl rand -hex 32`"
         )
     return token
@@ -150,7 +150,7 @@ class Guard:
         if len(hosts) != 1 or not self._access.is_host_known(hosts[0]):
             text = "Unknown Host: allow it with --allow-host.\n"
             return PlainTextResponse(text, 421)
-        if scope["path"] in _OPEN or self._access.may_read(headers):
+        if scope["path"] in _WITHOUT_TOKEN or self._access.may_read(headers):
             return None
         if "text/html" in headers.get("accept", "") and scope["method"] == "GET":
             return RedirectResponse(LOGIN, 303)

@@ -183,7 +183,7 @@ class Page:
         # An hour at the limit of the supported range has no neighbour; it is reported as not found,
         # too.
         handlers = dict.fromkeys(
-            (HTTPException, ConfigurationError, OverflowError), self._not_there
+            (HTTPException, ConfigurationError, OverflowError), self._not_found
         )
         handlers[Exception] = self._failed
         # The guard is outermost, so that error responses have the headers too.
@@ -193,11 +193,11 @@ class Page:
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
-        there = self._shown
-        lines = [self._line(name, shown.reader.reading, now) for name, shown in there.items()]
+        streams = self._shown
+        lines = [self._line(name, shown.reader.reading, now) for name, shown in streams.items()]
         known = self._groups()
         groups = group_lines(
-            groups_of({name: _group(name, shown, known) for name, shown in there.items()}), lines
+            groups_of({name: _group(name, shown, known) for name, shown in streams.items()}), lines
         )
         return self._answer(
             request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines)
@@ -268,18 +268,18 @@ class Page:
         )
 
     def _stream_of(self, request: Request) -> tuple[str, _Shown]:
-        name, there = request.path_params["stream"], self._shown
-        if name not in there:
+        name, streams = request.path_params["stream"], self._shown
+        if name not in streams:
             raise HTTPException(
-                404, f"expected one of the streams {', '.join(there)}, found {name!r}"
+                404, f"expected one of the streams {', '.join(streams)}, found {name!r}"
             )
-        return name, there[name]
+        return name, streams[name]
 
     def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._static:
             raise HTTPException(404, f"expected one of {', '.join(_STATIC)}, found {name!r}")
-        return _tagged(request, self._static[name], _STATIC[name])
+        return _with_etag(request, self._static[name], _STATIC[name])
 
     def _login_form(self, request: Request) -> Response:
         return self._answer(request, "login.html", self._now(), refused=False, summary="Token")
@@ -306,7 +306,7 @@ class Page:
         )
         return answer
 
-    async def _not_there(self, request: Request, error: Exception) -> Response:
+    async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
         message = error.detail if isinstance(error, HTTPException) else str(error)
         headers = error.headers if isinstance(error, HTTPException) else None
@@ -333,10 +333,10 @@ class Page:
             has_token=self._access.token is not None,
             **context,
         )
-        return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
+        return _with_etag(request, text.encode(), "text/html; charset=utf-8", status)
 
 
-def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
+def _with_etag(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
     """Return the body, or 304 if the client already has it."""
     if status != 200:
         return Response(body, status, media_type=media_type)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from anabranch.operations.reports.measured_day import MeasuredSpan, together
+from anabranch.operations.reports.measured_day import MeasuredSpan, sum_durations
 from anabranch.operations.reports.status import HourSummary
 from anabranch.protocol.measured import BOUNDS, Durations
 
@@ -146,7 +146,7 @@ def freshness(
         )
         for span in known
     ]
-    all_of_it = together(span.readable for span in known)
+    all_of_it = sum_durations(span.readable for span in known)
     summary = (
         f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of "
         f"100 {_after(all_of_it, 0.99)}"
@@ -183,7 +183,7 @@ def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | N
         )
         for span, parts in zip(known, means, strict=True)
     ]
-    total = {part: _mean(together(getattr(span, part) for span in known)) for part in PARTS}
+    total = {part: _mean(sum_durations(getattr(span, part) for span in known)) for part in PARTS}
     words = ", ".join(f"{part} {seconds_words(mean)}" for part, mean in total.items())
     return TimeChart(
         f"A micro-batch took {seconds_words(sum(total.values()))} on average: {words}.",

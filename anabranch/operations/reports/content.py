@@ -69,12 +69,12 @@ class ContentReader:
         running = max(state.timeline.open, hour_of(now))
         return MainContent(
             rows=_rows_by_layer(state, running),
-            running=self._of_running(state.table, running),
+            running=self._running_hour(state.table, running),
             dead_letters=self._dead_letters(job.lake.load(job.stream.dead_letters_table), running),
             measured=read_measured(state.branch_properties["main"].get(MEASURED)),
         )
 
-    def _of_running(self, table: Table, hour: str) -> RunningHour:
+    def _running_hour(self, table: Table, hour: str) -> RunningHour:
         with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
             manifests, _ = list_manifests(table, head(table, "main"))
             wanted = {

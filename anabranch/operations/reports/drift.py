@@ -78,7 +78,7 @@ def drift_of(
         row for row in drifting if row.unknown and wanted & {f.name for f in row.unknown.fields}
     ]
     accepted = [row for row in hours if row.decision == "accepted"]
-    held = [row.hour for row in accepted if _is_held(row, topic_id, log_starts)]
+    in_kafka = [row.hour for row in accepted if _is_in_kafka(row, topic_id, log_starts)]
     commands = [f"anabranch apply {stream.name}"] if new else []
     commands += [
         (
@@ -86,15 +86,15 @@ def drift_of(
             f"{first if first == last else f'{first}..{last}'} --restate --why 'take up new "
             "fields'"
         )
-        for first, last in spans_of(held)
+        for first, last in spans_of(in_kafka)
     ]
     return SchemaDrift(
         stream=stream.name,
         fields=fields,
         others=max((row.unknown.others for row in drifting if row.unknown), default=0),
         schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new else None,
-        restate=held,
-        gone=[row.hour for row in accepted if row.hour not in held],
+        restate=in_kafka,
+        gone=[row.hour for row in accepted if row.hour not in in_kafka],
         commands=commands,
     )
 
@@ -106,12 +106,12 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
             found.setdefault(field.name, []).append((row.hour, field))
     merged = [_field(name, of_hours, stream) for name, of_hours in found.items()]
     merged.sort(key=lambda f: (-f.records, f.name))
-    return _one_of_each_spelling(merged)
+    return _mark_spellings(merged)
 
 
 def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
-    ours = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
+    reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
     return DriftedField(
@@ -123,12 +123,12 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
         taken_up=name in columns,
-        obstacle=_obstacle(name, columns, ours, stream),
+        obstacle=_obstacle(name, columns, reserved, stream),
     )
 
 
 def _obstacle(
-    name: str, columns: Sequence[str], ours: Collection[str], stream: Stream
+    name: str, columns: Sequence[str], reserved: Collection[str], stream: Stream
 ) -> str | None:
     if name in columns:
         return None
@@ -136,7 +136,7 @@ def _obstacle(
         return "the name is too long to be stored completely"
     if not _COLUMN.fullmatch(name):
         return "a column's name may contain only letters, digits and underscores"
-    if name.lower() in ours:
+    if name.lower() in reserved:
         return "Anabranch has a column of that name"
     if name.lower() in {column.lower() for column in columns}:
         return "the schema has a column of that name in another case"
@@ -146,7 +146,7 @@ def _obstacle(
     return f"register a version of subject {stream.subject} that has the field"
 
 
-def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
+def _mark_spellings(fields: Sequence[DriftedField]) -> list[DriftedField]:
     """Mark fields whose names differ only in case: columns ignore case, so only the first can
     become a column."""
     spellings: set[str] = set()
@@ -162,7 +162,7 @@ def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
     return result
 
 
-def _is_held(row: LedgerRow, topic_id: str | None, log_starts: Mapping[int, int]) -> bool:
+def _is_in_kafka(row: LedgerRow, topic_id: str | None, log_starts: Mapping[int, int]) -> bool:
     cut = row.cut
     if cut is None or cut.topic_id != topic_id:
         return False

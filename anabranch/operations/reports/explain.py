@@ -39,7 +39,7 @@ from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.kinds import unexplained_counts
 
 # Rows of each of the hour's files, by branch and file path.
-Held = Mapping[str, Mapping[str, int]]
+RowsByFile = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def hour_facts(
     state: State,
     hour: str,
     rows: Sequence[LedgerRow],
-    by_branch: Held,
+    by_branch: RowsByFile,
     tags: Mapping[str, Tagged],
     now: datetime,
 ) -> HourFacts:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 # Only the last publish of each interval of this length is used.
-_APART = timedelta(minutes=10)
+_INTERVAL = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
     snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
     before = [s for s in snapshots if made_at(s) <= since][-1:]
     kept = before + [s for s in snapshots if made_at(s) > since]
-    last_of = {s.timestamp_ms // (_APART // timedelta(milliseconds=1)): s for s in kept}
+    last_of = {s.timestamp_ms // (_INTERVAL // timedelta(milliseconds=1)): s for s in kept}
     # Also keep the first mark, where counting begins.
     chosen = dict.fromkeys(
         [*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())]
@@ -138,18 +138,18 @@ def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
     starts the first span. Pure."""
     spans = []
     for before, after in pairwise(marks):
-        parts = (_came(before, after, name) for name in (READABLE, STAGE, PUBLISH, COMMIT))
+        parts = (_difference(before, after, name) for name in (READABLE, STAGE, PUBLISH, COMMIT))
         spans.append(MeasuredSpan(max(before.at, since), after.at, *parts))
     return spans
 
 
-def _came(before: Mark, after: Mark, name: str) -> Durations:
+def _difference(before: Mark, after: Mark, name: str) -> Durations:
     return after.measured.durations.get(name, Durations()).since(
         before.measured.durations.get(name, Durations())
     )
 
 
-def together(durations: Iterable[Durations]) -> Durations:
+def sum_durations(durations: Iterable[Durations]) -> Durations:
     """Return the sum of all durations. Pure."""
     total, counts = 0.0, Counter[float]()
     for one in durations:

@@ -66,7 +66,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
-class Known:
+class StreamReadings:
     status: StreamStatus
     content: MainContent
     maintenance: Maintenance = field(default_factory=Maintenance)
@@ -78,18 +78,18 @@ class ScrapedStream:
     it."""
 
     slo: Slo
-    reading: TimedValue[Known]
+    reading: TimedValue[StreamReadings]
     is_up: bool
     group: str | None = None
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _StreamReader:
     """A stream with its reader. `reader.answered` is set unless a read is in progress."""
 
     job: Job | AnabranchError
     slo: Slo
-    reader: BackgroundReader[Known]
+    reader: BackgroundReader[StreamReadings]
 
     def ask(self) -> None:
         """Start to read the stream unless a read is in progress."""
@@ -107,14 +107,14 @@ class Streams(Collector):
     def __init__(self, folder: StreamFolder, within: timedelta = ANSWER_WITHIN) -> None:
         self._folder, self._within = folder, within.total_seconds()
         self._alone = threading.Lock()
-        self._asked: dict[str, _Asked] = {}
+        self._readers: dict[str, _StreamReader] = {}
         self._groups: Mapping[str, str | None] = {}
 
     def collect(self) -> Iterable[Metric]:
         deadline = time.monotonic() + self._within
         with self._alone:
-            self._follow()
-            streams, groups = dict(self._asked), dict(self._groups)
+            self._update_streams()
+            streams, groups = dict(self._readers), dict(self._groups)
             for asked in streams.values():
                 asked.ask()
         answers = {}
@@ -127,33 +127,33 @@ class Streams(Collector):
 
     def close(self) -> None:
         """Close the connections, including those of a stream that hangs."""
-        for asked in self._asked.values():
+        for asked in self._readers.values():
             _close(asked.job)
 
-    def _follow(self) -> None:
+    def _update_streams(self) -> None:
         """Update the streams; a stream whose file changed gets a new job."""
-        before, found = self._asked, self._folder.jobs()
+        before, found = self._readers, self._folder.jobs()
         self._groups = self._folder.groups
-        self._asked = {
+        self._readers = {
             name: old
             if (old := before.get(name)) is not None and old.job is job
-            else _asked(name, job)
+            else _stream_reader(name, job)
             for name, job in found.items()
         }
         for name, old in before.items():
-            if self._asked.get(name) is not old and old.reader.answered.is_set():
+            if self._readers.get(name) is not old and old.reader.answered.is_set():
                 _close(old.job)
 
 
-def _asked(name: str, job: Job | AnabranchError) -> _Asked:
+def _stream_reader(name: str, job: Job | AnabranchError) -> _StreamReader:
     read = (
-        partial(_refuse, job)
+        partial(_raise, job)
         if isinstance(job, AnabranchError)
         else partial(_read, job, ContentReader(job))
     )
     reader = BackgroundReader(f"metrics of stream {name}", read)
     reader.answered.set()
-    return _Asked(job, Slo() if isinstance(job, AnabranchError) else job.stream.slo, reader)
+    return _StreamReader(job, Slo() if isinstance(job, AnabranchError) else job.stream.slo, reader)
 
 
 def _close(job: Job | AnabranchError) -> None:
@@ -161,12 +161,14 @@ def _close(job: Job | AnabranchError) -> None:
         job.kafka.close()
 
 
-def _refuse(error: AnabranchError) -> Known:
+def _raise(error: AnabranchError) -> StreamReadings:
     raise error
 
 
-def _read(job: Job, content: ContentReader) -> Known:
-    return Known(status.status(job), content.read(utc_now()), read_maintenance(job, utc_now()))
+def _read(job: Job, content: ContentReader) -> StreamReadings:
+    return StreamReadings(
+        status.status(job), content.read(utc_now()), read_maintenance(job, utc_now())
+    )
 
 
 def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
@@ -192,77 +194,81 @@ def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[
 
 
 def _status_metrics(views: Mapping[str, StreamStatus], now: datetime) -> Iterator[Metric]:
-    def of(
+    def gauge(
         name: str, text: str, values: Callable[[StreamStatus], Values | float | None], *labels: str
     ) -> Metric:
         return _gauge(name, text, views, values, *labels)
 
     text = "The next offset that the speed layer will publish."
-    yield of("position_offsets", text, lambda v: _by_partition(v.position), "partition")
+    yield gauge("position_offsets", text, lambda v: _by_partition(v.position), "partition")
     text = "Offsets that the speed layer has not published."
-    yield of("lag_offsets", text, lambda v: _by_partition(v.lag.partitions), "partition")
-    yield of(
+    yield gauge("lag_offsets", text, lambda v: _by_partition(v.lag.partitions), "partition")
+    yield gauge(
         "last_publish_timestamp_seconds",
         "Time of the last publish to a branch.",
         _publishes,
         "branch",
     )
     text = "Time since the speed layer's position moved last."
-    yield of("position_age_seconds", text, lambda v: _seconds(now - v.position_since))
+    yield gauge("position_age_seconds", text, lambda v: _seconds(now - v.position_since))
     text = "Age of the oldest acknowledged record that main lacks; 0 when it lacks none."
-    yield of("freshness_seconds", text, lambda v: status.freshness_seconds(v, now))
+    yield gauge("freshness_seconds", text, lambda v: status.freshness_seconds(v, now))
     text = "Time since the end of the oldest hour that is not complete; 0 before its end."
-    yield of("completeness_seconds", text, lambda v: status.completeness_seconds(v, now))
+    yield gauge("completeness_seconds", text, lambda v: status.completeness_seconds(v, now))
     text = "Time from the end of the newest accepted hour until its first acceptance."
-    yield of("acceptance_seconds", text, _acceptance)
-    yield of("hours_to_seal", "Hours that have ended and are not sealed.", lambda v: len(v.to_seal))
-    yield of("hours_waiting", "Hours that are sealed and not accepted.", lambda v: len(v.backlog))
-    yield of(
+    yield gauge("acceptance_seconds", text, _acceptance)
+    yield gauge(
+        "hours_to_seal", "Hours that have ended and are not sealed.", lambda v: len(v.to_seal)
+    )
+    yield gauge(
+        "hours_waiting", "Hours that are sealed and not accepted.", lambda v: len(v.backlog)
+    )
+    yield gauge(
         "hours_refused",
         "Sealed hours that were refused and are not accepted.",
         lambda v: len(v.refused),
     )
     text = "Accepted hours whose newest restatement was refused."
-    yield of("restatements_refused", text, lambda v: len(v.refused_restatements))
-    yield of(
+    yield gauge("restatements_refused", text, lambda v: len(v.refused_restatements))
+    yield gauge(
         "hours_served",
         "Sealed hours that the table lists individually, by serving layer.",
         _served,
         "layer",
     )
-    yield of("expired_hours", "Hours whose rows have expired.", lambda v: v.expired_hours)
+    yield gauge("expired_hours", "Hours whose rows have expired.", lambda v: v.expired_hours)
     text = (
         "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps."
     )
-    yield of("overdue_hours", text, lambda v: v.overdue.hours if v.overdue is not None else 0)
-    yield of(
+    yield gauge("overdue_hours", text, lambda v: v.overdue.hours if v.overdue is not None else 0)
+    yield gauge(
         "holds", "Spans of hours that operators keep beyond their time.", lambda v: len(v.holds)
     )
-    yield of(
+    yield gauge(
         "topic_recreated",
         "Whether the topic was deleted and recreated.",
         lambda v: v.topic_recreated,
     )
-    yield of(
+    yield gauge(
         "retention_seconds",
         "Retention time of the topic; absent when unlimited.",
         lambda v: _seconds(v.retention),
     )
-    yield of("dead_letters", "Dead letters in main.", lambda v: v.dead_letters)
-    yield of(
+    yield gauge("dead_letters", "Dead letters in main.", lambda v: v.dead_letters)
+    yield gauge(
         "lost_offsets", "Offsets that retention deleted unread.", lambda v: sum(v.lost.values())
     )
     text = "Rows with an unexplained difference between the layers."
-    yield of("difference_unexplained_rows", text, _unexplained, "kind")
+    yield gauge("difference_unexplained_rows", text, _unexplained, "kind")
     text = "Records of the newest accepted hour with fields that the schema does not know."
-    yield of(
+    yield gauge(
         "unknown_records", text, lambda v: v.unknown.records if v.unknown is not None else None
     )
     text = (
         f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent "
         "names."
     )
-    yield of("unknown_fields", text, _unknown_fields, "name")
+    yield gauge("unknown_fields", text, _unknown_fields, "name")
 
 
 _DURATIONS = {
@@ -317,7 +323,7 @@ def _content_metrics(contents: Mapping[str, MainContent]) -> Iterator[Metric]:
     yield _gauge("hour_dead_letters", text, contents, _dead_letters, "hour", "reason")
 
 
-_OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
+_TABLE_GAUGES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
     (
         "metadata_bytes",
         "Size of the table's current metadata file in bytes.",
@@ -334,7 +340,7 @@ _OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
         lambda t: t.expirable,
     ),
 )
-_OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
+_LAST_RUN_GAUGES: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
     ("expired_snapshots", "Snapshots and tags that the last run expired.", lambda t: t.expired),
     ("merged_files", "Files saved by merging in the last run.", lambda t: t.merged),
     ("deleted_files", "Unreferenced files that the last run deleted.", lambda t: t.orphans.files),
@@ -399,7 +405,7 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     text = "Hours that the last run dropped from the speed branch."
     yield _gauge("maintenance_dropped_hours", text, last, lambda run: run.speed_hours)
     tables = {name: run.tables for name, run in last.items()}
-    for key, text, of_run in _OF_LAST_RUN:
+    for key, text, of_run in _LAST_RUN_GAUGES:
         yield _gauge(f"maintenance_{key}", text, tables, partial(_by_name, of_run), "table")
     text = "of killed processes that the last run deleted from temporary folders."
     folders = {name: run.folders for name, run in last.items()}
@@ -410,7 +416,7 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     yield _gauge("folder_deleted_files", f"Files {text}", folders, files, "folder")
     yield _gauge("folder_deleted_bytes", f"Bytes of files {text}", folders, size, "folder")
     grown = {name: m.tables for name, m in maintained.items()}
-    for key, text, of_table in _OF_TABLES:
+    for key, text, of_table in _TABLE_GAUGES:
         yield _gauge(f"table_{key}", text, grown, partial(_by_name, of_table), "table")
     text = "Whether the table could not be read, such as before `apply`."
     yield _gauge("table_unread", text, maintained, _unread, "table")
@@ -480,13 +486,13 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
 def _gauge(
     name: str,
     text: str,
-    of: Mapping[str, T],
+    by_stream: Mapping[str, T],
     values: Callable[[T], Values | float | None],
     *labels: str,
 ) -> Metric:
     """Return a gauge of each stream: a value by labels, or a single value; no sample for None."""
     gauge = GaugeMetricFamily(f"anabranch_{name}", text, labels=("stream", *labels))
-    for stream, one in of.items():
+    for stream, one in by_stream.items():
         found = values(one)
         by_label = found if isinstance(found, Mapping) else {} if found is None else {(): found}
         for given, value in by_label.items():
@@ -502,8 +508,8 @@ def _timestamp(at: datetime | None) -> float | None:
     return at.timestamp() if at is not None else None
 
 
-def _by_name(value: Callable[[T], float], of: Mapping[str, T]) -> Values:
-    return {(name,): value(one) for name, one in of.items()}
+def _by_name(value: Callable[[T], float], items: Mapping[str, T]) -> Values:
+    return {(name,): value(one) for name, one in items.items()}
 
 
 def _unread(maintenance: Maintenance) -> Values:

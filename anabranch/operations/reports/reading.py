@@ -84,14 +84,14 @@ class BackgroundReader(Generic[T]):
         self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now
     ) -> None:
         self._name, self._read, self._now = name, read, now
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
         self.reading: TimedValue[T] = TimedValue()
         self.answered = threading.Event()
 
     def refresh(self) -> None:
         """Read the value; keep the previous one after a failure. Does nothing while another thread
         reads."""
-        if not self._alone.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return
         try:
             self.reading = replace(self.reading, asking_since=(asked := self._now()))
@@ -108,7 +108,7 @@ class BackgroundReader(Generic[T]):
                     self.reading, failure=Failure(asked, str(known)), asking_since=None
                 )
         finally:
-            self._alone.release()
+            self._lock.release()
             self.answered.set()
 
 
@@ -177,14 +177,14 @@ class OnDemand(Generic[T]):
     ) -> None:
         self._fresh_for, self._most, self._now = fresh_for, most, now
         self._readers: OrderedDict[Key, BackgroundReader[T]] = OrderedDict()
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
         self._waiting: set[Key] = set()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
     def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> TimedValue[T]:
         """Return the reading of `key` after waiting at most `patience`; it has no value if none was
         read by then."""
-        with self._alone:
+        with self._lock:
             reader = self._readers.setdefault(key, BackgroundReader(str(key), read, self._now))
             self._readers.move_to_end(key)
             while len(self._readers) > self._most:
@@ -202,7 +202,7 @@ class OnDemand(Generic[T]):
 
     def forget(self, stream: str) -> None:
         """Discard the stream's values: the next request reads them again."""
-        with self._alone:
+        with self._lock:
             for key in [key for key in self._readers if key[0] == stream]:
                 del self._readers[key]
 
@@ -210,7 +210,7 @@ class OnDemand(Generic[T]):
         try:
             reader.refresh()
         finally:
-            with self._alone:
+            with self._lock:
                 self._waiting.discard(key)
 
     def stop(self) -> None:

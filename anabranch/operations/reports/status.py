@@ -326,8 +326,9 @@ def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
 
 
 def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
-    """Return why Kafka may delete records before their hour is accepted: its retention exceeds the
-    age of the oldest hour that is not accepted by less than a day. None otherwise. Pure."""
+    """Return why Kafka may delete records before their hour is accepted, or None. It may if the
+    retention is less than a day longer than the age of the oldest hour that is not accepted.
+    Pure."""
     waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
     if view.retention is None or view.retention >= waits + SPARE:
         return None

@@ -36,7 +36,7 @@ from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from serving_layer import egress as room
 from serving_layer.egress.manifest import BEGUN
-from serving_layer.egress.storage import HdfsStorage, opened
+from serving_layer.egress.storage import HdfsStorage, open_storage
 from serving_layer.egress.webhdfs import WebHdfs
 
 STEPS = [
@@ -213,7 +213,7 @@ def test_errors_of_hdfs_have_a_remedy(lake: StreamLake, url: str, hdfs: WebHdfs)
     bare = new_environment(lake.folder)
     with (
         pytest.raises(ConfigurationError, match="expected `hdfs:` with the name node's url"),
-        opened(bare, root_of(lake.folder)),
+        open_storage(bare, root_of(lake.folder)),
     ):
         pass
 

@@ -24,7 +24,7 @@ from anabranch.iceberg.physical_design import (
     sort_order_id,
 )
 from anabranch.iceberg.table_schemas import rows_design
-from serving_layer.query.pruning import known_of_file
+from serving_layer.query.pruning import file_guarantee
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))
 BLOOM = "write.parquet.bloom-filter-enabled.column.id"
@@ -175,4 +175,4 @@ def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order
     assert isinstance(table.schema().find_type("n"), IntegerType)
     columns = table.schema().as_arrow()
     n_alone = pa.schema([columns.field("n")])
-    assert known_of_file(table.schema(), n_alone, table.spec(), file) is None
+    assert file_guarantee(table.schema(), n_alone, table.spec(), file) is None

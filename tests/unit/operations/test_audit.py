@@ -45,15 +45,15 @@ from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
-from anabranch.operations.audit import kafka_unavailable_reason, read_accepted
+from anabranch.operations.audit import clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import (
     FileCounts,
     OffsetCounts,
-    explained,
-    mark_given,
+    count_returned,
     recount,
     spans,
+    with_classes,
 )
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
@@ -407,15 +407,15 @@ def kafka(
             for p, of in offsets.items()
         }
 
-    partitions = explained(
-        recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges), explain
+    partitions = with_classes(
+        recount(RANGES, counted, count_returned(ranges, [(0, [o]) for o in given]), ranges), explain
     )
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
 
 
 def mark(offsets: tuple[int, ...]) -> OffsetCounts:
-    return mark_given(RANGES, [(0, list(offsets))])
+    return count_returned(RANGES, [(0, list(offsets))])
 
 
 def test_kafka_agrees() -> None:
@@ -493,8 +493,8 @@ def test_a_part_that_is_still_in_kafka_is_compared() -> None:
 
 def test_the_part_of_a_cut_that_is_in_kafka() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
-    assert read_accepted(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
-    assert read_accepted(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+    assert clip_to_log(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
+    assert clip_to_log(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
 
 
 def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:

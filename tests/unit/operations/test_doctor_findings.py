@@ -404,7 +404,7 @@ def test_the_next_step_of_an_hour() -> None:
         ),
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
         ({"seconds": 0.6}, {Issue.S3_SLOW: "warning"}),
-        ({"unasked": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
+        ({"unreadable": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
     ],
 )
 def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> None:
@@ -416,9 +416,9 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
         raise Transient(f"read the lifecycle rules of bucket b: ClientError: {code}")
 
     unasked: list[tuple[Issue, str]] = []
-    s3._asked(unasked, Issue.LIFECYCLE, lambda: refuse("NotImplemented"))
+    s3._read_setting(unasked, Issue.LIFECYCLE, lambda: refuse("NotImplemented"))
     assert unasked == []
-    s3._asked(unasked, Issue.LIFECYCLE, lambda: refuse("AccessDenied"))
+    s3._read_setting(unasked, Issue.LIFECYCLE, lambda: refuse("AccessDenied"))
     assert [check for check, _ in unasked] == [Issue.LIFECYCLE]
 
 
@@ -612,6 +612,6 @@ def test_problems_that_keep_airflow_from_running_a_streams_dags(
 
 def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(airflow.HOME, raising=False)
-    assert not airflow.is_here()
+    assert not airflow.is_configured()
     monkeypatch.setenv(airflow.HOME, "/nowhere")
-    assert airflow.is_here()
+    assert airflow.is_configured()

@@ -30,7 +30,13 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.reports import metrics, status
 from anabranch.operations.reports.content import ContentReader, MainContent, RunningHour
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
-from anabranch.operations.reports.metrics import NAMES, Known, ScrapedStream, Streams, metrics_of
+from anabranch.operations.reports.metrics import (
+    NAMES,
+    ScrapedStream,
+    StreamReadings,
+    Streams,
+    metrics_of,
+)
 from anabranch.operations.reports.reading import TimedValue
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.expired import Expired
@@ -123,7 +129,7 @@ class _Fixed(Collector):
             "holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)
         }
         kept |= {"expired": Expired("2026-11-20T23"), "overdue": Overdue(3, "2026-11-20T22", None)}
-        known = Known(replace(VIEW, **kept), CONTENT, MAINTENANCE)
+        known = StreamReadings(replace(VIEW, **kept), CONTENT, MAINTENANCE)
         away = ScrapedStream(
             Slo(complete=timedelta(hours=2)),
             TimedValue(known, NOW - timedelta(hours=1)),
@@ -352,7 +358,7 @@ def test_streams_files_are_taken_up_between_scrapes(
     assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {
         ("up", "events"): 1
     }
-    same = streams._asked["events"]
+    same = streams._readers["events"]
     write("clicks", slo={"fresh": "10 seconds"})
     values = _values(streams)
     assert (
@@ -367,7 +373,7 @@ def test_streams_files_are_taken_up_between_scrapes(
     assert (values["up", "events"], values["up", "clicks"]) == (1, 0)
     (tmp_path / "streams" / "clicks.yaml").unlink()
     assert ("up", "clicks") not in _values(streams)
-    assert streams._asked["events"] is same, (
+    assert streams._readers["events"] is same, (
         "a stream whose file did not change keeps its connection"
     )
     # A wrong file hides the completeness of its own group.
@@ -403,7 +409,7 @@ def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not
     ) -> ScrapedStream:
         view = replace(VIEW, complete_through=through)
         return ScrapedStream(
-            Slo(), TimedValue(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group
+            Slo(), TimedValue(StreamReadings(view, CONTENT, MAINTENANCE), NOW), is_up, group
         )
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")

@@ -118,14 +118,14 @@ class Stream:
             overrides=dict(self.overrides),
         )
 
-    def poll(self, token: Token, at_once: int) -> Iterator[plan.Given]:
+    def poll(self, token: Token, at_once: int) -> Iterator[plan.PlannedChange]:
         """As `changes.poll`, over values."""
         new = plan.rows_after(self.rows, token.cursor)
         assert new is not None
         todo, ids = plan.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
         erased = plan.erasures_of(new)
         while True:
-            for one in plan.plan_given(self.state, token, todo, ids, at_once, erased):
+            for one in plan.plan_changes(self.state, token, todo, ids, at_once, erased):
                 yield one
                 token = Token.decode(one.token.encode())
             todo = todo[at_once:]

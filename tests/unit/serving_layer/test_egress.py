@@ -30,7 +30,7 @@ from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
 from serving_layer.egress.folder import _parts
 from serving_layer.egress.manifest import Manifest, Todo, plan_folder
-from serving_layer.egress.storage import LocalStorage, Small
+from serving_layer.egress.storage import LocalStorage, SmallFile
 
 FOLDER_STEPS = [
     Step.EGRESS_BEGUN,
@@ -269,7 +269,7 @@ def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
     with files, and for what another process began, whose files the manifest names."""
     real = LocalStorage.replace
 
-    def repeated(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
+    def repeated(self: LocalStorage, path: str, body: bytes, before: SmallFile | None) -> bool:
         assert real(self, path, body, before)
         return real(self, path, body, before)
 
@@ -297,7 +297,7 @@ def test_files_that_another_process_named_stay_with_it(
     one is refused."""
     real = LocalStorage.replace
 
-    def overtaken(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
+    def overtaken(self: LocalStorage, path: str, body: bytes, before: SmallFile | None) -> bool:
         assert real(self, path, body, before)
         other = replace(Manifest.decode(path, body), delivery="another")
         assert real(self, path, other.encode(), self.find(path))

@@ -20,9 +20,9 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.topic_change import plan_adopt
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.records import (
-    LONGEST,
-    At,
+    MAX_POSITION_BYTES,
     Identity,
+    LastPlace,
     SenderPosition,
     chunks,
     places,
@@ -104,13 +104,13 @@ def test_a_position_is_read_as_it_was_written() -> None:
     for position in (
         SenderPosition("out (id)"),
         SenderPosition("out (id)", DELIVERY),
-        SenderPosition("out (id)", DELIVERY, At(FIRST, "source", 1, 2**40)),
+        SenderPosition("out (id)", DELIVERY, LastPlace(FIRST, "source", 1, 2**40)),
     ):
         assert SenderPosition.decode(position.encode()) == position
     with pytest.raises(ConfigurationError, match="expected a position of its own"):
         SenderPosition.decode("lag monitor")
     with pytest.raises(Transient, match="run `anabranch merge STREAM`"):
-        SenderPosition("out (id)", replace(DELIVERY, token="x" * LONGEST)).encode()
+        SenderPosition("out (id)", replace(DELIVERY, token="x" * MAX_POSITION_BYTES)).encode()
 
 
 def test_a_record_is_its_identity_and_its_row_as_json() -> None:
