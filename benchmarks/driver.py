@@ -66,7 +66,7 @@ def watch(
 ) -> Iterator[Sample]:
     """Run the speed layer to its end, and yield a sample about every `step` micro-batches. Raises
     RuntimeError if it fails."""
-    with (folder / "log").open("ab") as log, (folder / "log").open() as said:
+    with (folder / "log").open("ab") as log, (folder / "log").open() as lines:
         process = subprocess.Popen(
             command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
         )
@@ -74,7 +74,7 @@ def watch(
             done, due = 0, step
             while process.poll() is None:
                 time.sleep(_EVERY)
-                done += said.read().count("offsets as")
+                done += lines.read().count("offsets as")
                 if done >= due:
                     with suppress(psutil.Error):  # a process has ended in the meantime
                         yield sample(psutil.Process(process.pid), done)

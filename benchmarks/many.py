@@ -179,7 +179,7 @@ def configure(
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
 
 
-def make(conf: str, services: Services, streams: list[str]) -> None:
+def create_streams(conf: str, services: Services, streams: list[str]) -> None:
     """Create the topics and tables of all streams."""
     for name in streams:
         create_topic(config.Kafka(bootstrap_servers=services.bootstrap_servers), name, _PARTITIONS)
@@ -348,7 +348,7 @@ def measure(
     )
     conf = str(folder / "conf")
     began = time.monotonic()
-    make(conf, services, plan.streams)
+    create_streams(conf, services, plan.streams)
     print(f"{len(plan.streams)} topics and tables: {time.monotonic() - began:.0f} s", flush=True)
     samples: list[Sample] = []
     stop = threading.Event()

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
-from many import configure, make
+from many import configure, create_streams
 from runs import Watch, end_by_signals, log_events, run_command
 from shapes import SHAPES, fill_hour
 
@@ -90,7 +90,7 @@ def main() -> None:
                 Path(conf) / "anabranch.yaml",
                 dict(setting.split("=", 1) for setting in given.spark),
             )
-            make(conf, services, [*names, SUM])
+            create_streams(conf, services, [*names, SUM])
             rows = []
             ways = [
                 (f"{given.streams} streams, {given.records:,} records each", names, given.records)

@@ -55,7 +55,7 @@ class Shape:
         """Return the value of a record by its number, with an event time in seconds since 1970."""
         event = {"event_id": f"{self.name}-{number}", **self.fields(number)}
         if not self.avro:
-            return json.dumps(event | {"event_time": _text(at)}).encode()
+            return json.dumps(event | {"event_time": _iso_time(at)}).encode()
         assert self.registered is not None
         out = io.BytesIO(b"\0" + self.registered.id.to_bytes(4, "big"))
         out.seek(0, io.SEEK_END)
@@ -196,9 +196,9 @@ def steady(
             _send(producer, shape.name, i, shape.value(i, now), delivered)
         sent += due
         producer.poll(0 if due else 0.002)
-        yield from _taken(acknowledged)
+        yield from _drained(acknowledged)
     _flush(producer, failed)
-    yield from _taken(acknowledged)
+    yield from _drained(acknowledged)
 
 
 def acknowledged_at(
@@ -238,7 +238,7 @@ def acknowledged_at(
     yield from acknowledged
 
 
-def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
+def _drained(some: list[Acknowledged]) -> list[Acknowledged]:
     taken, some[:] = some[:], []
     return taken
 
@@ -293,5 +293,5 @@ def _flush(producer: Producer, failed: list[object]) -> None:
         raise KafkaException(f"expected every record to be acknowledged, found {failed[0]}")
 
 
-def _text(at: float) -> str:
+def _iso_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

@@ -59,7 +59,7 @@ def group_dag(group: str, members: list[str]) -> DAG:
         catchup=bool(starts),
         max_active_runs=1,
         default_args=default_args(members[0]),
-        params=hour_params(of_one=False),
+        params=hour_params(with_accept=False),
         tags=["anabranch", group],
     ) as dag:
         seconds = longest_grace(members)

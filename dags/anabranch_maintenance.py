@@ -16,10 +16,10 @@ batch layer has served for long, and deletes unreferenced files. The ages are th
 
 def maintenance_dag(name: str, is_family: bool) -> DAG:
     """Return the DAG of one stream, or of all streams of a family."""
-    of = f"each stream of family {name}" if is_family else name
+    subject = f"each stream of family {name}" if is_family else name
     with DAG(
         dag_id=f"anabranch_maintenance__{name}",
-        description=f"Deletes unreferenced files of {of}.",
+        description=f"Deletes unreferenced files of {subject}.",
         doc_md=DOC.format(stream="STREAM" if is_family else name),
         schedule="40 2 * * *",
         start_date=datetime(2026, 1, 1, tzinfo=UTC),

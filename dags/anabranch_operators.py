@@ -165,7 +165,7 @@ def start_hour(stream: str) -> datetime | None:
         return None
 
 
-def hour_params(of_one: bool = True) -> dict[str, Param]:
+def hour_params(with_accept: bool = True) -> dict[str, Param]:
     """Return the params of a manual run; `accept` only for the DAG of one stream."""
     params = {
         "hour": Param(
@@ -179,7 +179,11 @@ def hour_params(of_one: bool = True) -> dict[str, Param]:
         ),
         "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
     }
-    return params if of_one else {name: param for name, param in params.items() if name != "accept"}
+    return (
+        params
+        if with_accept
+        else {name: param for name, param in params.items() if name != "accept"}
+    )
 
 
 def default_args(stream: str) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def default_args(stream: str) -> dict[str, Any]:
         "retry_delay": timedelta(minutes=1),
         "retry_exponential_backoff": 2.0,
         "max_retry_delay": timedelta(minutes=10),
-        **({"on_failure_callback": _imported(callback)} if callback else {}),
+        **({"on_failure_callback": _import_callback(callback)} if callback else {}),
     }
 
 
@@ -245,7 +249,7 @@ def day_schedule(stream: str) -> PartitionedAssetTimetable:
     )
 
 
-def _imported(name: str) -> Callable[..., None]:
+def _import_callback(name: str) -> Callable[..., None]:
     module, _, function = name.rpartition(".")
     imported: Callable[..., None] = getattr(importlib.import_module(module), function)
     return imported
@@ -282,7 +286,7 @@ class AnabranchOperator(BaseOperator):
         command = _command(arguments)
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
-        with _started(command, subprocess.STDOUT) as self._process:
+        with _start(command, subprocess.STDOUT) as self._process:
             assert self._process.stdout is not None
             for line in self._process.stdout:
                 last.append(line.rstrip())
@@ -293,7 +297,7 @@ class AnabranchOperator(BaseOperator):
         """Run a command that only reads, and return its JSON output. Raises AirflowException for an
         exit code other than `codes`."""
         command = _command([*arguments, "--output", "json"])
-        with _started(command, subprocess.PIPE) as self._process:
+        with _start(command, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
         if self._process.returncode not in codes:
             _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
@@ -344,7 +348,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
     return [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *arguments]
 
 
-def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
@@ -395,10 +399,10 @@ class HourOperator(AnabranchOperator):
         try:
             self.run_command([*arguments, *_rebuild_arguments(self, context)])
         except CommandRefused:
-            self.keep_reason(context["ti"])
+            self.push_refusal(context["ti"])
             raise
 
-    def keep_reason(self, instance: Any) -> None:
+    def push_refusal(self, instance: Any) -> None:
         try:
             refusals = self.explain()["refusals"]
         except AirflowException:
@@ -466,11 +470,11 @@ def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
 def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
     """Derive the same ids as the provider. Pure."""
     dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
-    of_try = _static_uuid(
+    try_id = _static_uuid(
         at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}"
     )
-    of_run = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
-    return f"{namespace}/{dag}.{task}/{of_try}", f"{namespace}/{dag}/{of_run}"
+    run_id = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
+    return f"{namespace}/{dag}.{task}/{try_id}", f"{namespace}/{dag}/{run_id}"
 
 
 def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
@@ -582,8 +586,8 @@ class GroupRebuildOperator(AnabranchOperator):
         )
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
-        with _started(command, subprocess.PIPE) as self._process:
-            printed = self._logged(last)
+        with _start(command, subprocess.PIPE) as self._process:
+            printed = self._log_and_read(last)
         try:
             views = json.loads(printed[printed.index("{") :])["streams"]
         except (ValueError, KeyError):
@@ -600,7 +604,7 @@ class GroupRebuildOperator(AnabranchOperator):
             _require_success(command, TRANSIENT, last)
         return outcomes
 
-    def _logged(self, last: deque[str]) -> str:
+    def _log_and_read(self, last: deque[str]) -> str:
         """Log the command's standard error line by line, and return its standard output."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -662,7 +666,7 @@ class StreamOfGroupOperator(VerifyOperator):
         if cleared != self.outcome["cleared"] or code == TRANSIENT:
             self.rebuild_hour(self.rebuild, context)
         elif code == REFUSED:
-            self.keep_reason(context["ti"])
+            self.push_refusal(context["ti"])
             raise CommandRefused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
         elif code != 0:
             raise AirflowFailException(

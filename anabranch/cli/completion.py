@@ -18,7 +18,7 @@ def completion(context: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    assert made is not None
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
     root = context.find_root()
-    click.echo(made(root.command, {}, "anabranch", "_ANABRANCH_COMPLETE").source())
+    click.echo(completion_class(root.command, {}, "anabranch", "_ANABRANCH_COMPLETE").source())

@@ -30,28 +30,28 @@ def egress(
     """
     from anabranch.cli.render import print_text
     from anabranch.cli.render.changes import print_delivery
-    from serving_layer import egress as room
+    from serving_layer import egress as serving_egress
 
     if why and not redeliver:
         raise click.UsageError("--why: expected --redeliver with it, found none")
     job = open_stream(stream, conf)
     done = []
     with closing(job.kafka):
-        targets = room.targets_of(job, target)
+        targets = serving_egress.targets_of(job, target)
         if redeliver:
-            room.record_redelivery(job, targets, why)
-        for one in room.egress(job, targets, redeliver):
+            serving_egress.record_redelivery(job, targets, why)
+        for one in serving_egress.egress(job, targets, redeliver):
             done.append(one)
             print_delivery(one, output)
     if not done:
         print_text(f"{stream}: nothing to deliver", output)
-    if failed := [one for one in done if isinstance(one, room.Failed)]:
+    if failed := [one for one in done if isinstance(one, serving_egress.Failed)]:
         sys.exit(failed[0].error.exit_code)
 
 
 @click.command()
 @stream_argument
-@click.option("--skip", is_flag=True, help="Post nothing of what waits, now or ever.")
+@click.option("--skip", is_flag=True, help="Discard the pending changes without posting them.")
 @options
 def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
     """Post changes that the webhook's receiver missed.
@@ -69,7 +69,7 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
     notifier = Notifier(job)
     if skip:
         notifier.skip()
-        print_text(f"{stream}: what waited is not posted", output)
+        print_text(f"{stream}: discarded the pending changes", output)
         return
     posted = 0
     for one in notifier.post():
@@ -83,7 +83,7 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
 
 @click.command()
 @stream_argument
-@click.option("--since", type=HOUR, help="Of this hour (UTC) and all after it; default: of all.")
+@click.option("--since", type=HOUR, help="First hour to send (UTC); default: all hours.")
 @click.option(
     "--print", "as_events", is_flag=True, help="Print the events, one a line, without sending."
 )

@@ -36,10 +36,10 @@ def dev() -> None:
 @dev.command()
 @_home
 @click.option(
-    "--kafka-port", type=_port, help="Kafka's port.  [default: the one it had, else 19092]"
+    "--kafka-port", type=_port, help="Kafka's port.  [default: the previous one, else 19092]"
 )
 @click.option(
-    "--s3-port", type=_port, help="The S3 server's port.  [default: the one it had, else 19000]"
+    "--s3-port", type=_port, help="The S3 server's port.  [default: the previous one, else 19000]"
 )
 @output_option
 def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
@@ -70,9 +70,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 
 @dev.command()
 @_home
-@click.option(
-    "--wipe", is_flag=True, help="Remove their data, logs and the embedded catalog as well."
-)
+@click.option("--wipe", is_flag=True, help="Also remove their data, logs and the embedded catalog.")
 @output_option
 def down(home: Path, wipe: bool, output: str) -> None:
     """Stop Kafka and S3, if they run."""
@@ -119,7 +117,7 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="How many it gets.",
+    help="Number of partitions.",
 )
 @conf_option
 @output_option
@@ -141,34 +139,35 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
 @dev.command()
 @click.argument("stream")
 @click.option(
-    "--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them."
+    "--events",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Number of events; --dirty adds records.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Records a second.  [default: unpaced]",
+    help="Records per second.  [default: unlimited]",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(min=0),
     default=0,
     show_default=True,
-    help="Spread the Kafka timestamps over the last HOURS; 0 stamps each as it is sent.",
+    help="Spread the Kafka timestamps over the last HOURS; 0: the time of sending.",
 )
-@click.option(
-    "--seed", type=int, default=1, show_default=True, help="The same seed plays the same games."
-)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random events.")
 @click.option(
     "--dirty",
     is_flag=True,
-    help="Of 100 events one late, one sent twice, one malformed record added.",
+    help="Make 1 in 100 events late, send 1 in 100 twice, add 1 malformed record per 100.",
 )
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Of a topic it creates.",
+    help="Number of partitions, if the topic is created.",
 )
 @click.option(
     "--acks",
@@ -216,7 +215,9 @@ def produce(
     began = time.monotonic()
     with producing.stopped_by_signals() as (stop, signals), ExitStack() as stack:
         file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
-        on_ack = stack.enter_context(producing.shown(sum(expected(events, dirty).values()), file))
+        on_ack = stack.enter_context(
+            producing.acknowledgement_callback(sum(expected(events, dirty).values()), file)
+        )
         sent = producing.produce_events(
             kafka,
             topic,

@@ -342,7 +342,7 @@ def audit(
     for name, result in many.run(
         selected, ready, lambda job: run_audit(job, hours, with_kafka=not no_kafka)
     ):
-        with failures.of(name):
+        with failures.catching(name):
             reports.append(result())
             if output == "text" or not is_many:
                 print_audit(reports[-1], output)
@@ -362,7 +362,7 @@ def audit(
 @click.option(
     "--keep",
     type=DURATION,
-    help="Delete pages of earlier runs after it; default: the stream's `keep.docs`.",
+    help="Delete pages of earlier runs after this time; default: the stream's `keep.docs`.",
 )
 @options
 def data_docs(

@@ -122,7 +122,7 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     "--at-once",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Small hours of many streams at once; default: cores.",
+    help="Small hours of many streams to rebuild at once; default: one per core.",
 )
 @click.option(
     "--parent-run",
@@ -134,7 +134,7 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     "--root-run",
     envvar="OPENLINEAGE_ROOT_PARENT_ID",
     metavar="NAMESPACE/JOB/ID",
-    help="Outermost run that contains it. [env: OPENLINEAGE_ROOT_PARENT_ID]",
+    help="Root run that contains it. [env: OPENLINEAGE_ROOT_PARENT_ID]",
 )
 @master_option
 @options
@@ -255,7 +255,7 @@ def _seal_many(
 
     def seal(job: Job) -> tuple[str, ...] | AnabranchError:
         try:
-            return _sealed_hours(job, span, of_many=True)
+            return _sealed_hours(job, span, is_many=True)
         except AnabranchError as error:
             return error
         except Exception as error:
@@ -284,9 +284,9 @@ def _seal_many(
 _SEALED_AT_ONCE = 8
 
 
-def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False) -> tuple[str, ...]:
+def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False) -> tuple[str, ...]:
     """Seal a stream's ended hours, and return the newly sealed ones. Raises the errors of
-    `sealing.require_sealed` for the hours of `span`; with `of_many`, not for hours before the
+    `sealing.require_sealed` for the hours of `span`; with `is_many`, not for hours before the
     stream's first."""
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
@@ -295,7 +295,7 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False)
         sealing.require_ended(job.stream, job.lake, span or ())
         sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
         for hour in span or ():
-            if not of_many or hour >= sealed.state.timeline.first:
+            if not is_many or hour >= sealed.state.timeline.first:
                 sealing.require_sealed(sealed.state, job.stream, hour)
     return sealed.hours
 

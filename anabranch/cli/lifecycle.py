@@ -48,7 +48,7 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
     selected = many.select(chosen, conf)
     failures, views = Failures(), []
     for name, result in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
-        with failures.of(name):
+        with failures.catching(name):
             done, known = result()
             if output == "text":
                 print_maintained(name, done, known, dry_run)
@@ -112,7 +112,11 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option(
-    "--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left."
+    "--until",
+    type=DURATION,
+    default="30 days",
+    show_default=True,
+    help="Time until which all copies must be deleted.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
 @click.option(
@@ -122,7 +126,7 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
     "--in-spite-of-hold",
     "in_spite",
     metavar="TEXT",
-    help="Erase records of hours that are kept too; why.",
+    help="Also erase records of hours that `anabranch hold` keeps; the reason.",
 )
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
 @click.option(
@@ -224,13 +228,13 @@ def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) ->
     "--version",
     metavar="N",
     type=click.IntRange(0),
-    help="The version of a Delta table; by default its newest.",
+    help="The version of a Delta table; default: the newest.",
 )
 @click.option(
     "--hours",
     metavar="A..B",
     required=True,
-    help="The hours to import; A.. is up to the stream's first.",
+    help="The hours to import; A.. ends before the stream's first hour.",
 )
 @click.option(
     "--time", metavar="COLUMN", help="The column with the time at which a row was received."
@@ -240,7 +244,7 @@ def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) ->
     type=click.Choice(["offsets", "key"]),
     default="offsets",
     show_default=True,
-    help="How to find rows that Kafka has; offsets where the files have them.",
+    help="How to detect rows that Kafka also has: by the offsets in the files, or by key.",
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be imported.")

@@ -70,10 +70,10 @@ def select(chosen: StreamSelection, conf: str | None) -> Many:
 
 
 def ask(
-    many: Many, read: Callable[[Job, Note], T], of_silence: bool = False
+    many: Many, read: Callable[[Job, Note], T], since_last_answer: bool = False
 ) -> dict[str, T | AnabranchError]:
     """Return each stream's result of `read`, or its error; NoAnswer after `ANSWER_SECONDS`, with
-    `of_silence` counted from the last answer of any stream."""
+    `since_last_answer` counted from the last answer of any stream."""
     from anabranch.common.deadline import ask_all
 
     with _connections(many.environment) as connect:
@@ -85,7 +85,7 @@ def ask(
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
         return ask_all(
-            asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", of_silence
+            asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", since_last_answer
         )
 
 
@@ -110,7 +110,7 @@ def run(
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
-    known = ask(many, ready, of_silence=True) if len(names) > 1 else {}
+    known = ask(many, ready, since_last_answer=True) if len(names) > 1 else {}
     unready = {name: answer for name, answer in known.items() if isinstance(answer, AnabranchError)}
 
     def run_one(name: str) -> T:

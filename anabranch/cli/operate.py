@@ -85,13 +85,13 @@ def apply(
         _list_new(environment, families.read_members, selected)
     planned: dict[str, tuple[list[str], Stream]] = {}
     for name, found in selected.items():
-        with failures.of(name):
+        with failures.catching(name):
             registered, plan = _plan(environment, shared.get(name, found), register, renamed_from)
             planned[name] = registered, plan.stream
             if output == "text":
                 print_changes(name, (*registered, *plan.changes))
     for name, (registered, stream) in planned.items():
-        with failures.of(name):
+        with failures.catching(name):
             changes = _apply(environment, stream, register, rolled_back, renamed_from)
             done[name] = [*registered, *changes]
             if output == "text":

@@ -113,7 +113,7 @@ class Failures:
         self.errors: dict[str, AnabranchError] = {}
 
     @contextmanager
-    def of(self, stream: str) -> Iterator[None]:
+    def catching(self, stream: str) -> Iterator[None]:
         """Catch, print and keep an exception as the stream's error."""
         try:
             yield

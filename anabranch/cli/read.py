@@ -35,7 +35,7 @@ _SHOWN_ROWS = 200
     "--limit",
     metavar="N",
     type=click.IntRange(0),
-    help="Most rows of a table; 0: all.  [default: 200 on a terminal, else all]",
+    help="Maximum number of rows of a table; 0: all.  [default: 200 on a terminal, else all]",
 )
 @click.option(
     "--as-of",

@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the token that readers show: as Authorization: Bearer, or once at /login.",
+    help="File with the token that clients must send: as Authorization: Bearer, or once at /login.",
 )
 @click.option(
-    "--behind-proxy", is_flag=True, help="A proxy in front speaks TLS and asks who it is."
+    "--behind-proxy", is_flag=True, help="A reverse proxy terminates TLS and authenticates users."
 )
 @click.option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="A name that the page is reached by. [repeatable]",
+    help="Host name of the page that requests may have. [repeatable]",
 )
 @click.option(
-    "--refresh", type=DURATION, default="10 seconds", show_default=True, help="How often to ask."
+    "--refresh", type=DURATION, default="10 seconds", show_default=True, help="Interval of reads."
 )
 @click.option(
     "--deadline",
     type=DURATION,
     default="30 seconds",
     show_default=True,
-    help="When an answer is overdue.",
+    help="Time after which an answer is overdue.",
 )
 @click.option(
     "--late-after",
     type=DURATION,
     default="10 minutes",
     show_default=True,
-    help="How long the position may stand still while offsets wait.",
+    help="Longest time without progress of the position while offsets wait.",
 )
 @conf_option
 def serve(

@@ -16,17 +16,15 @@ from anabranch.cli.options import DURATION
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--watch` and `--every` to a command."""
-    often = click.option(
+    every = click.option(
         "--every",
         "interval",
         default="5 seconds",
         show_default=True,
         type=DURATION,
-        help="How often --watch looks.",
+        help="Interval of --watch.",
     )
-    return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(
-        often(command)
-    )
+    return click.option("--watch", is_flag=True, help="Repeat until stopped.")(every(command))
 
 
 def watched(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from anabranch.dev.producers.events import Ack
 
-At = tuple[int, int]
+Place = tuple[int, int]
 
 
 class ServedRecord(NamedTuple):
@@ -30,10 +30,10 @@ class Reconciliation:
     rows: int
     dead: int
     duplicate: int
-    lost: tuple[At, ...]
-    twice: tuple[At, ...]
-    foreign: tuple[At, ...]
-    changed: tuple[At, ...]
+    lost: tuple[Place, ...]
+    twice: tuple[Place, ...]
+    foreign: tuple[Place, ...]
+    changed: tuple[Place, ...]
 
     @property
     def is_exact(self) -> bool:

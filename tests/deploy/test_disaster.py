@@ -256,7 +256,7 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
     old.restore({})
     # Step 3: the new place in the configuration, an empty catalog, and the command.
     place = {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}
-    one.tell(catalog=one.told["catalog"] | place)
+    one.set_environment(catalog=one.environment_file["catalog"] | place)
     begin_again(one)
     assert call(one, "apply", one.name, "--register").count("registered table") == 3
     for name, was in before.items():

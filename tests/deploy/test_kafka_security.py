@@ -54,7 +54,7 @@ def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(
 ) -> None:
     one = plain_world()
     broker.allow(one.name, f"anabranch-{one.name}")
-    one.tell(kafka=broker.security(how))
+    one.set_environment(kafka=broker.security(how))
     one.apply()
     one.speed()
     assert one.contents() == one.acknowledged()
@@ -68,11 +68,11 @@ def assert_refused_everywhere(
 ) -> None:
     """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before
     there are tables."""
-    one.tell(kafka=section)
+    one.set_environment(kafka=section)
     assert_refused(one, ["apply"], texts)
-    one.tell(kafka={"bootstrap_servers": broker.plain})
+    one.set_environment(kafka={"bootstrap_servers": broker.plain})
     one.apply()
-    one.tell(kafka=section)
+    one.set_environment(kafka=section)
     assert_refused(one, ["status"], texts)
     assert_refused(one, ["batch", "--seal-only"], texts)
     for layer in ("speed", "batch"):

@@ -70,7 +70,7 @@ class Lake:
         return {"endpoint": self.aws.url, "access_key": access, "secret_key": secret}
 
     def with_key(self, name: str) -> World:
-        self.one.tell(s3=self._s3(name))
+        self.one.set_environment(s3=self._s3(name))
         return self.one
 
     def s3(self, name: str) -> Any:

@@ -110,7 +110,7 @@ def test_no_secret_is_shown_logged_or_stored(
         one.topic()
         one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")
-        one.tell(kafka=broker.security("scram"))
+        one.set_environment(kafka=broker.security("scram"))
         one.apply()
         lines: set[str] = set()
         with started(one, "speed", one.name, ANABRANCH_LOG="json") as speed:

@@ -101,7 +101,9 @@ def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres)
 
 def set_conf(one: World, conf: dict[str, str]) -> None:
     """Change `spark.conf` for the commands that start from now on."""
-    one.tell(spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | conf})
+    one.set_environment(
+        spark=one.environment_file["spark"] | {"conf": one.environment_file["spark"]["conf"] | conf}
+    )
 
 
 def successes(ui: SparkUi) -> set[str]:

@@ -44,7 +44,7 @@ def _broker(
 def proxied_kafka(_broker: ProxiedBroker) -> Iterator[ProxiedBroker]:
     """A broker that is reached through its proxy alone, whole again after each test."""
     yield _broker
-    _broker.proxy.mend()
+    _broker.proxy.restore()
 
 
 def _s3_port(environment: dict[str, Any]) -> int:

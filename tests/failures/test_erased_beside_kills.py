@@ -75,7 +75,7 @@ def restarted(one: World, before: Command | None, *arguments: str) -> Command:
 def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_path: Path) -> None:
     one = world(archive={"raw": "for ever"}, views=VIEWS)
     folder = f"exports/{one.name}"
-    one.tell(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     one.configure(
         event_time={"column": "event_time", "past": "1 day", "future": "1 hour"},
         egress=[{"name": "export", "type": "folder", "root": f"s3://tests/{folder}"}],

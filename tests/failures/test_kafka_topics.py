@@ -157,7 +157,7 @@ def test_a_mirrored_topic_of_other_offsets_is_continued(
     create_topic(other_cluster, one.name, 2)
     offsets = mirror(cluster.super_servers, other_cluster, one.name)
     assert offsets[0, 80] == (0, 50)
-    one.tell(kafka={"bootstrap_servers": other_cluster.bootstrap_servers})
+    one.set_environment(kafka={"bootstrap_servers": other_cluster.bootstrap_servers})
     with pytest.raises(PositionError, match="anabranch adopt"):
         one.speed()
     assert "--from" in call(one, "adopt", one.name, expect=1)

@@ -92,7 +92,7 @@ def test_registry_cut_under_a_running_speed_job(
             lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
         )
         assert one.published == 2
-        proxy.mend()
+        proxy.restore()
         wait_for(lambda: one.published == 3, "the speed job to reach the head")
     assert "ask the schema registry for http://127.0.0.1:" in lines(caplog, TRIED_AGAIN)[0]
     assert "(transient, try again); try 2 in" in lines(caplog, TRIED_AGAIN)[0]
@@ -114,7 +114,7 @@ def test_an_unreachable_registry_refuses_no_hour(
     ):
         one.batch()
     assert lines(caplog, TRIED_AGAIN)
-    proxy.mend()
+    proxy.restore()
     assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
     assert events(one) == ["a"] and one.dead() == []
 

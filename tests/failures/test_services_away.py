@@ -95,7 +95,7 @@ def test_kafka_cut_under_a_running_speed_job(
         wait_for(
             lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
         )
-        proxied_kafka.proxy.mend()
+        proxied_kafka.proxy.restore()
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     assert "transient, try again" in lines(caplog, TRIED_AGAIN)[0]
@@ -182,7 +182,7 @@ def test_s3_cut_under_a_running_speed_job(
         wait_for(
             lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
         )
-        proxied_s3.mend()
+        proxied_s3.restore()
         assert one.published < 800
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
@@ -203,7 +203,7 @@ def test_slow_and_throttled_s3(
     assert one.state
     assert time.monotonic() - began > 0.15
     one.speed()
-    proxied_s3.mend()
+    proxied_s3.restore()
     _assert_exact(one, caplog)
 
 
@@ -382,7 +382,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
         # The server has not noticed that its client is gone: it commits.
         wait_for(lambda: postgres.waiting_commits() == 0, "the publish to go on")
         wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
-        proxied_postgres.mend()
+        proxied_postgres.restore()
         wait_for(lambda: one.published == 500, "the speed job to reach the head")
     assert lines(caplog, HAD_LANDED)
     assert not lines(caplog, HAD_NOT_LANDED)
@@ -404,7 +404,7 @@ def test_postgres_that_accepts_and_does_not_answer(
     with pytest.raises(Transient, match="the server has not answered for 3 s"):
         lake.exists("games.events")
     assert time.monotonic() - began < 20
-    proxied_postgres.mend()
+    proxied_postgres.restore()
     assert not lake.exists("games.events")
 
 
@@ -419,7 +419,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
             wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
             proxied_postgres.cut()
         wait_for(lambda: postgres.waiting_commits() == 0, "the stage to go on")
-        proxied_postgres.mend()
+        proxied_postgres.restore()
         wait_for(lambda: one.published == 500, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
@@ -434,7 +434,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
         with postgres.holding_commits():
             wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
             proxied_postgres.cut()
-            proxied_postgres.mend()
+            proxied_postgres.restore()
             # Repeated by Iceberg's JDBC client, or by the job's next try: which is a matter of
             # milliseconds.
             wait_for(lambda: postgres.waiting_updates() == 1, "its repetition to wait behind it")
@@ -562,16 +562,16 @@ def _mended_after_a_failure(
     fault."""
     import threading
 
-    def mend() -> None:
+    def restore() -> None:
         wait_for(
             lambda: bool(lines(caplog, TRIED_AGAIN)), "a failure to be logged with its next try"
         )
-        if hasattr(fault, "mend"):
-            fault.mend()
+        if hasattr(fault, "restore"):
+            fault.restore()
         else:
             fault.faults = {}
 
-    thread = threading.Thread(target=mend)
+    thread = threading.Thread(target=restore)
     thread.start()
     try:
         yield

@@ -134,8 +134,9 @@ def test_a_soak_on_two_workers_one_of_them_killed_every_minute_loses_and_repeats
     world: Callable[..., World],
 ) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
-    one.tell(
-        spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | {"spark.cores.max": "1"}}
+    one.set_environment(
+        spark=one.environment_file["spark"]
+        | {"conf": one.environment_file["spark"]["conf"] | {"spark.cores.max": "1"}}
     )
     one.topic(PARTITIONS)
     one.apply()

@@ -133,7 +133,7 @@ def test_speculative_execution_duplicates_no_row(
             "spark.speculation.minTaskRuntime": "500ms",
         },
     }
-    one.tell(spark=spark)
+    one.set_environment(spark=spark)
     marks, inject = tmp_path / "marks", tmp_path / "inject"
     marks.mkdir()
     inject.mkdir()

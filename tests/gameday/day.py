@@ -29,7 +29,7 @@ from toxiproxy import Proxy, Toxiproxy, running_toxiproxy
 
 from anabranch.common.errors import Transient
 from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import Elsewhere, Running, Workspace, open_workspace
+from anabranch.dev.demo.workspace import ExternalServices, Running, Workspace, open_workspace
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.job import Job
@@ -300,7 +300,7 @@ def running_day(folder: Path) -> Iterator[Day]:
     (tools / "anabranch").chmod(0o755)
     with ExitStack() as stack:
         front = Front(stack.enter_context(running_toxiproxy(folder)))
-        space = stack.enter_context(open_workspace(story, STREAM, Elsewhere(s3_front=front)))  # type: ignore[arg-type]
+        space = stack.enter_context(open_workspace(story, STREAM, ExternalServices(s3_proxy=front)))  # type: ignore[arg-type]
         space.set_stream(
             STREAM,
             slo={"fresh": "30 seconds", "complete": "90 minutes"},

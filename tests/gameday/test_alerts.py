@@ -115,7 +115,7 @@ class Causes:
             if time.monotonic() > next_cut:
                 self.day.s3.cut()
                 time.sleep(1.5)
-                self.day.s3.mend()
+                self.day.s3.restore()
                 next_cut = time.monotonic() + 4
 
         try:

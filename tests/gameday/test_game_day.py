@@ -290,7 +290,7 @@ class GameDay:
             watch.start()
             self.day.s3.slow(3000)
             watch.await_all()
-            self.day.s3.mend()
+            self.day.s3.restore()
 
     def catalog_locked(self) -> None:
         file = self.day.space.folder / ".anabranch" / "catalog.db"

@@ -148,7 +148,7 @@ ERASED = re.compile(r"\bp1\b|u00701")
 def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) -> None:
     hour = past_hour(1)
     one = world(archive=ARCHIVE)
-    one.tell(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     one.topic()
     send_hour(one, hour)
     # A column has the value, its bytes have it not: the row shows which record it is of. And a

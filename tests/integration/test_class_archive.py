@@ -36,7 +36,7 @@ def classes_of_a_job(one: World, log: Path) -> list[str]:
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": f"-Xlog:class+load:file={log}",
     }
-    one.tell(spark={"master": "local[2]", "conf": conf})
+    one.set_environment(spark={"master": "local[2]", "conf": conf})
     with started(one, "speed", one.name, "--available-now", "--output", "json") as command:
         assert command.wait() == 0, command.log
         said = [

@@ -61,7 +61,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     )
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     with Receiver().serving() as receiver:
-        one.tell(
+        one.set_environment(
             webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}}
         )
         done = _run(one, "batch", one.name, "--output", "json", expect=1)

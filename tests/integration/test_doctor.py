@@ -252,9 +252,10 @@ def test_an_unreachable_kafka_hides_nothing_else(
 ) -> None:
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
-    kafka = one.told["kafka"]
-    one.tell(
-        kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"}
+    kafka = one.environment_file["kafka"]
+    one.set_environment(
+        kafka={"bootstrap_servers": "127.0.0.1:1"},
+        s3=one.environment_file["s3"] | {"secret_key": "wrong"},
     )
     try:
         report = patient.report()
@@ -264,7 +265,9 @@ def test_an_unreachable_kafka_hides_nothing_else(
         assert [one["name"] for one in report["examined"]][:3] == ["this machine", "s3", "catalog"]
         assert "wrong" not in json.dumps(report)
     finally:
-        one.tell(kafka=kafka, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
+        one.set_environment(
+            kafka=kafka, s3=one.environment_file["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"}
+        )
     assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & {
         f["check"] for f in patient.report()["findings"]
     }

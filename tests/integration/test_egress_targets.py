@@ -197,7 +197,7 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
 
 def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     one, topic = exporting(world)
-    one.tell(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     hour = past_hour(1)
     one.send(spread(hour, 20, "e"))
     one.apply()

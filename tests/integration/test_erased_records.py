@@ -95,7 +95,7 @@ def one(world: Make) -> World:
     """Two past hours, the first accepted, with records that cannot be decoded; and records that are
     not read yet."""
     one = world()
-    one.tell(erasure=KEY)
+    one.set_environment(erasure=KEY)
     one.topic()
     first, second = spread(past_hour(2), 14, "a"), spread(past_hour(1), 14, "b")
     one.send(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from data_files import reads_of_data_files
+from data_files import record_data_file_reads
 from pyiceberg.manifest import clear_manifest_cache
 from pyspark.sql import SparkSession
 from rest_catalog import running_rest_catalog
@@ -45,7 +45,7 @@ def requests() -> Counter[str]:
 @pytest.fixture
 def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read, which the counts lack."""
-    return reads_of_data_files(monkeypatch)
+    return record_data_file_reads(monkeypatch)
 
 
 def forget(one: World) -> None:

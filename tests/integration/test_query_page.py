@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from query_page import asked_world, run_python, sections_of_page
+from query_page import queried_world, run_python, sections_of_page
 from world import World
 
 from anabranch.cli import main
@@ -19,7 +19,7 @@ from anabranch.common.output import plain
 
 @pytest.mark.full
 def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> None:
-    one, day = asked_world(world)
+    one, day = queried_world(world)
     sections = sections_of_page(one, day)
     assert list(sections) == [
         "Command line",

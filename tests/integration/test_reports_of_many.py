@@ -72,7 +72,7 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
         "errors": {},
     }
 
-    one.tell(kafka={"bootstrap_servers": silent})
+    one.set_environment(kafka={"bootstrap_servers": silent})
     done, seconds = _run(one, "status", one.name, "many0")
     assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     for name in (one.name, "many0"):
@@ -84,7 +84,7 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
     # Hours need no Kafka.
     assert _run(one, "hours", one.name, "many0")[0].exit_code == 0
 
-    one.tell(s3=one.told["s3"] | {"endpoint": f"http://{silent}"})
+    one.set_environment(s3=one.environment_file["s3"] | {"endpoint": f"http://{silent}"})
     done, seconds = _run(one, "hours", "--group", "small", "--output", "json")
     assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     said = {view["stream"]: view["error"] for view in json.loads(done.stdout)}

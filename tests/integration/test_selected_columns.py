@@ -425,7 +425,7 @@ def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(
 
 def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> None:
     one = world()
-    one.tell(masking={"secret": SECRET})
+    one.set_environment(masking={"secret": SECRET})
     select = [
         "event_id",
         "event_time",
@@ -490,7 +490,7 @@ def test_both_layers_make_equal_rows_of_hostile_records(
     texts = [text.strip() for text in CALLS.split(";")]
     kinds = kinds_of(spark, texts)
     one = world()
-    one.tell(masking={"secret": SECRET})
+    one.set_environment(masking={"secret": SECRET})
     select = [
         "id",
         *(c.name for c in parse_columns(DDL)[1:] if c.name != "f"),

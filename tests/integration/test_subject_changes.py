@@ -305,7 +305,7 @@ def test_a_registry_that_is_away_changes_no_columns(
     topic: Topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = topic.one
-    one.tell(registry={"url": "http://127.0.0.1:1"})
+    one.set_environment(registry={"url": "http://127.0.0.1:1"})
     columns = one.job.stream.columns
     found = take_up(one.job.environment, one.job.stream.without_columns(), one.lake)
     assert found.columns == columns and len(columns) == 2

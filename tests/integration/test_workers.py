@@ -404,7 +404,7 @@ def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored
     assert port is not None
     with running_flaky_s3(port, seed=1) as front:
         # PyIceberg's connections, and with them the workers', go by the front; Spark's own do not.
-        one.tell(s3=environment["s3"] | {"endpoint": f"http://127.0.0.1:{front.port}"})
+        one.set_environment(s3=environment["s3"] | {"endpoint": f"http://127.0.0.1:{front.port}"})
         front.ending = ".parquet"
         first = one.send(spread(past_hour(0), 40, "a"))
         publish(one, arm(one), first)

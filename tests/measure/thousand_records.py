@@ -46,7 +46,7 @@ def thousand_records() -> Iterator[tuple[World, Path]]:
 
 def run_java(one: World, options: str) -> None:
     """Have the jobs of the stream run on this machine, with these options of Java's."""
-    one.tell(
+    one.set_environment(
         spark={
             "master": "local[2]",
             "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": options},

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 
-def reads_of_data_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def record_data_file_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the data files that PyIceberg opens in this process from now on. Return the list, in
     order, which the test may clear."""
     locations: list[str] = []

@@ -47,7 +47,7 @@ json.dump(answers, sys.stdout)
 """
 
 
-def asked_world(world: Callable[..., World]) -> tuple[World, str]:
+def queried_world(world: Callable[..., World]) -> tuple[World, str]:
     """Return a stream with published records, and their day, which replaces the page's day."""
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     one = world(schema=SCHEMA)

@@ -29,7 +29,7 @@ class Proxy:
         """Close every connection and refuse new ones."""
         _call(self.api, "POST", f"/proxies/{self.name}", {"enabled": False})
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Remove all faults: new connections are accepted, and nothing is delayed or lost."""
         for toxic in _call(self.api, "GET", f"/proxies/{self.name}/toxics"):
             _call(self.api, "DELETE", f"/proxies/{self.name}/toxics/{toxic['name']}")

@@ -73,8 +73,8 @@ class World:
         self.name = f"s{uuid.uuid4().hex[:12]}"
         self.sent: list[Record] = []
         (folder / "streams").mkdir(parents=True, exist_ok=True)
-        self.told = dict(environment)
-        (folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
+        self.environment_file = dict(environment)
+        (folder / "anabranch.yaml").write_text(yaml.safe_dump(self.environment_file))
         self._stream: dict[str, Any] = {
             "topic": self.name,
             "table": f"{self.name}.events",
@@ -88,11 +88,11 @@ class World:
         self.configure(**stream)
         self.job: Job = open_job(self.name, str(folder))
 
-    def tell(self, **sections: Any) -> None:
+    def set_environment(self, **sections: Any) -> None:
         """Replace sections of the environment's file, for later commands and this world's
         connections."""
-        self.told |= sections
-        (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
+        self.environment_file |= sections
+        (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.environment_file))
         self.reopen()
 
     def configure(self, **changes: Any) -> None:

@@ -18,16 +18,17 @@ def print_audit(report: AuditReport, output: str) -> None:
     for disagreement in report.disagreements:
         print(disagreement.message)
     offsets = sum(_offsets(hour) for hour in report.hours)
-    of = f"{report.stream}: {len(report.hours)} accepted hours, {offsets} offsets"
+    subject = f"{report.stream}: {len(report.hours)} accepted hours, {offsets} offsets"
     whole = sum(hour.read_of_kafka == "whole" for hour in report.hours)
     if not report.agrees:
-        print(f"{of}: {len(report.disagreements)} disagreements")
+        print(f"{subject}: {len(report.disagreements)} disagreements")
     elif whole < len(report.hours):
         print(
-            f"{of}: ledger and files agree, and Kafka as far as it was read ({whole} hours whole)"
+            f"{subject}: ledger and files agree, and Kafka as far as it was read ({whole} hours "
+            "whole)"
         )
     else:
-        print(f"{of}: ledger, files and Kafka agree")
+        print(f"{subject}: ledger, files and Kafka agree")
 
 
 def _offsets(hour: AuditedHour) -> int:

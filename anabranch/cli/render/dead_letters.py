@@ -13,7 +13,7 @@ def print_letters(view: DeadLetters, output: str) -> None:
         print_json(view)
         return
     if not view.reasons:
-        print(f"{view.stream}: no dead letters{_of(view.hours)}")
+        print(f"{view.stream}: no dead letters{_span_words(view.hours)}")
         return
     print_table(
         ("reason", "dead letters", "first hour", "last hour"),
@@ -22,7 +22,7 @@ def print_letters(view: DeadLetters, output: str) -> None:
     for reason in view.reasons:
         for letter in reason.samples:
             _print_letter(reason.reason, letter)
-    print(f"\n{view.stream}: {view.dead} dead letters{_of(view.hours)}")
+    print(f"\n{view.stream}: {view.dead} dead letters{_span_words(view.hours)}")
 
 
 def _print_letter(reason: str, letter: Letter) -> None:
@@ -39,5 +39,5 @@ def _print_letter(reason: str, letter: Letter) -> None:
         print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
 
 
-def _of(hours: tuple[str, str] | None) -> str:
+def _span_words(hours: tuple[str, str] | None) -> str:
     return f" of the hours {hours[0]} to {hours[1]}" if hours else ""

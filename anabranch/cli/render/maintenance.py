@@ -99,17 +99,13 @@ def promise_lines(promise: Promise) -> list[str]:
             f"until {holder.until:%F %T} UTC" if holder.until is not None else "until it is dropped"
         )
         lines.append(f"  {holder.name} has {holder.size.bytes} bytes of it {until}")
-    when = (
-        f"the first run after {promise.gone_at:%F %T} UTC"
-        if promise.gone_at is not None
-        else "no run"
-    )
-    lines.append(
-        f"the last byte is deleted by {when}"
-        + ("" if promise.gone_at else ", as long as that has no end")
-    )
+    if promise.gone_at is not None:
+        when = f"the first run after {promise.gone_at:%F %T} UTC"
+        lines.append(f"the last byte is deleted by {when}")
+    else:
+        lines.append("no run deletes the last byte while a reference to it has no end")
     if promise.versions is None:
-        lines.append("the bucket did not say whether it keeps versions of deleted objects")
+        lines.append("the bucket did not report whether it keeps versions of deleted objects")
     elif promise.versions:
         lines.append(
             "the bucket keeps versions of deleted objects, as long as its lifecycle rules say"

@@ -24,7 +24,7 @@ from anabranch.common.errors import Terminal
 from anabranch.dev import audit
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import Elsewhere, Running, Workspace, main, open_workspace
+from anabranch.dev.demo.workspace import ExternalServices, Running, Workspace, main, open_workspace
 from anabranch.dev.producers.events import Ack, Sent
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.offsets import hours
@@ -51,7 +51,7 @@ FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY reve
 """.strip().replace("\n", " ")
 
 
-def run(story: Story, elsewhere: Elsewhere) -> None:
+def run(story: Story, external: ExternalServices) -> None:
     """Run the whole demo. Raises Refused if `main` is not exact at its end."""
     story.title(
         "Events leave Kafka through two arms, speed and batch, and meet again in one exact "
@@ -62,11 +62,11 @@ def run(story: Story, elsewhere: Elsewhere) -> None:
         "every command."
     )
     story.step("A Kafka broker, an S3 server, and three hours of events that wait")
-    with open_workspace(story, STREAM, elsewhere) as space:
-        if elsewhere.master is not None:
-            story.say(f"The jobs run on {elsewhere.master}, each with spark.cores.max: 1")
-        if elsewhere.catalog is not None:
-            address = urlsplit(elsewhere.catalog)
+    with open_workspace(story, STREAM, external) as space:
+        if external.master is not None:
+            story.say(f"The jobs run on {external.master}, each with spark.cores.max: 1")
+        if external.catalog is not None:
+            address = urlsplit(external.catalog)
             story.say(
                 f"The catalog is {address.scheme.partition('+')[0]} at "
                 f"{address.hostname}:{address.port}"
@@ -467,16 +467,16 @@ def _words(position: Offsets) -> str:
 @click.option(
     "--master",
     metavar="URL",
-    help="A Spark cluster's, whose workers are on this machine: Kafka and S3 are.",
+    help="Spark master of a cluster with workers on this machine, where Kafka and S3 run.",
 )
 @click.option(
-    "--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end."
+    "--catalog", metavar="URI", help="As catalog.uri. The demo drops its tables there at its end."
 )
 def command(verbose: bool, master: str | None, catalog: str | None) -> None:
     """Run both layers through kills on real services, and compare every record at the end."""
     sys.exit(
         main(
-            functools.partial(run, elsewhere=Elsewhere(master or None, catalog or None)),
+            functools.partial(run, external=ExternalServices(master or None, catalog or None)),
             is_brief=not verbose,
         )
     )

@@ -31,7 +31,7 @@ from anabranch.common.errors import AnabranchError, Terminal, Transient
 from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.services.processes import HOST, is_alive, write_whole
+from anabranch.dev.services.processes import HOST, is_alive, replace_file
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
@@ -147,7 +147,7 @@ class Running:
         return members
 
 
-class Front(Protocol):
+class ServiceProxy(Protocol):
     """A proxy of a service: clients connect to `port`, and it forwards to `upstream_port`."""
 
     port: int
@@ -155,17 +155,17 @@ class Front(Protocol):
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ExternalServices:
     """External services: the addresses of a Spark master and a catalog, None for the workspace's
     own; running proxies through which the workspace connects to its Kafka and S3."""
 
     master: str | None = None
     catalog: str | None = None
-    kafka_front: Front | None = None
-    s3_front: Front | None = None
+    kafka_proxy: ServiceProxy | None = None
+    s3_proxy: ServiceProxy | None = None
 
 
-_NOTHING_ELSEWHERE = Elsewhere()
+_NO_EXTERNAL_SERVICES = ExternalServices()
 
 
 class Workspace:
@@ -178,13 +178,13 @@ class Workspace:
         running_services: services.Services,
         stream: str,
         story: Story,
-        elsewhere: Elsewhere,
+        external: ExternalServices,
     ) -> None:
-        self.folder, self.services, self.story, self._elsewhere = (
+        self.folder, self.services, self.story, self._external = (
             folder,
             running_services,
             story,
-            elsewhere,
+            external,
         )
         self.conf, self.logs = folder / "conf", folder / "logs"
         self.temporary = folder / "tmp"
@@ -266,10 +266,10 @@ class Workspace:
     def close(self) -> None:
         for running in self._started:
             running.kill()
-        if self._elsewhere.catalog is not None:
-            self._leave_catalog()
+        if self._external.catalog is not None:
+            self._drop_tables()
 
-    def _leave_catalog(self) -> None:
+    def _drop_tables(self) -> None:
         """Drop the workspace's tables in an external catalog."""
         catalog = Lake(load_environment(self.conf)).catalog
         for namespace in catalog.list_namespaces():
@@ -282,7 +282,7 @@ class Workspace:
         for file in (_shipped() / "streams").glob(f"{stream}.*"):
             shutil.copy(file, self.conf / "streams" / file.name)
         environment = _read(_shipped() / "anabranch.yaml")
-        kafka, s3 = self._elsewhere.kafka_front, self._elsewhere.s3_front
+        kafka, s3 = self._external.kafka_proxy, self._external.s3_proxy
         bootstrap_servers = (
             f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
         )
@@ -297,17 +297,17 @@ class Workspace:
             "access_key": self.services.access_key,
             "secret_key": self.services.secret_key,
         }
-        environment["spark"]["master"] = self._elsewhere.master or "local[*]"
-        if self._elsewhere.catalog is not None:
+        environment["spark"]["master"] = self._external.master or "local[*]"
+        if self._external.catalog is not None:
             # A name of its own, since that catalog may contain tables of an earlier workspace.
             own = f"demo_{secrets.token_hex(4)}"
-            environment["catalog"] |= {"name": own, "uri": self._elsewhere.catalog}
+            environment["catalog"] |= {"name": own, "uri": self._external.catalog}
         _write(self.conf / "anabranch.yaml", environment)
 
 
 @contextmanager
 def open_workspace(
-    story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_ELSEWHERE
+    story: Story, stream: str, external: ExternalServices = _NO_EXTERNAL_SERVICES
 ) -> Iterator[Workspace]:
     """Open a workspace with running services. The end of the `with` stops everything that was
     started in it."""
@@ -315,18 +315,18 @@ def open_workspace(
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
     failed = False
     try:
-        kafka, s3 = elsewhere.kafka_front, elsewhere.s3_front
+        kafka, s3 = external.kafka_proxy, external.s3_proxy
         advertised = kafka.port if kafka is not None else None
         with services.running(
             folder / ".anabranch", progress=lambda text: None, advertised_port=advertised
         ) as running_services:
-            for front, port in (
+            for proxy, port in (
                 (kafka, running_services.kafka_port),
                 (s3, running_services.s3_port),
             ):
-                if front is not None:
-                    front.upstream_port = port
-            space = Workspace(folder, running_services, stream, story, elsewhere)
+                if proxy is not None:
+                    proxy.upstream_port = port
+            space = Workspace(folder, running_services, stream, story, external)
             try:
                 yield space
             finally:
@@ -380,4 +380,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    write_whole(file, yaml.safe_dump(content, sort_keys=False))
+    replace_file(file, yaml.safe_dump(content, sort_keys=False))

@@ -95,7 +95,7 @@ def produce_events(
             records = generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
         pending: Pending = deque()
         started = time.monotonic()
-        for _ in _turns(rate, started, stop):
+        for _ in _paced(rate, started, stop):
             record = next(records, None)
             if record is None:
                 break
@@ -117,9 +117,9 @@ def produce_events(
                 sent.fail(error)
                 continue
             pending.append((record, future))
-            _settle(pending, sent)
+            _count_ended(pending, sent)
             while len(pending) >= _IN_FLIGHT and not stop.wait(0.01):
-                _settle(pending, sent)
+                _count_ended(pending, sent)
         # Step 3: wait for every acknowledgement.
         _flush(producer, pending, sent, stop)
     finally:
@@ -127,7 +127,7 @@ def produce_events(
     return sent
 
 
-def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterator[int]:
+def _paced(rate: float | None, started: float, stop: threading.Event) -> Iterator[int]:
     """Yield a number for each send at its time, until `stop`."""
     number = 0
     while not stop.is_set():
@@ -139,7 +139,7 @@ def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterato
         number += 1
 
 
-def _settle(pending: Pending, sent: Sent) -> None:
+def _count_ended(pending: Pending, sent: Sent) -> None:
     """Remove and count the oldest sends that are acknowledged or have failed."""
     while pending and pending[0][1].is_done:
         record, future = pending.popleft()
@@ -162,7 +162,7 @@ def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -
             # Otherwise `close` would wait for them again, raise, and leave its thread running.
             producer._sender.force_close()
             producer._sender.join(5)
-            _settle(pending, sent)
+            _count_ended(pending, sent)
             break
         try:
             producer.flush(timeout=0.2)
@@ -174,7 +174,7 @@ def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -
                 error,
             )
         before = len(pending)
-        _settle(pending, sent)
+        _count_ended(pending, sent)
         if len(pending) == before:
             time.sleep(0.01)  # the futures are set a moment after the flush
     for _ in pending:
@@ -212,7 +212,7 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
 
 
 @contextmanager
-def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
+def acknowledgement_callback(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
     """Provide a callback for acknowledgements, which writes a line to the file and advances a
     progress bar (on a terminal only)."""
     console = Console(stderr=True)

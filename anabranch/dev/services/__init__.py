@@ -117,11 +117,11 @@ def up(
     secret_key = secret_key or os.environ.get("AWS_SECRET_ACCESS_KEY") or SECRET_KEY
     java = require_java()
     jars = jars or ensure_jars(progress=progress)
-    with _alone(home, progress), ExitStack() as undo:
+    with _locked_home(home, progress), ExitStack() as undo:
         s3, kafka = home.s3, home.kafka
         # Step 1: find running services and choose all ports, before anything is started.
-        s3_process, s3_port = _existing(s3, s3_port, S3_PORT, "--s3-port")
-        kafka_process, kafka_port = _existing(kafka, kafka_port, KAFKA_PORT, "--kafka-port")
+        s3_process, s3_port = _find_process(s3, s3_port, S3_PORT, "--s3-port")
+        kafka_process, kafka_port = _find_process(kafka, kafka_port, KAFKA_PORT, "--kafka-port")
         if s3_port == kafka_port:
             raise ConfigurationError(
                 f"Kafka and S3 cannot share port {s3_port}; give --kafka-port and --s3-port."
@@ -164,7 +164,7 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
     progress = progress or (lambda _: None)
     if not home.path.is_dir():
         return tuple(daemon.name for daemon in (home.s3, home.kafka) if _stop(daemon))
-    with _alone(home, progress):
+    with _locked_home(home, progress):
         running = {
             daemon.name: process
             for daemon in (home.s3, home.kafka)
@@ -222,7 +222,7 @@ def running(
         down(home)
 
 
-def _existing(
+def _find_process(
     daemon: Daemon, given_port: int | None, default: int, flag: str
 ) -> tuple[psutil.Process | None, int]:
     """Return the service's process, None if it does not run, and its port. Raises
@@ -278,7 +278,7 @@ def _status(daemon: Daemon, answers: Callable[[int], bool], scheme: str) -> Serv
 
 
 @contextmanager
-def _alone(home: Home, progress: Progress) -> Iterator[None]:
+def _locked_home(home: Home, progress: Progress) -> Iterator[None]:
     home.path.mkdir(parents=True, exist_ok=True)
     waiting = f"another 'anabranch dev' is at work on {home.path}; waiting for it"
     with locked(home.path / "dev.lock", _LOCK_SECONDS, lambda: progress(waiting)):

@@ -108,7 +108,7 @@ def start(
         part.mkdir(parents=True)
         write_private(
             properties,
-            properties_text(_joined(broker_properties(port, controller_port, part), more)),
+            properties_text(_merged(broker_properties(port, controller_port, part), more)),
         )
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # A cluster id that begins with a dash would be read as an option.
@@ -140,11 +140,11 @@ def start(
             )
         part.rename(data)
     server_properties = broker_properties(port, controller_port, data, advertised_port)
-    write_private(properties, properties_text(_joined(server_properties, more)))
+    write_private(properties, properties_text(_merged(server_properties, more)))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
 
 
-def _joined(
+def _merged(
     properties: Mapping[str, object], more: Mapping[str, object] | None
 ) -> dict[str, object]:
     """Return the properties updated with `more`, whose lists of listeners are appended."""

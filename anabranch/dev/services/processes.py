@@ -29,7 +29,7 @@ _KILL_SECONDS = 20.0
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def write_whole(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
     """Replace a file atomically: readers see the old or the new content."""
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8")
@@ -136,8 +136,8 @@ class Daemon:
         _children[child.pid] = child
         process = psutil.Process(child.pid)
         content = json.dumps(asdict(PidFile(child.pid, process.create_time(), port)))
-        write_whole(self.pid_file, content + "\n")
-        write_whole(self.port_file, f"{port}\n")
+        replace_file(self.pid_file, content + "\n")
+        replace_file(self.port_file, f"{port}\n")
         return process
 
     def await_answer(
@@ -248,12 +248,12 @@ def require_free_port(port: int, title: str, flag: str) -> None:
                 taken = True
     if taken:
         raise ConfigurationError(
-            f"{title} needs port {port} of {HOST}, but {holder(port)} listens there. Stop it, or "
-            f"choose another port with {flag}."
+            f"{title} needs port {port} of {HOST}, but {listener_of(port)} listens there. Stop it, "
+            f"or choose another port with {flag}."
         )
 
 
-def holder(port: int) -> str:
+def listener_of(port: int) -> str:
     """Return the process that listens on `port`, as text, as far as the user may see it."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections(kind="tcp"):

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from query_page import asked_world, run_python, sections_of_page
+from query_page import queried_world, run_python, sections_of_page
 from trino_server import running_trino
 from world import World
 
@@ -16,7 +16,7 @@ from anabranch.common.output import plain
 
 
 def test_trino_gives_the_pages_answers(world: Callable[..., World], tmp_path: Path) -> None:
-    one, day = asked_world(world)
+    one, day = queried_world(world)
     sections = sections_of_page(one, day)
     expected = run_python(one, {"Python": sections["Python"]})["Python"]
     with running_trino(tmp_path, one.job.environment) as trino:

@@ -20,7 +20,7 @@ from anabranch.common.errors import Terminal
 from anabranch.dev import audit
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import Story
-from anabranch.dev.demo.workspace import Elsewhere, Workspace, main, open_workspace
+from anabranch.dev.demo.workspace import ExternalServices, Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
@@ -47,7 +47,7 @@ def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> 
     with ExitStack() as stack:
         kafka, s3 = (stack.enter_context(CuttingProxy(seed + i).running()) for i in range(2))
         space = stack.enter_context(
-            open_workspace(story, STREAM, Elsewhere(kafka_front=kafka, s3_front=s3))
+            open_workspace(story, STREAM, ExternalServices(kafka_proxy=kafka, s3_proxy=s3))
         )
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
@@ -58,7 +58,7 @@ def _run(
     story: Story,
     space: Workspace,
     job: Job,
-    fronts: dict[Service, CuttingProxy],
+    proxies: dict[Service, CuttingProxy],
     minutes: float,
     seed: int,
     only: tuple[str, ...],
@@ -83,7 +83,7 @@ def _run(
     space.set_speed(STREAM, **THROTTLED)
     live = Live(job, RATE, seed + 1)
     interference = Interference(space.folder / "interference")
-    faults = Faults(story, space, job, interference, fronts, seed, only)
+    faults = Faults(story, space, job, interference, proxies, seed, only)
     story.step("Faults")
     # A separate catalog client for the gateway's thread.
     with (
@@ -116,8 +116,8 @@ def _run(
         f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost "
         f"{gateway.dropped}"
     )
-    for name, front in (("Kafka", fronts["kafka"]), ("S3", fronts["s3"])):
-        story.say(f"cut short of {name:<14} {front.bodies:>4} bodies, {front.answers} answers")
+    for name, proxy in (("Kafka", proxies["kafka"]), ("S3", proxies["s3"])):
+        story.say(f"cut short of {name:<14} {proxy.bodies:>4} bodies, {proxy.answers} answers")
     story.say(f"{faults.counts.total()} faults in all")
     audit.run_audit(
         story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent

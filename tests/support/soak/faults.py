@@ -62,14 +62,14 @@ class Faults:
         space: Workspace,
         job: Job,
         interference: Interference,
-        fronts: dict[Service, CuttingProxy],
+        proxies: dict[Service, CuttingProxy],
         seed: int,
         only: tuple[str, ...] = (),
     ) -> None:
         """Choose the faults. `only`: words, one of which a fault's name must contain; empty for
         all."""
         self._story, self._space, self._job = story, space, job
-        self._interference, self._fronts = interference, fronts
+        self._interference, self._proxies = interference, proxies
         self._dice, self._seed = random.Random(seed), seed
         self._evolving = Evolving([columns_of(space.shipped(STREAM)["schema"])], self._dice)
         self._speed: list[Running] = []
@@ -159,7 +159,7 @@ class Faults:
         """Kill all running processes, and end the interference."""
         for running in (*self._speed, *self._batch):
             running.kill()
-        self._part_from_ended()
+        self._collect_ended()
         self._interference.end()
 
     def exit_codes(self) -> Counter[str]:
@@ -181,13 +181,13 @@ class Faults:
                 )
 
     def _keep_alive(self) -> None:
-        self._part_from_ended()
+        self._collect_ended()
         if not self._speed:
             self._start_speed()
         if not self._batch:
             self._start_batch()
 
-    def _part_from_ended(self) -> None:
+    def _collect_ended(self) -> None:
         for name, layer in (("speed", self._speed), ("batch", self._batch)):
             self._ended += [(name, running) for running in layer if running.code is not None]
             layer[:] = [running for running in layer if running.code is None]
@@ -232,7 +232,7 @@ class Faults:
         ended = sum(name == "batch" and running.code == 0 for name, running in self._ended)
         return position if layer == "speed" else len(accepted) + ended
 
-    def _did(self, kind: str, words: str) -> None:
+    def _report(self, kind: str, words: str) -> None:
         self.counts[kind] += 1
         moment = f"{self._story.seconds:5.0f} s"
         position, accepted = self._progress()
@@ -257,7 +257,7 @@ class Faults:
     def _kill_speed(self) -> None:
         for running in self._speed:
             running.kill()
-        self._did("kill -9 speed", "kill -9 for the speed layer")
+        self._report("kill -9 speed", "kill -9 for the speed layer")
 
     def _fail_speed(self) -> None:
         self._fail("speed", self._speed, _SPEED_STEPS, self._start_speed)
@@ -278,12 +278,12 @@ class Faults:
         for running in alive:
             running.kill()
         start(**{FAIL_AT: step})
-        self._did(f"fail point {layer}", f"the {layer} layer again, to die at {step}")
+        self._report(f"fail point {layer}", f"the {layer} layer again, to die at {step}")
         time.sleep(self._dice.uniform(15, 25))
 
     def _second_speed(self) -> None:
         self._start_speed()
-        self._did("second speed", "a second speed layer beside the first")
+        self._report("second speed", "a second speed layer beside the first")
         time.sleep(20)
 
     def _pause_speed(self) -> None:
@@ -292,7 +292,7 @@ class Faults:
         hung = self._dice.choice(self._speed)
         hung.pause()
         other = self._start_speed()
-        self._did("SIGSTOP speed", "SIGSTOP for a speed layer, another takes over")
+        self._report("SIGSTOP speed", "SIGSTOP for a speed layer, another takes over")
         time.sleep(self._dice.uniform(15, 25))
         hung.resume()
         time.sleep(5)
@@ -301,16 +301,16 @@ class Faults:
     def _delete_checkpoints(self) -> None:
         for checkpoint in self._space.checkpoints():
             shutil.rmtree(checkpoint, ignore_errors=True)
-        self._did("checkpoints deleted", "every checkpoint deleted, under running jobs")
+        self._report("checkpoints deleted", "every checkpoint deleted, under running jobs")
 
     def _kill_batch(self) -> None:
         for running in self._batch:
             running.kill()
-        self._did("kill -9 batch", "kill -9 for the batch layer")
+        self._report("kill -9 batch", "kill -9 for the batch layer")
 
     def _two_batches(self) -> None:
         self._start_batch()
-        self._did("two batch runs", "a second batch run beside the first")
+        self._report("two batch runs", "a second batch run beside the first")
         time.sleep(10)
 
     def _restate(self) -> None:
@@ -319,12 +319,12 @@ class Faults:
             return
         hour = self._dice.choice(accepted)
         self._start_batch("--hour", hour, "--restate")
-        self._did("restatement", f"hour {hour} restated")
+        self._report("restatement", f"hour {hour} restated")
         time.sleep(15)
 
     def _maintain(self) -> None:
         self._batch.append(self._start("maintain"))
-        self._did("maintenance", "maintenance beside everybody")
+        self._report("maintenance", "maintenance beside everybody")
         time.sleep(5)
 
     def _override(self) -> None:
@@ -338,7 +338,7 @@ class Faults:
         layer = "auto" if hour in given else "speed"
         # Refused if the speed layer does not cover the hour.
         code = self._finish("serve-hour", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
-        self._did(
+        self._report(
             f"served by {layer}",
             f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}",
         )
@@ -348,7 +348,7 @@ class Faults:
         words = self._evolving.step()
         self._space.set_stream(STREAM, schema=self._evolving.schema)
         self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
-        self._did("rolled back" if self._evolving.is_behind else "schema evolved", words)
+        self._report("rolled back" if self._evolving.is_behind else "schema evolved", words)
 
     def _maintain_by_platform(self) -> None:
         """Run another program that maintains the tables while the jobs run."""
@@ -363,7 +363,9 @@ class Faults:
         if running.code:
             running.require_alive()
         outcome = running.printed().splitlines()[-1]
-        self._did("maintained by others", f"another program ran {', '.join(operations)}: {outcome}")
+        self._report(
+            "maintained by others", f"another program ran {', '.join(operations)}: {outcome}"
+        )
 
     def _name_wrong_topic(self) -> None:
         """Name another, empty topic in the stream's file and adopt it; then adopt the right one."""
@@ -374,7 +376,7 @@ class Faults:
             if topic == _WRONG_TOPIC:
                 self._keep_alive()
                 time.sleep(self._dice.uniform(5, 20))
-        self._did("wrong topic", "another topic named and adopted, and the right one again")
+        self._report("wrong topic", "another topic named and adopted, and the right one again")
 
     def _name_table_twice(self) -> None:
         """Name the table in a second stream's file, and require that apply refuses it."""
@@ -391,7 +393,7 @@ class Faults:
                 f"{ConfigurationError.exit_code}, found {running.code}; the end of "
                 f"{running.log}:\n{running.log_tail(15)}"
             )
-        self._did("table named twice", "a second stream's file with the same table, refused")
+        self._report("table named twice", "a second stream's file with the same table, refused")
 
     def _allow_gaps(self) -> None:
         """Allow all gaps, or only the shipped ones. Kafka has all records, so none may be
@@ -404,7 +406,7 @@ class Faults:
             else shipped["allow_gaps"]
         )
         self._space.set_stream(STREAM, batch=shipped | {"allow_gaps": gaps})
-        self._did("allow_gaps changed", f"allow_gaps: {', '.join(gaps)}")
+        self._report("allow_gaps changed", f"allow_gaps: {', '.join(gaps)}")
         self._restate()
 
     def _restart_kafka(self) -> None:
@@ -417,7 +419,7 @@ class Faults:
             120,
         )
         self._start_services()
-        self._did("kafka restarted", "Kafka ended by SIGTERM, and started again")
+        self._report("kafka restarted", "Kafka ended by SIGTERM, and started again")
 
     def _take_backup(self) -> None:
         """Take a backup while the jobs are paused, like a snapshot of their volumes."""
@@ -430,7 +432,7 @@ class Faults:
             for running in alive:
                 if running.code is None:
                     running.resume()
-        self._did("backup", "catalog and bucket copied")
+        self._report("backup", "catalog and bucket copied")
 
     def _restore_backup(self) -> None:
         """Restore the backup, without running jobs. Pending requests are dropped: they would change
@@ -439,7 +441,7 @@ class Faults:
             return
         for running in (*self._speed, *self._batch):
             running.kill()
-        self._part_from_ended()
+        self._collect_ended()
         self._interference.drop_requests()
         time.sleep(2)
         self._backup.restore()
@@ -447,7 +449,7 @@ class Faults:
         self._evolving.at = len(self._evolving.versions) - 1
         self._space.set_stream(STREAM, schema=self._evolving.schema)
         self._finish("apply")
-        self._did("restored", "catalog and bucket set back to the backup")
+        self._report("restored", "catalog and bucket set back to the backup")
 
     def _stamp_strangely(self) -> None:
         before = self.sent.acknowledged
@@ -457,7 +459,7 @@ class Faults:
             self._seed * 1_000 + self.counts.total(),
             self.sent,
         )
-        self._did(
+        self._report(
             "strange timestamps",
             f"{self.sent.acknowledged - before} records with strange timestamps",
         )
@@ -466,13 +468,15 @@ class Faults:
         if self._dice.random() < 0.3:
             seconds = self._dice.choice(_TOLERATED)
             self._interference.set_clock(who, seconds)
-            self._did(f"clock of {who} set", f"the clock of {who} {seconds:+,.0f} s from now on")
+            self._report(f"clock of {who} set", f"the clock of {who} {seconds:+,.0f} s from now on")
             return
         seconds = self._dice.choice(_WRONG)
         self._interference.set_clock(who, seconds)
         time.sleep(self._dice.uniform(5, 25))
         self._interference.set_clock(who, 0)
-        self._did(f"clock of {who} jumps", f"the clock of {who} {seconds:+,.0f} s, and right again")
+        self._report(
+            f"clock of {who} jumps", f"the clock of {who} {seconds:+,.0f} s, and right again"
+        )
 
     def _land_late(self, who: str) -> None:
         after = [
@@ -481,7 +485,7 @@ class Faults:
         ]
         self._interference.lose_requests(who, after)
         delays = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
-        self._did(
+        self._report(
             "late landings",
             f"the next requests of {who} to the catalog lost, to land after: {delays}",
         )
@@ -490,7 +494,7 @@ class Faults:
     def _die_in_doubt(self, layer: Layer) -> None:
         """Let a publish succeed after its publisher has died and another has taken over."""
         _, _, words = self._start_in_doubt(layer, FAIL_AT)
-        self._did("late, and dead", f"{words}, and to die in doubt")
+        self._report("late, and dead", f"{words}, and to die in doubt")
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
@@ -504,7 +508,7 @@ class Faults:
             and time.monotonic() < deadline
         ):
             time.sleep(0.5)
-        self._did(
+        self._report(
             "late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}"
         )
         other = start()
@@ -537,28 +541,28 @@ class Faults:
         )
 
     def _cut_short(self, service: Service) -> None:
-        front, chance = self._fronts[service], self._dice.choice((0.02, 0.1, 0.3))
-        bodies, answers = front.bodies, front.answers
-        with front.cutting(chance):
+        proxy, chance = self._proxies[service], self._dice.choice((0.02, 0.1, 0.3))
+        bodies, answers = proxy.bodies, proxy.answers
+        with proxy.cutting(chance):
             time.sleep(self._dice.uniform(5, 15))
         words = (
-            f"{front.bodies - bodies} bodies and {front.answers - answers} answers of {service} "
+            f"{proxy.bodies - bodies} bodies and {proxy.answers - answers} answers of {service} "
             "cut short"
         )
-        self._did(f"{service} cut short", words)
+        self._report(f"{service} cut short", words)
 
     def _cut(self, service: Service) -> None:
         os.kill(self._pid(service), signal.SIGKILL)
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
         self._start_services()
-        self._did(
+        self._report(
             f"{service} killed",
             f"{service} killed with every connection to it, started after {seconds:.0f} s",
         )
 
     def _start_services(self) -> None:
-        running, port = self._space.services, self._fronts["kafka"].port
+        running, port = self._space.services, self._proxies["kafka"].port
         services.up(
             running.home,
             access_key=running.access_key,
@@ -581,7 +585,7 @@ class Faults:
             time.sleep(seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
-        self._did(f"{service} hangs", f"{service} answered no request for {seconds:.0f} s")
+        self._report(f"{service} hangs", f"{service} answered no request for {seconds:.0f} s")
 
 
 def _name(fault: _Fault) -> str:

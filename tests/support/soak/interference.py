@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.dev.services.processes import HOST, write_whole
+from anabranch.dev.services.processes import HOST, replace_file
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -78,7 +78,7 @@ def _lose_requests(folder: Path) -> None:
             identifier=identifier, requirements=requirements, updates=updates
         )
         content = json.dumps({"after": seconds, "request": request.model_dump_json(by_alias=True)})
-        write_whole(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", content)
+        replace_file(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", content)
         raise ConnectionError(f"connection to the catalog at {HOST} reset by peer")
 
     SqlCatalog.commit_table = commit_table  # type: ignore[method-assign]
@@ -112,14 +112,14 @@ class Interference:
 
     def set_clock(self, name: str, seconds: float) -> None:
         """Set the clock of every process of this name ahead by `seconds`, at once."""
-        write_whole(self._orders(name) / "clock", str(seconds))
+        replace_file(self._orders(name) / "clock", str(seconds))
 
     def lose_requests(self, name: str, after: list[float | None]) -> None:
         """Intercept the next requests to the catalog; each is executed after its seconds in
         `after`, or never for None."""
         for number, seconds in enumerate(after):
             delay = _NEVER if seconds is None else seconds
-            write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
+            replace_file(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
 
     def drop_requests(self) -> None:
         """Drop the intercepted requests, which are then never executed."""

@@ -58,8 +58,8 @@ def test_its_port_is_known_after_it_was_stopped(daemon: Daemon) -> None:
     assert daemon.last_port() == 4711
     services.down(services.Home(daemon.home))
     assert (daemon.recorded(), daemon.last_port()) == (None, 4711)
-    assert services._existing(daemon, None, 1, "--kafka-port") == (None, 4711)
-    assert services._existing(daemon, 4712, 1, "--kafka-port") == (None, 4712)
+    assert services._find_process(daemon, None, 1, "--kafka-port") == (None, 4711)
+    assert services._find_process(daemon, 4712, 1, "--kafka-port") == (None, 4712)
     services.down(services.Home(daemon.home), wipe=True)
     assert daemon.last_port() is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_files import reads_of_data_files
+from data_files import record_data_file_reads
 from killed import kill_at
 from lakes import StreamLake, decide, new_environment, new_lake
 from pyiceberg.expressions import EqualTo
@@ -49,7 +49,7 @@ def lake(tmp_path: Path) -> StreamLake:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read from now on."""
-    return reads_of_data_files(monkeypatch)
+    return record_data_file_reads(monkeypatch)
 
 
 def at(day: int, hour: int = 0) -> str:

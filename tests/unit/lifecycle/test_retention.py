@@ -702,8 +702,8 @@ def test_a_promise_in_words() -> None:
     )
     assert promise_lines(endless)[1:] == [
         "  tag mine has 30 bytes of it until it is dropped",
-        "the last byte is deleted by no run, as long as that has no end",
-        "the bucket did not say whether it keeps versions of deleted objects",
+        "no run deletes the last byte while a reference to it has no end",
+        "the bucket did not report whether it keeps versions of deleted objects",
     ]
 
 
