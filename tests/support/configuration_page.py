@@ -28,15 +28,15 @@ HEAD = """\
 Two kinds of file: `conf/anabranch.yaml` is the environment, `conf/streams/<stream>.yaml` one stream each. `--conf DIR`
 or `ANABRANCH_CONF` names another folder. `${NAME}` and `${NAME:-default}` in a value read the process environment;
 secrets belong there. A key that is not on this page is refused. A key with a dot is nested: `speed.trigger: 2 seconds`
-is `speed: {trigger: 2 seconds}`. A key that is **required** is so where its part of the file is given.
+is `speed: {trigger: 2 seconds}`. A **required** key of a section is required only if the section is given.
 
-`defaults.yaml` beside `anabranch.yaml`, if there is one, has values for the keys of every stream's file but `topic`,
-`topics`, `table` and `name`. A value of the stream's file comes before that of the defaults, and that before the
-default on this page. Mappings are merged key by key; a list or any other value replaces the default whole, and `null`
-removes it. A mistake names the file that it is in.
+An optional `defaults.yaml` in the folder of `anabranch.yaml` has values for the keys of all streams' files, except
+`topic`, `topics`, `table` and `name`. A stream's file overrides it, and it overrides the defaults on this page.
+Mappings are merged key by key; a list or any other value replaces the whole default, and `null` removes it. An error
+names the file with the mistake.
 
-A **duration** is a number and a unit: `2 seconds`, `15 minutes`, `1 hour`, `30 days`. A **size** is one likewise:
-`256 MB`. A **secret** is shown in no message and no log.
+A **duration** is a number and a unit: `2 seconds`, `15 minutes`, `1 hour`, `30 days`. A **size** is also a number and a
+unit: `256 MB`. A **secret** appears in no message and no log.
 """
 
 TYPES = """\
@@ -49,19 +49,19 @@ TYPES = """\
 | `STRING` (`TEXT`, `VARCHAR`) | text |
 | `INT` (`SMALLINT`, `TINYINT`), `BIGINT` | whole numbers of 32 and of 64 bits |
 | `FLOAT`, `DOUBLE` | floating point of 32 and of 64 bits |
-| `DECIMAL(p,s)` | exact numbers of `p` digits, 38 at most, `s` of them behind the point |
+| `DECIMAL(p,s)` | exact numbers of `p` digits, 38 at most, `s` of them after the decimal point |
 | `BOOLEAN` | `true`, `false` |
 | `DATE` | a day |
-| `TIMESTAMP` (`TIMESTAMPTZ`, `TIMESTAMPLTZ`) | a moment, in UTC |
+| `TIMESTAMP` (`TIMESTAMPTZ`, `TIMESTAMPLTZ`) | a point in time, in UTC |
 | `BINARY` | bytes |
-| `ARRAY<TYPE>`, `MAP<TYPE, TYPE>`, `STRUCT<name TYPE, …>` | nested, as deep as wanted |
+| `ARRAY<TYPE>`, `MAP<TYPE, TYPE>`, `STRUCT<name TYPE, …>` | nested to any depth |
 
-What of each format becomes which type, and when a record is a dead letter instead: [formats.md](formats.md).
+[formats.md](formats.md) has the values of each format for each type, and the records that become dead letters.
 """
 
 FAMILY = """\
-A [family of topics](../how-to/many-streams.md#families-of-topics) has these keys in place of `topic`, `table` and
-`name`, and any other key of a stream."""
+A [family of topics](../how-to/many-streams.md#families-of-topics) has these keys instead of `topic`, `table` and
+`name`, and may have any other key of a stream."""
 
 _ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
 

@@ -40,10 +40,10 @@ _FAIL_POINTS_HEAD = """\
 anabranch/common/fail_points.py, not this page. -->
 
 `ANABRANCH_FAIL_AT=<step>[:n]` ends a process at the n-th time (default: the first) that it reaches a step, as
-`kill -9` would: `ANABRANCH_FAIL_AT=speed.staged:2 anabranch speed game_events`. Start it again without, and compare.
-`tests/failures/test_fail_points.py` kills at each of them, twice in a row. `ANABRANCH_PAUSE_AT=<step>[:n]` stops the
-process there (SIGSTOP), as a machine that hangs would; SIGCONT lets it go on. Several steps with a comma between them
-are armed each: what follows a lost answer is reached after one (`commit.request-lost,commit.fenced`).
+`kill -9` does: `ANABRANCH_FAIL_AT=speed.staged:2 anabranch speed game_events`. Start it again without the variable, and
+compare. `tests/failures/test_fail_points.py` kills at each step, twice in a row. `ANABRANCH_PAUSE_AT=<step>[:n]` stops
+the process there (SIGSTOP), like a machine that hangs; SIGCONT resumes it. Several steps, separated by commas, are all
+armed: a step after a lost response needs one first (`commit.request-lost,commit.fenced`).
 """
 
 
