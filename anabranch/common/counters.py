@@ -50,7 +50,7 @@ class Tally:
             return self._counts.copy()
 
 
-_OF_STREAM: ContextVar[Tally | None] = ContextVar("tally", default=None)
+_STREAM_TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 
 class _ProcessTally(Tally):
@@ -58,7 +58,7 @@ class _ProcessTally(Tally):
 
     def count(self, name: str, label: str = "", n: int = 1) -> None:
         super().count(name, label, n)
-        if (own := _OF_STREAM.get()) is not None and own is not self:
+        if (own := _STREAM_TALLY.get()) is not None and own is not self:
             own.count(name, label, n)
 
 
@@ -70,14 +70,14 @@ TALLY: Tally = _ProcessTally()
 def counting(tally: Tally) -> Iterator[None]:
     """Also count into `tally` what this thread counts inside the block. Threads that it starts are
     not included: see `count_into`."""
-    token = _OF_STREAM.set(tally)
+    token = _STREAM_TALLY.set(tally)
     try:
         yield
     finally:
-        _OF_STREAM.reset(token)
+        _STREAM_TALLY.reset(token)
 
 
 def count_into(tally: Tally) -> None:
     """Also count into `tally` what this thread counts, until it ends: the initializer of a stream's
     pool."""
-    _OF_STREAM.set(tally)
+    _STREAM_TALLY.set(tally)

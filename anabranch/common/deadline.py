@@ -104,8 +104,8 @@ class TimedRead(Generic[T]):
         if not self.has_ended:
             self.is_given_up = True
             return NoAnswer(
-                f"{self.doing} {self.name}: found no end within {self._limit:.0f} s; check that "
-                "it answers"
+                f"{self.doing} {self.name}: expected a result within {self._limit:.0f} s, found "
+                "none; check that it answers"
             )
         return self._answer.result()
 
@@ -143,14 +143,14 @@ def ask_all(
     limit: float,
     at_once: int,
     doing: str = "ask",
-    of_silence: bool = False,
+    since_last_answer: bool = False,
 ) -> dict[str, T | AnabranchError]:
     """Call all, at most `at_once` in parallel, and return each value or error by name, in the given
     order. A call without an answer after `limit` seconds gets a NoAnswer, which names the service
     that it waits for.
 
-    With `of_silence`, the limit restarts at each answer of any call: many calls get the time that
-    they need. Calls run in daemon threads, for which neither the caller nor the process waits.
+    With `since_last_answer`, the limit restarts at each answer of any call: many calls get the time
+    that they need. Calls run in daemon threads, for which neither the caller nor the process waits.
     """
     ended = time.monotonic() + limit
     answers: dict[str, T | AnabranchError] = {}
@@ -172,7 +172,7 @@ def ask_all(
                 answer = explain(f"{doing} {name}", error)
             with changed:
                 answers[name] = answer
-                if of_silence:
+                if since_last_answer:
                     ended = time.monotonic() + limit
                 changed.notify()
 

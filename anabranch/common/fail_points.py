@@ -31,13 +31,13 @@ class Step(Enum):
     # Speed job.
     SPEED_RECOVERED = (
         "speed.recovered",
-        "an earlier publisher's loose ends are finished, nothing is read yet",
+        "pending steps of an earlier publisher are finished, nothing is read yet",
     )
     SPEED_SKIPPED = (
         "speed.skipped",
         "the position has moved behind hours that the batch layer serves",
     )
-    SPEED_DECIDED = "speed.decided", "a micro-batch knows its hours, nothing is staged"
+    SPEED_DECIDED = "speed.decided", "the hours of a micro-batch are decided, nothing is staged"
     SPEED_ROWS_STAGED = "speed.rows-staged", "its rows are staged, its dead letters are not"
     SPEED_STAGED = "speed.staged", "rows and dead letters are staged, nothing is published"
     SPEED_PUBLISHED = "speed.published", "rows and position are published, the dead letters are not"
@@ -51,9 +51,9 @@ class Step(Enum):
     )
     ROLLUP_WRITTEN = (
         "rollup.written",
-        "an hour's files are written again as few, nothing of that is published",
+        "an hour's small files are compacted, the new files are not published",
     )
-    ROLLUP_PUBLISHED = "rollup.published", "the few are published in the place of the many"
+    ROLLUP_PUBLISHED = "rollup.published", "the compacted files replace the small ones"
     # Sealing.
     SEAL_DECIDED = "seal.decided", "the cuts are decided, nothing is published"
     SEAL_PUBLISHED = "seal.published", "the cuts are published, the ledger does not know them"
@@ -80,7 +80,7 @@ class Step(Enum):
     BATCH_RECORDED = "batch.recorded", "the ledger knows the hour too"
     ARCHIVE_STAGED = (
         "archive.staged",
-        "an hour's records are staged in the archive, which does not have them",
+        "an hour's records are staged for the archive, not published",
     )
     ARCHIVE_PUBLISHED = (
         "archive.published",
@@ -217,27 +217,27 @@ class Step(Enum):
     )
     EGRESS_NAMED = (
         "egress.named",
-        "the manifest names them, the files that they replace are there too",
+        "the manifest names them, the files that they replace are not deleted",
     )
-    EGRESS_CLEARED = "egress.cleared", "those are gone, _SUCCESS is not written"
+    EGRESS_CLEARED = "egress.cleared", "the replaced files are deleted, _SUCCESS is not written"
     EGRESS_SENT = (
         "egress.sent",
         "a transaction's records are sent, and the position with them; it is not committed",
     )
-    EGRESS_COMMITTED = "egress.committed", "the transaction is committed, the process does not know"
+    EGRESS_COMMITTED = "egress.committed", "the transaction is committed, nothing is recorded"
     EGRESS_INDEXED = (
         "egress.indexed",
         "a bulk of the hour's documents is in the index, the next is not sent",
     )
     EGRESS_DELIVERED = (
         "egress.delivered",
-        "the hour is whole at its target, the stream's table does not know it",
+        "the hour is complete at its target, the egress table does not record it",
     )
-    EGRESS_RECORDED = "egress.recorded", "the stream's table knows it"
+    EGRESS_RECORDED = "egress.recorded", "the egress table records the hour"
     # Every publish, of any layer.
     COMMIT_PREPARED = (
         "commit.prepared",
-        "a publish's manifests are written, the catalog is not asked",
+        "a publish's manifests are written, the catalog has no request",
     )
     COMMIT_REQUEST_LOST = (
         "commit.request-lost",
@@ -250,7 +250,7 @@ class Step(Enum):
     COMMIT_DOUBTED = "commit.doubted", "an answer was lost, and the publish may still land"
     COMMIT_FENCED = (
         "commit.fenced",
-        "a head has moved, so that it cannot land any more; its publisher does not know",
+        "a head has moved, so the doubted publish cannot land; its publisher does not know",
     )
     COMMIT_LANDED = "commit.landed", "the publish landed, no later step has begun"
     # Ledger.

@@ -30,34 +30,36 @@ from typing import Any, TextIO
 
 from anabranch.common.redaction import redact
 
-_OF_PROCESS: dict[str, Any] = {}
-_OF_WORK: ContextVar[dict[str, Any] | None] = ContextVar("anabranch.common.logs", default=None)
+_PROCESS_FIELDS: dict[str, Any] = {}
+_THREAD_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar(
+    "anabranch.common.logs", default=None
+)
 
 
 def of_process(**values: Any) -> None:
     """Add these fields to every event of this process, in all threads."""
-    _OF_PROCESS.update(values)
+    _PROCESS_FIELDS.update(values)
 
 
 def fields_now() -> Mapping[str, Any]:
     """Return the fields of an event logged now by this thread."""
-    return _OF_PROCESS | (_OF_WORK.get() or {})
+    return _PROCESS_FIELDS | (_THREAD_FIELDS.get() or {})
 
 
 @contextmanager
 def fields(**values: Any) -> Iterator[None]:
     """Add these fields to every event that this thread logs inside the block."""
-    token = _OF_WORK.set((_OF_WORK.get() or {}) | values)
+    token = _THREAD_FIELDS.set((_THREAD_FIELDS.get() or {}) | values)
     try:
         yield
     finally:
-        _OF_WORK.reset(token)
+        _THREAD_FIELDS.reset(token)
 
 
 def note(**values: Any) -> None:
     """Add these fields to later events, up to the end of the enclosing `fields` block; do nothing
     outside of one."""
-    if (around := _OF_WORK.get()) is not None:
+    if (around := _THREAD_FIELDS.get()) is not None:
         around.update(values)
 
 

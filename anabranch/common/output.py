@@ -189,19 +189,19 @@ def write_result(
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """Yield a file that replaces `out` once it is complete; write a device directly."""
-    apart = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
+    part = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
     try:
-        with apart.open("wb") as sink:
+        with part.open("wb") as sink:
             yield sink
-        if apart != out:
-            apart.replace(out)
+        if part != out:
+            part.replace(out)
     except OSError as error:
         raise ConfigurationError(
             f"query: expected to write {out}, found: {error.strerror or error}"
         ) from error
     finally:
-        if apart != out:
-            apart.unlink(missing_ok=True)
+        if part != out:
+            part.unlink(missing_ok=True)
 
 
 def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> None:
@@ -308,8 +308,8 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     # A unique first column becomes the heading of each row's fields.
     headed = len({*firsts}) == len(rows)
     for first, row in zip(firsts, rows, strict=True):
-        said = [(text(name), text(value)) for name, value in zip(columns, row, strict=True)]
-        lines = list(_packed([pair for pair in said[headed:] if pair[1]], console.width - 2))
+        pairs = [(text(name), text(value)) for name, value in zip(columns, row, strict=True)]
+        lines = list(_packed([pair for pair in pairs[headed:] if pair[1]], console.width - 2))
         if headed:
             lines.insert(0, Text(first, style="bold"))
         for i, line in enumerate(lines):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
-_SELDOM = 60.0
+_LONGEST_PAUSE = 60.0
 _SPANS = (("a second", 1), ("a minute", 60), ("an hour", 3600))
 
 
@@ -101,7 +101,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         handler = readable_handler()
-        if handler is not None and _goes_back(handler.stream):
+        if handler is not None and _can_overwrite(handler.stream):
             self._in_place = True
             self._open.enter_context(_LastLine(handler, self))
         return self
@@ -157,7 +157,7 @@ class Progress:
         """Return whether a line may be logged now; if so, start the next pause."""
         if self._in_place or now - self._reported < self._pause:
             return False
-        self._reported, self._pause = now, min(_SELDOM, 2 * self._pause)
+        self._reported, self._pause = now, min(_LONGEST_PAUSE, 2 * self._pause)
         return True
 
 
@@ -183,7 +183,7 @@ def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join(seconds)
 
 
-def _goes_back(stream: TextIO) -> bool:
+def _can_overwrite(stream: TextIO) -> bool:
     """Return whether the stream is a terminal whose last line can be overwritten."""
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
         return False
@@ -217,7 +217,7 @@ class _LastLine:
 
     def __enter__(self) -> None:
         self._stream = self._handler.stream
-        self._handler.setStream(_Above(self._console))
+        self._handler.setStream(_LinesAbove(self._console))
         self._timer.start()
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +240,7 @@ class _LastLine:
         return Text(self._progress.line(), no_wrap=True, overflow="ellipsis")
 
 
-class _Above(io.TextIOBase):
+class _LinesAbove(io.TextIOBase):
     """A stream whose lines appear above a terminal's last line."""
 
     def __init__(self, console: Console) -> None:

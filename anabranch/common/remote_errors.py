@@ -134,7 +134,7 @@ _READ_ONLY = re.compile(
     r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE
 )
 _ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
-# Errors of a path given to a command, beside those in `_stays_of_system`.
+# Errors of a path given to a command, beside those in `_system_remedy`.
 _NO_SUCH_PLACE = frozenset(
     {
         errno.ENOTDIR,
@@ -148,7 +148,7 @@ _NO_SUCH_PLACE = frozenset(
 )
 
 # Errors of the network or of Spark's own machinery: never of the rows that are read.
-_AWAY = (
+_NETWORK_WORDS = (
     "S3Exception",
     "SdkClientException",
     "SdkServiceException",
@@ -212,9 +212,9 @@ _JAVA_DOUBTFUL = (
     "OffsetOutOfRangeException",
 )
 
-# Errors that pass by themselves, beside `_AWAY`, as Java, Spark, Iceberg, SQLAlchemy, botocore and
-# kafka-python name them.
-_PASSES = (
+# Errors that pass by themselves, beside `_NETWORK_WORDS`, as Java, Spark, Iceberg, SQLAlchemy,
+# botocore and kafka-python name them.
+_TRANSIENT_WORDS = (
     "TimeoutException",
     "InterruptedException",
     "ClosedByInterruptException",
@@ -254,7 +254,7 @@ _PASSES = (
 
 # The same in Python, by type. Libraries' errors are given by name, since not every job has every
 # library.
-_PASSES_BY_TYPE = frozenset(
+_TRANSIENT_TYPES = frozenset(
     {
         "builtins.OSError",
         "kafka.errors.RetriableError",
@@ -278,14 +278,14 @@ _PASSES_BY_TYPE = frozenset(
     }
 )
 # Subclasses of OSError about a path, which may not pass.
-_DOUBTFUL_BY_TYPE = (
+_DOUBTFUL_TYPES = (
     FileNotFoundError,
     FileExistsError,
     PermissionError,
     IsADirectoryError,
     NotADirectoryError,
 )
-_TERMINAL_BY_TYPE = (
+_TERMINAL_TYPES = (
     ArithmeticError,
     TypeError,
     AttributeError,
@@ -357,7 +357,7 @@ def classify_text(text: str) -> Meaning:
         return Meaning.PASSES
     if any(name in message for name in _JAVA_DOUBTFUL):
         return Meaning.UNKNOWN
-    if any(word in message for word in (*_AWAY, *_PASSES)):
+    if any(word in message for word in (*_NETWORK_WORDS, *_TRANSIENT_WORDS)):
         return Meaning.PASSES
     refused = {name for name in _ANALYSIS.findall(message) if not name.startswith("_LEGACY")}
     return Meaning.STAYS if refused - _CHANGED_MEANWHILE else Meaning.UNKNOWN
@@ -367,16 +367,16 @@ def classify(error: BaseException) -> Meaning:
     """Return the meaning of an error by its type and those of its causes, else by the text of all
     of them. Pure."""
     chain = _chain(error)
-    if any(isinstance(link, _DOUBTFUL_BY_TYPE) for link in chain):
+    if any(isinstance(link, _DOUBTFUL_TYPES) for link in chain):
         return Meaning.UNKNOWN
-    if any(_PASSES_BY_TYPE & _names(link) or _answered_later(link) for link in chain):
+    if any(_TRANSIENT_TYPES & _names(link) or _is_transient_answer(link) for link in chain):
         return Meaning.PASSES
-    if any(isinstance(link, _TERMINAL_BY_TYPE) for link in chain):
+    if any(isinstance(link, _TERMINAL_TYPES) for link in chain):
         return Meaning.STAYS
     return classify_text(full_text(error))
 
 
-def _answered_later(error: BaseException) -> bool:
+def _is_transient_answer(error: BaseException) -> bool:
     """Return whether the error is botocore's with a transient HTTP status, or SQLAlchemy's for a
     connection that was cut."""
     if getattr(error, "connection_invalidated", False):
@@ -403,7 +403,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     """
     if isinstance(error, AnabranchError):
         return error
-    if (why := _stays_of_system(error)) is not None:
+    if (why := _system_remedy(error)) is not None:
         found = reason or one_line(error)
         return ConfigurationError(
             f"{doing}: expected a path or port that this process may use, found {found}; {why}"
@@ -412,7 +412,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     return _explained(doing, text, reason or one_line(error), classify(error))
 
 
-def _stays_of_system(error: BaseException) -> str | None:
+def _system_remedy(error: BaseException) -> str | None:
     """Return the remedy for a path or an address that this process cannot use, however long it
     waits; None for other errors."""
     for link in _chain(error):
@@ -462,8 +462,8 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
     for service, said in _EXPIRED_KEYS.items():
         if said.search(text):
             remedy = (
-                f"renew the temporary keys of {service}; those of environment variables by "
-                "another start"
+                f"renew the temporary keys of {service}; keys in environment variables need a "
+                "restart"
             )
             return Transient(f"{failed}; {remedy} (transient, tried again)")
     if _READ_ONLY.search(text):
@@ -509,7 +509,7 @@ def is_untrusted_s3(text: str) -> bool:
 def is_away(text: str) -> bool:
     """Return whether an error's text, with stack traces, is about the network and not the rows.
     Pure."""
-    return any(word in text for word in _AWAY)
+    return any(word in text for word in _NETWORK_WORDS)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ class Retry:
             if isinstance(error, Unexplained):
                 raise Unexpected(
                     f"{what}: given up after {state.attempt_number} tries, of unknown cause; "
-                    f"published rows stay as they are; the cause: {error}"
+                    f"published rows are not affected; the last error: {error}"
                 ) from error
             raise Transient(
                 f"{what}: given up after {state.attempt_number} tries within {self.limit} "

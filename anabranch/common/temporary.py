@@ -18,9 +18,9 @@ from pathlib import Path
 LOG = logging.getLogger(__name__)
 
 _PREFIX = "anabranch-"
-_HELD, _CONTENT = "held", "content"
+_LOCK, _CONTENT = "held", "content"
 # A folder is created a moment before it is locked: a young one is not taken for abandoned.
-_YOUNG = timedelta(hours=1)
+_MIN_AGE = timedelta(hours=1)
 
 
 @contextmanager
@@ -29,12 +29,12 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     block."""
     made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
     try:
-        with (made / _HELD).open("w") as held:
+        with (made / _LOCK).open("w") as lock:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
                 # Without file locks a folder in use is not recognised, so no clean-up removes it.
-                (made / _HELD).unlink()
+                (made / _LOCK).unlink()
             content = made / _CONTENT
             content.mkdir()
             yield content
@@ -45,9 +45,9 @@ def temporary_folder(kind: str) -> Iterator[Path]:
 @cache
 def process_folder(kind: str) -> Path:
     """Return a folder that is deleted when this process ends."""
-    held = temporary_folder(kind)
-    folder = held.__enter__()
-    atexit.register(held.__exit__, None, None, None)
+    context = temporary_folder(kind)
+    folder = context.__enter__()
+    atexit.register(context.__exit__, None, None, None)
     return folder
 
 
@@ -60,13 +60,11 @@ def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
         try:
             sizes = [path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()]
         except OSError as error:
-            LOG.warning(
-                "%s: a killed process left it, and it cannot be looked through: %s", folder, error
-            )
+            LOG.warning("%s: left by a killed process, but cannot be listed: %s", folder, error)
             continue
         files, size = files + len(sizes), size + sum(sizes)
         if not dry_run:
-            LOG.info("%s: a killed process left it; deleted", folder)
+            LOG.info("%s: left by a killed process; deleted", folder)
             # The lock file last: if this process is killed, the next clean-up finds the folder.
             shutil.rmtree(folder / _CONTENT, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -75,8 +73,8 @@ def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
 
 def _abandoned(now: datetime) -> Iterator[Path]:
     """Yield the temporary folders of killed processes, each locked while the caller has it."""
-    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_HELD}")):
-        with suppress(OSError), path.open("r+") as held:  # at work, another user's, or gone
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if now.timestamp() - path.stat().st_mtime >= _YOUNG.total_seconds():
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}")):
+        with suppress(OSError), path.open("r+") as lock:  # at work, another user's, or gone
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if now.timestamp() - path.stat().st_mtime >= _MIN_AGE.total_seconds():
                 yield path.parent

@@ -146,8 +146,8 @@ def _simple(kind: object) -> str:
         precision, scale = [int(p.name) for p in inner] + [10, 0][len(inner) :]
         if not (1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
             raise ValueError(
-                f"expected DECIMAL of at most {MOST_DIGITS} digits, and of no more digits behind "
-                f"its point, found DECIMAL({precision},{scale})"
+                f"expected DECIMAL(p,s) with p from 1 to {MOST_DIGITS} and s from 0 to p, found "
+                f"DECIMAL({precision},{scale})"
             )
         return f"decimal({precision},{scale})"
     if name not in _SIMPLE:

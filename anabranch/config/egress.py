@@ -88,5 +88,7 @@ def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
         if inside := next(
             (other for other in places if other != one and other.startswith(one)), None
         ):
-            raise ValueError(f"expected no place within another, found {inside} in {one}")
+            raise ValueError(
+                f"expected no target's folder within another's, found {inside} in {one}"
+            )
     return targets

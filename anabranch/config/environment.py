@@ -24,12 +24,12 @@ _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
 _NO_URI = re.compile(r"^$")
 
 
-def _as_spark_says(value: object) -> str:
+def _spark_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _scalar_as_text(value: object) -> object:
-    return _as_spark_says(value) if isinstance(value, bool | int | float) else value
+    return _spark_text(value) if isinstance(value, bool | int | float) else value
 
 
 def _page_url(value: str) -> str:
@@ -80,7 +80,7 @@ class Catalog(Frozen):
 
     @field_validator("uri")
     @classmethod
-    def _of_its_type(cls, value: str, info: ValidationInfo) -> str:
+    def _matches_type(cls, value: str, info: ValidationInfo) -> str:
         expected = {
             "sql": (
                 _SQL_URI,
@@ -125,9 +125,9 @@ class Spark(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _text(cls, data: Any) -> Any:
+    def _conf_as_text(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("conf"), dict):
-            data = data | {"conf": {k: _as_spark_says(v) for k, v in data["conf"].items()}}
+            data = data | {"conf": {k: _spark_text(v) for k, v in data["conf"].items()}}
         return data
 
 
@@ -143,9 +143,9 @@ class Registry(Frozen):
 
     @field_validator("password")
     @classmethod
-    def _of_a_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+    def _needs_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         if value is not None and info.data.get("user") is None:
-            raise ValueError("expected registry.user beside it")
+            raise ValueError("expected registry.user too")
         return value
 
 

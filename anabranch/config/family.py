@@ -40,7 +40,7 @@ def _pattern(value: str) -> str:
     import pyarrow.compute as pc
 
     try:
-        pc.match_substring_regex(pa.array([""]), _whole(value))
+        pc.match_substring_regex(pa.array([""]), _anchored(value))
         re.compile(value)
     except (pa.ArrowInvalid, re.error) as error:
         why = str(error).removeprefix("Invalid regular expression: ")
@@ -57,10 +57,10 @@ def _matches(pattern: str, topic: str) -> bool:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return bool(pc.match_substring_regex(pa.array([topic]), _whole(pattern))[0].as_py())
+    return bool(pc.match_substring_regex(pa.array([topic]), _anchored(pattern))[0].as_py())
 
 
-def _whole(pattern: str) -> str:
+def _anchored(pattern: str) -> str:
     return f"^(?:{pattern})$"
 
 
@@ -141,7 +141,7 @@ class Family:
     def _fill(self, template: str, topic: str) -> str:
         found = re.fullmatch(self.topics.pattern, topic)
         assert found is not None
-        return _GROUP.sub(lambda group: _legal(found[_key(group[1])] or ""), template)
+        return _GROUP.sub(lambda group: _legal(found[_group_key(group[1])] or ""), template)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _check_templates(file: StreamFile, keys: FamilyKeys) -> None:
         _check_groups(file.path, key, template, keys.topics.pattern)
     if not _TABLE.fullmatch(_GROUP.sub("x", keys.table)) or "{" in keys.table.partition(".")[0]:
         raise ConfigurationError(
-            f"{file.path}: table: expected namespace.table with groups behind the point alone, "
+            f"{file.path}: table: expected namespace.table with groups only after the point, "
             f"such as raw.{{1}}, found {keys.table!r}"
         )
 
@@ -328,7 +328,7 @@ def _with_place(target: object, fill: Callable[[str], str]) -> object:
     }
 
 
-def _key(group: str) -> int | str:
+def _group_key(group: str) -> int | str:
     return int(group) if group.isdecimal() else group
 
 

@@ -19,7 +19,7 @@ from anabranch.config import strict_yaml
 from anabranch.config.base import NAME
 from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
-from anabranch.config.mistakes import OURS, REFERENCE, explain_mistakes, explain_yaml
+from anabranch.config.mistakes import INTERNAL_FIELDS, REFERENCE, explain_mistakes, explain_yaml
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=BaseModel)
 DEFAULTS = "defaults.yaml"
 """The file of the configuration folder with default values for all streams' files."""
 
-OF_ONE_STREAM = ("topic", "topics", "table", "name")
+PER_STREAM_KEYS = ("topic", "topics", "table", "name")
 """Keys that streams cannot share."""
 
 _TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
@@ -119,9 +119,9 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
             tables = _tables_of(_read(path))
         except ConfigurationError:
             continue
-        for table, has in tables.items():
+        for table, key in tables.items():
             if (other := files.setdefault(table.casefold(), path)) != path and name not in shared:
-                shared[name] = _shared(path, has, table, other)
+                shared[name] = _shared(path, key, table, other)
     return shared
 
 
@@ -245,7 +245,7 @@ class StreamFile:
 def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
     """Read a stream's file, and the defaults if that file exists. Raises ConfigurationError."""
     defaults = _parse(defaults_path) if defaults_path.is_file() else {}
-    if taken := [key for key in OF_ONE_STREAM if key in defaults]:
+    if taken := [key for key in PER_STREAM_KEYS if key in defaults]:
         raise ConfigurationError(
             f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each "
             "stream has for itself; move it to the stream's file"
@@ -282,9 +282,9 @@ def build_stream(
     """Build the stream of a file, or of `values` instead of the file's; `given` adds values that no
     file has. Raises ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
-    if ours := sorted(OURS & data.keys()):
+    if internal := sorted(INTERNAL_FIELDS & data.keys()):
         raise ConfigurationError(
-            f"{file.source(ours[:1])}: {ours[0]}: expected no such key, found it; remove it"
+            f"{file.source(internal[:1])}: {internal[0]}: expected no such key, found it; remove it"
         )
     if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
         return _build_without_columns(file, data)
@@ -319,11 +319,11 @@ def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
             f"{file.source(['select'])}: select: expected columns in schema, found registry; name "
             "the fields in schema"
         )
-    said = data["schema"] if isinstance(data["schema"], Mapping) else {}
+    declared = data["schema"] if isinstance(data["schema"], Mapping) else {}
     source, raw = file.source(["schema"]), merge(file.defaults, file.own)["schema"]
     try:
         schema = validated(
-            lambda _: source, SubjectSchema, said, raw if isinstance(raw, Mapping) else {}
+            lambda _: source, SubjectSchema, declared, raw if isinstance(raw, Mapping) else {}
         )
     except ConfigurationError as error:
         text = str(error).replace(f"{source}: ", f"{source}: schema.")

@@ -29,11 +29,11 @@ _LONGEST = 200
 _USER = re.compile(r"//.*@", re.DOTALL)
 # Quoted text of the file in messages of YAML's parser, not single characters that it expected.
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
-_SEVERAL = frozenset(
+_COLLECTION_ERRORS = frozenset(
     {"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"}
 )
 # Replacements of Pydantic's messages by error type.
-_WORDS = {
+_MESSAGES = {
     "missing": "required key, found none",
     "string_type": "expected a text",
     "dict_type": "expected a mapping of keys",
@@ -51,7 +51,7 @@ _FORMS = {
     "index": "expected an index's name of lower-case letters, digits, '.', '_' and '-'",
     "name": "expected a name of letters, digits and underscores",
 }
-OURS = frozenset({"columns", "subject_schema", "fields"})
+INTERNAL_FIELDS = frozenset({"columns", "subject_schema", "fields"})
 """Fields of a stream, beside its name, that are not keys of a file."""
 
 
@@ -98,7 +98,7 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
     where = f"{key}: " if key else ""
     if kind == "extra_forbidden":
         return unknown_key(str(loc[-1]), _known(model, loc[:-1]), key)
-    message = _WORDS.get(kind, problem["msg"].removeprefix("Value error, "))
+    message = _MESSAGES.get(kind, problem["msg"].removeprefix("Value error, "))
     if kind == "missing" and loc == ("schema",):
         message = f"{NO_COLUMNS}, found none"
     if kind == "string_pattern_mismatch":
@@ -133,7 +133,9 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> str:
 
 def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
     # A scalar in place of a mapping or list may be any of its values, secrets included.
-    if kind in _SEVERAL or any(str(part) in _SECRETS or is_secret(str(part)) for part in loc):
+    if kind in _COLLECTION_ERRORS or any(
+        str(part) in _SECRETS or is_secret(str(part)) for part in loc
+    ):
         return type(value).__name__
     several = list(value) if isinstance(value, list | tuple) else [value]
     if not all(item is None or isinstance(item, str | int | float) for item in several):
@@ -191,8 +193,8 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
         ]
         models = inner or models
     names = {field.alias or name for one in models for name, field in one.model_fields.items()}
-    is_stream = models == [model] and model.model_fields.keys() >= OURS
-    return sorted(names - OURS - {"name"} if is_stream else names)
+    is_stream = models == [model] and model.model_fields.keys() >= INTERNAL_FIELDS
+    return sorted(names - INTERNAL_FIELDS - {"name"} if is_stream else names)
 
 
 def _models(field: Any) -> Iterator[type[BaseModel]]:

@@ -20,12 +20,12 @@ def secrets_of(model: BaseModel) -> set[str]:
     return {
         text
         for name in type(model).model_fields
-        for text in _of(name, getattr(model, name))
+        for text in _secrets_in(name, getattr(model, name))
         if text
     }
 
 
-def _of(key: str, value: Any) -> Iterator[str]:
+def _secrets_in(key: str, value: Any) -> Iterator[str]:
     match value:
         case BaseModel():
             yield from secrets_of(value)
@@ -33,10 +33,10 @@ def _of(key: str, value: Any) -> Iterator[str]:
             for name, item in value.items():
                 # Not `security.protocol`; any header of a webhook may be a secret.
                 if key == "headers" or is_secret(str(name)):
-                    yield from _of(str(name), item)
+                    yield from _secrets_in(str(name), item)
         case tuple() | list():
             for item in value:
-                yield from _of(key, item)
+                yield from _secrets_in(key, item)
         # An access key id is public.
         case SecretStr() if key != "access_key":
             yield from _forms(key, value.get_secret_value())

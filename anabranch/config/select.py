@@ -293,8 +293,8 @@ def parse_expression(text: object, fields: Mapping[str, Column]) -> _Expression:
 def _with_fields(text: str, tokens: Sequence[Token], fields: Mapping[str, Column]) -> _Expression:
     pieces, used, at = [], dict[str, None](), 0
     names = {name.lower(): name for name in fields}
-    before, after = _wrapped(text, tokens)
-    for i, (token, field) in enumerate(_judged(text, tokens, names)):
+    before, after = _insertions(text, tokens)
+    for i, (token, field) in enumerate(_checked_tokens(text, tokens, names)):
         word = text[token.start : token.end + 1]
         if field is not None:
             used[field] = None
@@ -304,7 +304,7 @@ def _with_fields(text: str, tokens: Sequence[Token], fields: Mapping[str, Column
     return _Expression("".join([*pieces, text[at:]]), tuple(used))
 
 
-def _wrapped(text: str, tokens: Sequence[Token]) -> tuple[dict[int, str], dict[int, str]]:
+def _insertions(text: str, tokens: Sequence[Token]) -> tuple[dict[int, str], dict[int, str]]:
     """Return the SQL to insert before and after tokens, by index, around calls that are otherwise
     unsafe or not deterministic.
 
@@ -338,7 +338,7 @@ def is_time(field: Column) -> bool:
     return field.type in ("timestamp", "date")
 
 
-def _judged(
+def _checked_tokens(
     text: str, tokens: Sequence[Token], fields: Mapping[str, str]
 ) -> Iterator[tuple[Token, str | None]]:
     """Yield each token with the field that it names, if any. Raises ValueError for a token that is

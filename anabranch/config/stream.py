@@ -439,8 +439,7 @@ class Stream(Frozen):
             }
             if self.select is not None and column.name not in as_it_is:
                 raise ValueError(
-                    f"select: expected {column.name}, the event time, as it is, found another "
-                    "column"
+                    f"select: expected the event time {column.name} unchanged, found another column"
                 )
         self._check_physical_design(by_name)
         self._check_keep()
@@ -451,8 +450,9 @@ class Stream(Frozen):
         if self.keep.rows is not None and self.keep.rows < least:
             hours, found = (value / timedelta(hours=1) for value in (least, self.keep.rows))
             raise ValueError(
-                "keep.rows: expected a day longer than batch.lookback_hours at least "
-                f"({hours:.0f} hours), in which duplicates are looked for, found {found:.0f} hours"
+                "keep.rows: expected at least batch.lookback_hours and a day "
+                f"({hours:.0f} hours), because duplicates are looked up in that time, found "
+                f"{found:.0f} hours"
             )
         if self.keep.ledger is None:
             return
@@ -491,7 +491,7 @@ class Stream(Frozen):
     def _views_are_of_columns(self) -> Stream:
         if self.views and self.event_time is None:
             raise ValueError(
-                "views: expected event_time beside them, whose column windows are of, found none"
+                "views: expected event_time, whose column defines their windows, found none"
             )
         if repeated := repeated_name(view.name for view in self.views):
             raise ValueError(

@@ -82,8 +82,8 @@ class Partial:
 def parse_aggregate(name: str, text: object) -> Aggregate:
     """Parse `count` or `FUNCTION(COLUMN)`. Raises ValueError for anything else."""
     match = _CALL.fullmatch(text) if isinstance(text, str) else None
-    said, column = match.groups() if match is not None else (None, None)
-    function = _FUNCTIONS.get(str(said))
+    function_name, column = match.groups() if match is not None else (None, None)
+    function = _FUNCTIONS.get(str(function_name))
     if function is None or (column is None and function != "count"):
         known = ", ".join(f"{f}(COLUMN)" for f in _FUNCTIONS)
         raise ValueError(f"expected count, or one of {known}, found {text!r}")
@@ -185,12 +185,12 @@ def partials_of(aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> t
         p
         for a in aggregates
         if a.column is not None
-        for p in _made_of(a.function, a.column, types[a.column])
+        for p in _partials_for(a.function, a.column, types[a.column])
     ]
     return tuple(dict.fromkeys(made))
 
 
-def _made_of(function: Function, column: str, kind: str) -> Iterator[Partial]:
+def _partials_for(function: Function, column: str, kind: str) -> Iterator[Partial]:
     if function in ("sum", "average"):
         yield Partial(f"sum_{column}", sum_type(kind), "sum", column)
     if function in ("count", "average"):
@@ -216,14 +216,14 @@ def definition_digest(view: View, event_time: str, columns: Sequence[Column]) ->
     """Return a digest of the definition of partials: partials of another digest cannot be used.
     Names of aggregates, and aggregates of the same partials, do not change it."""
     partials = sorted(p.name for p in partials_of(view.aggregates, columns))
-    said = [
+    definition = [
         _VERSION,
         view.window // timedelta(microseconds=1),
         event_time,
         sorted(view.group),
         partials,
     ]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(definition).encode()).hexdigest()[:32]
 
 
 def _plain(kind: str) -> str:

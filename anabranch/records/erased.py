@@ -26,7 +26,7 @@ def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
     found = [
         frame
         for one in erased.hours
-        for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)
+        for frame in _erased_in_hour(decoded.where(F.col("ingest_hour") == one.hour), one)
     ]
     places = [place for one in erased.hours for place in sorted(one.places)]
     if places:
@@ -41,21 +41,21 @@ def without(frame: DataFrame, erased: DataFrame) -> DataFrame:
     return frame.join(erased, [*PLACE], "left_anti")
 
 
-def _of_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
+def _erased_in_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
     for hashed in one.values:
-        inside_it = records.where(inside(hashed.ranges))
+        in_range = records.where(inside(hashed.ranges))
         text = F.col(f"`{hashed.column}`").cast("string")
         values = (
-            inside_it.select(text.alias("value"))
+            in_range.select(text.alias("value"))
             .where("value IS NOT NULL")
             .distinct()
             .toArrow()["value"]
         )
         matching = [value for value in values.to_pylist() if hashed.matches(value)]
         if matching:
-            wanted = inside_it.sparkSession.createDataFrame(
+            wanted = in_range.sparkSession.createDataFrame(
                 [(value,) for value in matching], "_erased STRING"
             )
-            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(
+            yield in_range.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(
                 *PLACE
             )

@@ -53,7 +53,7 @@ _AT_ONCE = 4 * 2**20
 _FIRST_DAY, _LAST_DAY = FIRST_MICROS // 86_400_000_000, LAST_MICROS // 86_400_000_000
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 # Kinds of fields that can be read as a column, by the column's Spark type.
-_FROM: dict[str, tuple[str, ...]] = {
+_KINDS_BY_TYPE: dict[str, tuple[str, ...]] = {
     "string": ("string", "bytes", "enum"),
     "int": ("int",),
     "bigint": ("int", "long"),
@@ -116,7 +116,7 @@ def _plan_field(node: Node, name: str, type: str) -> Field | None:
     if not type:
         return field
     unit = unit_of(node.logical)
-    is_read = node.kind in _FROM.get(type, ()) and node.logical != "decimal"
+    is_read = node.kind in _KINDS_BY_TYPE.get(type, ()) and node.logical != "decimal"
     if (
         not is_read
         or (type == "timestamp" and not unit)
@@ -164,13 +164,14 @@ class AvroRows:
         ids = self._ids(batch)
         known = np.unique(ids[ids >= 0]).tolist()
         parts = [
-            self._of_schema(batch, np.flatnonzero(ids == id), self._schemas[id]) for id in known
+            self._rows_of_schema(batch, np.flatnonzero(ids == id), self._schemas[id])
+            for id in known
         ]
         if not parts:
-            return self._of_schema(batch, np.array([], np.int64), ())
+            return self._rows_of_schema(batch, np.array([], np.int64), ())
         rows, places = (
             pa.concat_tables([rows for rows, _ in parts]),
-            np.concatenate([of for _, of in parts]),
+            np.concatenate([part for _, part in parts]),
         )
         if len(parts) > 1:
             order = np.argsort(places)
@@ -197,7 +198,7 @@ class AvroRows:
         ids[places[is_wire]] = found[is_wire]
         return ids
 
-    def _of_schema(
+    def _rows_of_schema(
         self, batch: pa.RecordBatch, places: Integers, fields: Fields
     ) -> tuple[pa.Table, Integers]:
         """Return the certain rows among the records at `places`, whose values have one schema, and
@@ -208,14 +209,14 @@ class AvroRows:
         certain, rows = pa.array(values.is_sure), {}
         for column in self._columns:
             target = type_of(column)
-            of_column = (
+            converted = (
                 read[column.name].cast(target)
                 if column.name in read
                 else pa.nulls(len(records), target)
             )
-            if not column.nullable and of_column.null_count:
-                certain = pc.and_(certain, of_column.is_valid())
-            rows[column.name] = of_column
+            if not column.nullable and converted.null_count:
+                certain = pc.and_(certain, converted.is_valid())
+            rows[column.name] = converted
         table, certain = with_places(rows, certain, records, self._event_time)
         return table.filter(certain), places[certain.to_numpy(zero_copy_only=False)]
 
@@ -301,9 +302,9 @@ class _Values:
             return self._texts(rows, found, size)
         values, may_be = self._convert(field, found)
         self.is_sure[rows[~may_be]] = False
-        of_all, is_null = np.zeros(len(self._at), values.dtype), np.ones(len(self._at), bool)
-        of_all[rows[may_be]], is_null[rows[may_be]] = values[may_be], False
-        spread = pa.array(of_all, mask=is_null)
+        all_values, is_null = np.zeros(len(self._at), values.dtype), np.ones(len(self._at), bool)
+        all_values[rows[may_be]], is_null[rows[may_be]] = values[may_be], False
+        spread = pa.array(all_values, mask=is_null)
         return pa.array(field.symbols, pa.string()).take(spread) if field.kind == "enum" else spread
 
     def _convert(self, field: Field, found: Integers) -> tuple[npt.NDArray[Any], Mask]:

@@ -50,7 +50,7 @@ _MOST_READINGS, _A_READING = 4, 70
 # PyArrow's report of the row that failed. Only a hint: `decode` reads the lines that are left.
 _ROW = re.compile(r" in row (\d+)")
 # Maximum unknown fields that are read and dropped.
-_MOST_OTHERS = 64
+_MOST_UNKNOWN = 64
 _DAY = (
     "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 )
@@ -98,10 +98,10 @@ class CertainRows:
         self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns if not c.rescues])
         # Unknown fields with their types. They are read, so that a repeated one fails, and dropped;
         # not if a record with unknown fields is no ordinary row.
-        self._most_others = (
-            _MOST_OTHERS if takes_unknown and len(self._known) == len(self._columns) else 0
+        self._most_unknown = (
+            _MOST_UNKNOWN if takes_unknown and len(self._known) == len(self._columns) else 0
         )
-        self._others: dict[str, pa.DataType] = {}
+        self._unknown: dict[str, pa.DataType] = {}
 
     def read(self, batch: pa.RecordBatch) -> Read:
         """Read `value`; the batch also has `partition`, `offset`, `timestamp` of Spark's Kafka
@@ -110,13 +110,13 @@ class CertainRows:
         The rows have the columns of the stream's table, in the order of the records: the stream's
         own, `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`.
         """
-        places = pc.indices_nonzero(self._may_be(batch)).cast(pa.int64())
+        places = pc.indices_nonzero(self._candidates(batch)).cast(pa.int64())
         value = batch.column("value")
         read, pieces = self._parsed(value if len(places) == len(value) else value.take(places))
         places = places.take(pieces)
         records = batch if len(places) == len(batch) else batch.take(places)
-        rows, is_certain = self._judged(read, records)
-        if not _all(is_certain):
+        rows, is_certain = self._rows(read, records)
+        if not _all_true(is_certain):
             rows, places = rows.filter(is_certain), places.filter(is_certain)
         left = pa.array([], pa.int64())
         if len(places) < len(batch):
@@ -124,7 +124,7 @@ class CertainRows:
             left = every.filter(pc.invert(pc.is_in(every, value_set=places)))
         return Read(rows, left)
 
-    def _may_be(self, batch: pa.RecordBatch) -> pa.Array:
+    def _candidates(self, batch: pa.RecordBatch) -> pa.Array:
         """Return which values begin and end as an object, with a length that Spark's parser
         accepts."""
         value = batch.column("value")
@@ -198,7 +198,7 @@ class CertainRows:
         """Return the objects of lines, a row for each line; None unless each line is one object
         with known fields, none twice. Then also return the failed line if it is reported."""
         data = _buffer(lines)
-        schema = pa.schema([*self._known, *self._others.items()])
+        schema = pa.schema([*self._known, *self._unknown.items()])
         try:
             table = pj.read_json(
                 pa.BufferReader(data),
@@ -224,19 +224,23 @@ class CertainRows:
         new = {
             name: _kind(v)
             for name, v in value.items()
-            if name not in self._known.names and name not in self._others
+            if name not in self._known.names and name not in self._unknown
         }
         kinds = {
             name: kind
             for name, kind in new.items()
             if kind is not None and len(name.encode()) <= LONGEST_NAME
         }
-        if not kinds or len(kinds) < len(new) or len(self._others) + len(kinds) > self._most_others:
+        if (
+            not kinds
+            or len(kinds) < len(new)
+            or len(self._unknown) + len(kinds) > self._most_unknown
+        ):
             return False
-        self._others |= kinds
+        self._unknown |= kinds
         return True
 
-    def _judged(self, read: pa.Table, records: pa.RecordBatch) -> tuple[pa.Table, pa.Array]:
+    def _rows(self, read: pa.Table, records: pa.RecordBatch) -> tuple[pa.Table, pa.Array]:
         """Return the rows of a reading, and which of them are certain to be good."""
         certain = pa.repeat(True, len(read))
         rows = {}
@@ -252,7 +256,7 @@ class CertainRows:
                 # Spark reads `-0` as 0.0.
                 is_sure = pc.not_equal(values.view(pa.int64()), -(2**63))
                 certain = (
-                    certain if _all(is_sure) else pc.and_(certain, pc.fill_null(is_sure, True))
+                    certain if _all_true(is_sure) else pc.and_(certain, pc.fill_null(is_sure, True))
                 )
             if not column.nullable and values.null_count:
                 certain = pc.and_(certain, values.is_valid())
@@ -277,14 +281,14 @@ def with_places(
         event_time = pc.coalesce(event_time, at) if event_time.null_count else event_time
     # Dates of rows that are not certain are never used.
     days = pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
-    of_kafka = {
+    kafka_columns = {
         "kafka_partition": records.column("partition").cast(pa.int32()),
         "kafka_offset": records.column("offset").cast(pa.int64()),
         "kafka_timestamp": at,
         "ingest_hour": hours,
         "event_date": days,
     }
-    return pa.table({**rows, **of_kafka}), certain
+    return pa.table({**rows, **kafka_columns}), certain
 
 
 def type_of(column: Column) -> pa.DataType:
@@ -294,7 +298,7 @@ def type_of(column: Column) -> pa.DataType:
 
 def _has_numbers(table: pa.Table) -> bool:
     """Return whether all numbers are finite: PyArrow also accepts `NaN` and `Infinity`."""
-    return all(_all(pc.is_finite(c)) for c in table.columns if c.type == pa.float64())
+    return all(_all_true(pc.is_finite(c)) for c in table.columns if c.type == pa.float64())
 
 
 def _has_short_numbers(lines: pa.Array) -> bool:
@@ -316,13 +320,13 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
     is_read = pc.fill_null(
         pc.match_substring_regex(text, _TIMESTAMP if kind == "timestamp" else _DATE), True
     )
-    whole = _all(is_read)
+    whole = _all_true(is_read)
     if not whole and kind == "timestamp":
         # Without a zone, a time is UTC.
         is_local = pc.match_substring_regex(text, _LOCAL)
         text = pc.if_else(is_local, pc.binary_join_element_wise(text, "Z", ""), text)
         is_read = pc.or_(is_read, pc.fill_null(is_local, True))
-        whole = _all(is_read)
+        whole = _all_true(is_read)
     if not whole:
         text = pc.if_else(is_read, text, None)
     try:
@@ -332,7 +336,7 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
         is_read = pc.and_(is_read, pc.fill_null(pc.invert(is_late), True))
         read = pc.if_else(is_read, text, None).cast(target)
     # A zone can lead outside the years.
-    if kind == "timestamp" and not _all(is_inside := in_the_calendar(read)):
+    if kind == "timestamp" and not _all_true(is_inside := in_the_calendar(read)):
         whole, is_read = False, pc.and_(is_read, pc.fill_null(is_inside, True))
     return read, None if whole else is_read
 
@@ -372,7 +376,7 @@ def _kind(value: object) -> pa.DataType | None:
     return None
 
 
-def _all(mask: pa.Array | pa.ChunkedArray) -> bool:
+def _all_true(mask: pa.Array | pa.ChunkedArray) -> bool:
     """Return whether a mask is true everywhere, ignoring nulls."""
     return pc.all(mask, min_count=0).as_py() is not False
 

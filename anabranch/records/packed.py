@@ -303,7 +303,7 @@ def _compare(
     report.differing += len(places)
     for i in places[: SAMPLE - len(report.sample)]:
         partition, offset = (ours.column(name)[int(i)].as_py() for name in PLACE)
-        columns = [name for name, of in differs.items() if of[i]]
+        columns = [name for name, mask in differs.items() if mask[i]]
         report.sample.append({"partition": partition, "offset": offset, "columns": columns})
 
 

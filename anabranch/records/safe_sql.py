@@ -13,7 +13,7 @@ from typing import Any
 
 _OVERFLOWS = frozenset({"DateAdd", "DateSub", "TruncDate", "AddMonths"})
 _ROUNDS = frozenset({"Round", "BRound", "RoundCeil", "RoundFloor"})
-_OF_NESTED = frozenset(
+_NESTED_ACCESS = frozenset(
     {"GetStructField", "GetArrayItem", "GetMapValue", "ElementAt", "GetArrayStructFields"}
 )
 _MOST_DIGITS = re.compile(r"-?\d{1,2}")
@@ -38,9 +38,9 @@ def _refusal(node: Any, parent: str) -> str | None:
     if name == "Cast":
         return _refused_cast(_type(node.child()), kind, parent)
     if name in _OVERFLOWS or "interval" in kind:
-        return "no arithmetic of dates, which overflows"
-    if name in _OF_NESTED and kind in ("date", "timestamp"):
-        return "a time that is a field of its own, no element or field of another"
+        return "no arithmetic of dates, which can overflow"
+    if name in _NESTED_ACCESS and kind in ("date", "timestamp"):
+        return "a date or time that is a field of the record, not part of another field"
     if name in _ROUNDS and not _MOST_DIGITS.fullmatch(node.children().apply(1).toString()):
         return "a number of 1 or 2 digits to round to"
     if name == "ConcatWs" and not node.children().apply(0).foldable():
@@ -52,22 +52,22 @@ def _refusal(node: Any, parent: str) -> str | None:
     return None
 
 
-def _refused_cast(of: str, to: str, parent: str) -> str | None:
+def _refused_cast(source: str, target: str, parent: str) -> str | None:
     # Spark adds the current date to a text without one.
-    if to == "timestamp" and of != "void":
+    if target == "timestamp" and source != "void":
         return (
-            "no text and no date that is read as a TIMESTAMP (compare dates: CAST(at AS DATE) >= "
+            "no conversion of a text or date to TIMESTAMP (compare dates: CAST(at AS DATE) >= "
             "DATE '2026-11-01')"
         )
     # Spark takes minutes for a text with a large exponent.
-    if to.startswith("decimal") and of.startswith("string"):
-        return "no text that is read as a DECIMAL (use CAST(CAST(... AS DOUBLE) AS DECIMAL(p,s)))"
+    if target.startswith("decimal") and source.startswith("string"):
+        return "no conversion of a text to DECIMAL (use CAST(CAST(... AS DOUBLE) AS DECIMAL(p,s)))"
     if (
-        to.startswith("string")
-        and of == "binary"
+        target.startswith("string")
+        and source == "binary"
         and parent not in ("TryValidateUTF8", "StaticInvoke", "Cast")
     ):
-        return "bytes that are read as text by CAST(... AS STRING)"
+        return "bytes converted to text by CAST(... AS STRING)"
     return None
 
 

@@ -27,7 +27,7 @@ _KEYS = "_mask"
 _SETTINGS = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "UTC"}
 _SETTINGS_LOCK = threading.Lock()
 # SQL types of the columns of a decoded record that come from Kafka.
-_OF_KAFKA = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
+_KAFKA_TYPES = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
     "kafka_partition": "int",
     "kafka_offset": "bigint",
     "kafka_timestamp": "timestamp",
@@ -81,7 +81,7 @@ def check_selected(spark: SparkSession, stream: Stream) -> None:
     with _analysis_settings(spark):
         fields = (f"CAST(NULL AS {c.type}) AS `_row_{c.name}`" for c in stream.record_columns)
         empty = spark.range(0).selectExpr(
-            *fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _OF_KAFKA.items())
+            *fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _KAFKA_TYPES.items())
         )
         # Times are separate columns, so that expressions refer to them.
         empty = empty.selectExpr("*", *_times(stream))

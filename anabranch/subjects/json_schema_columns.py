@@ -47,8 +47,8 @@ def json_schema_fields(
     schema = reader.resolved(root, "", ())[0]
     properties = schema.get("properties")
     if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
-        raise NotAColumn("", "an object with properties", _words(schema))
-    return fields_of(properties, given, lambda of, path: reader.type(of, path, ()))
+        raise NotAColumn("", "an object with properties", _short_json(schema))
+    return fields_of(properties, given, lambda part, path: reader.type(part, path, ()))
 
 
 class _Reader:
@@ -77,7 +77,7 @@ class _Reader:
             others = [one for one in kind if one != "null"]
             kind = others[0] if len(others) == 1 else kind
         if "enum" in schema or "const" in schema:
-            return _of_values(schema.get("enum", [schema.get("const")]), path, schema)
+            return _type_of_values(schema.get("enum", [schema.get("const")]), path, schema)
         if kind is None and "properties" in schema:
             kind = "object"
         if kind == "array":
@@ -87,7 +87,7 @@ class _Reader:
         if kind == "string":
             return _TEXTS.get(schema.get("format", ""), "string")
         if not isinstance(kind, str) or kind not in _PLAIN:
-            raise NotAColumn(path, "one type, alone or with null", _words(schema))
+            raise NotAColumn(path, "one type, alone or with null", _short_json(schema))
         return _PLAIN[kind]
 
     def resolved(
@@ -105,7 +105,7 @@ class _Reader:
                         path, "a schema that does not contain itself", f"$ref {reference}"
                     )
                 seen = (*seen, reference)
-                schema = self._at(reference, path)
+                schema = self._follow(reference, path)
                 continue
             combined = next((key for key in ("allOf", "anyOf", "oneOf") if key in schema), None)
             if combined is None:
@@ -118,11 +118,11 @@ class _Reader:
             ]
             if len(others) != 1 or "properties" in schema:
                 raise NotAColumn(
-                    path, f"{combined} of one schema, alone or with null", _words(schema)
+                    path, f"{combined} of one schema, alone or with null", _short_json(schema)
                 )
             schema = others[0]
 
-    def _at(self, reference: str, path: str) -> Any:
+    def _follow(self, reference: str, path: str) -> Any:
         found = self._root
         if not reference.startswith("#"):
             raise NotAColumn(
@@ -142,15 +142,15 @@ class _Reader:
     def _items(self, schema: Mapping[str, Any], path: str, seen: tuple[str, ...]) -> str:
         items = schema.get("items")
         if "prefixItems" in schema or not isinstance(items, Mapping):
-            raise NotAColumn(path, "an array with one schema for all items", _words(schema))
+            raise NotAColumn(path, "an array with one schema for all items", _short_json(schema))
         return self.type(items, f"{path}[]", seen)
 
     def _object(self, schema: Mapping[str, Any], path: str, seen: tuple[str, ...]) -> str:
         properties, values = schema.get("properties"), schema.get("additionalProperties")
         if isinstance(properties, Mapping) and properties:
             fields = [
-                (str(name), self.type(of, f"{path}.{name}", seen))
-                for name, of in properties.items()
+                (str(name), self.type(part, f"{path}.{name}", seen))
+                for name, part in properties.items()
             ]
             return struct_type(path, fields)
         if not isinstance(values, Mapping) or not values:
@@ -158,21 +158,21 @@ class _Reader:
                 path,
                 "an object with properties, or with one schema for all of them as "
                 "additionalProperties",
-                _words(schema),
+                _short_json(schema),
             )
         return f"map<string,{self.type(values, f'{path}{{}}', seen)}>"
 
 
-def _of_values(values: Any, path: str, schema: Mapping[str, Any]) -> str:
+def _type_of_values(values: Any, path: str, schema: Mapping[str, Any]) -> str:
     kinds = {_VALUES.get(type(value)) for value in values or () if value is not None}
     if kinds == {"bigint", "double"}:
         return "double"
     if len(kinds) != 1 or None in kinds:
-        raise NotAColumn(path, "values of one plain type", _words(schema))
+        raise NotAColumn(path, "values of one plain type", _short_json(schema))
     return str(kinds.pop())
 
 
-def _words(schema: Mapping[str, Any]) -> str:
+def _short_json(schema: Mapping[str, Any]) -> str:
     text = json.dumps(
         {
             key: value

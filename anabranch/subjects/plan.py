@@ -35,7 +35,7 @@ from anabranch.subjects.json_schema_columns import json_schema_fields
 
 # The narrower types that a column also reads: a subject's field that becomes narrower changes
 # nothing.
-_READS: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
+_NARROWER: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
     LongType: (IntegerType,),
     FloatType: (IntegerType, LongType),
     DoubleType: (IntegerType, LongType, FloatType),
@@ -59,9 +59,11 @@ def plan_columns(
     where = f"stream {stream.name}, subject {version.subject} version {version.version}"
     try:
         types = {name: column.type for name, column in declared.items()}
-        said = dict(_fields(stream, version, dict.fromkeys(rules.exclude) | types)) | types
-        require_names("", list(said))
-        if taken := next((name for name in said if name.lower() in _taken_names(stream)), None):
+        subject_types = dict(_fields(stream, version, dict.fromkeys(rules.exclude) | types)) | types
+        require_names("", list(subject_types))
+        if taken := next(
+            (name for name in subject_types if name.lower() in _taken_names(stream)), None
+        ):
             raise NotAColumn(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
     except NotReadable as error:
         raise Refused(
@@ -74,14 +76,14 @@ def plan_columns(
             "type (`schema: {from: registry, columns: NAME TYPE}`) or leave it out (`schema: "
             "{from: registry, exclude: [NAME]}`)"
         ) from None
-    if missing := [name for name in stream.key if name not in said]:
+    if missing := [name for name in stream.key if name not in subject_types]:
         raise Refused(
-            f"{where}: key: expected a field {missing[0]}, found {', '.join(said)}; correct "
-            "`key:` or the subject"
+            f"{where}: key: expected a field {missing[0]}, found {', '.join(subject_types)}; "
+            "correct `key:` or the subject"
         )
     known = {column.name: column for column in table_columns(have)} if have is not None else {}
     try:
-        columns = tuple(_merge(stream, declared, known, said))
+        columns = tuple(_merge(stream, declared, known, subject_types))
     except NotAColumn as error:
         raise Refused(
             f"{where}: {error}, of the table and the subject; give the field its former name in "
@@ -97,18 +99,18 @@ def _merge(
     stream: Stream,
     declared: Mapping[str, Column],
     known: Mapping[str, Column],
-    said: Mapping[str, str],
+    subject_types: Mapping[str, str],
 ) -> Iterator[Column]:
     """Yield the columns of the table, then those that the subject or the file adds. Raises
     NotAColumn for two names, of columns or of a struct's fields, that differ only by case: Spark
     does not distinguish them."""
-    names = list(dict.fromkeys((*known, *said)))
+    names = list(dict.fromkeys((*known, *subject_types)))
     require_names("", names)
     for name in names:
         before, column = known.get(name), declared.get(name)
-        kind = column.type if column is not None else said.get(name)
+        kind = column.type if column is not None else subject_types.get(name)
         if before is not None and column is None:
-            kind = before.type if kind is None else _merged(name, before.type, kind)
+            kind = before.type if kind is None else _widened(name, before.type, kind)
         assert kind is not None
         is_key = name in stream.key and (before is None or not before.nullable)
         yield Column(name, kind, column.nullable if column is not None else not is_key)
@@ -150,17 +152,17 @@ def _fields(
     return read(version.text, given)
 
 
-def _merged(path: str, have: str, said: str) -> str:
+def _widened(path: str, old_type: str, new_type: str) -> str:
     """Return the type of a table's column after a change of the subject: widened if the subject is
     wider, never narrowed. Raises NotAColumn as `_merge`."""
     ids = [0]
-    return column_type(_wider(path, iceberg_type(have, ids), iceberg_type(said, ids)))
+    return column_type(_wider(path, iceberg_type(old_type, ids), iceberg_type(new_type, ids)))
 
 
-def _wider(path: str, have: IcebergType, said: IcebergType) -> IcebergType:
-    if isinstance(have, StructType) and isinstance(said, StructType):
-        new = {f.name: f.field_type for f in said.fields}
-        old = {f.name: f.field_type for f in have.fields}
+def _wider(path: str, old_type: IcebergType, new_type: IcebergType) -> IcebergType:
+    if isinstance(old_type, StructType) and isinstance(new_type, StructType):
+        new = {f.name: f.field_type for f in new_type.fields}
+        old = {f.name: f.field_type for f in old_type.fields}
         require_names(path, list(dict.fromkeys((*old, *new))))
         kinds = {
             name: _wider(f"{path}.{name}", kind, new[name]) if name in new else kind
@@ -170,20 +172,22 @@ def _wider(path: str, have: IcebergType, said: IcebergType) -> IcebergType:
         return StructType(
             *(NestedField(i, name, kind) for i, (name, kind) in enumerate(kinds.items(), 1))
         )
-    if isinstance(have, ListType) and isinstance(said, ListType):
+    if isinstance(old_type, ListType) and isinstance(new_type, ListType):
         return ListType(
-            1, _wider(f"{path}[]", have.element_type, said.element_type), element_required=False
+            1,
+            _wider(f"{path}[]", old_type.element_type, new_type.element_type),
+            element_required=False,
         )
-    if isinstance(have, MapType) and isinstance(said, MapType):
+    if isinstance(old_type, MapType) and isinstance(new_type, MapType):
         return MapType(
             1,
-            have.key_type,
+            old_type.key_type,
             2,
-            _wider(f"{path}{{}}", have.value_type, said.value_type),
+            _wider(f"{path}{{}}", old_type.value_type, new_type.value_type),
             value_required=False,
         )
-    if isinstance(have, DecimalType) and isinstance(said, DecimalType):
-        digits = max(said.precision - said.scale, have.precision - have.scale)
-        reads_both = said.scale <= have.scale and digits + have.scale <= MOST_DIGITS
-        return DecimalType(digits + have.scale, have.scale) if reads_both else said
-    return have if isinstance(said, _READS.get(type(have), ())) else said
+    if isinstance(old_type, DecimalType) and isinstance(new_type, DecimalType):
+        digits = max(new_type.precision - new_type.scale, old_type.precision - old_type.scale)
+        reads_both = new_type.scale <= old_type.scale and digits + old_type.scale <= MOST_DIGITS
+        return DecimalType(digits + old_type.scale, old_type.scale) if reads_both else new_type
+    return old_type if isinstance(new_type, _NARROWER.get(type(old_type), ())) else new_type

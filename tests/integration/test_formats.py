@@ -168,7 +168,7 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
         "incompatible types": (
             wired(ids.incompatible, b"\2\2"),
             "incompatible_schema",
-            "event_id: expected what becomes",
+            "event_id: expected a type readable as",
         ),
         "no field for NOT NULL": (
             wired(ids.without_time, b"\2a"),

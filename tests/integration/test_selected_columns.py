@@ -324,9 +324,12 @@ def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
         ),
         (
             {"sql": "hour(s)", "type": "INT"},
-            "select.x: expected no text and no date that is read as a TIMESTAMP",
+            "select.x: expected no conversion of a text or date to TIMESTAMP",
         ),
-        ({"sql": "t > '12:30'", "type": "BOOLEAN"}, "select.x: expected no text and no date"),
+        (
+            {"sql": "t > '12:30'", "type": "BOOLEAN"},
+            "select.x: expected no conversion of a text or date",
+        ),
         ({"hash": "s"}, "select.x.hash: expected masking.secret"),
         (
             {"sql": "concat_ws(s, tags)", "type": "STRING"},
@@ -348,9 +351,9 @@ def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
         ),
         (
             {"sql": "CAST(s AS DECIMAL(9,2))", "type": "DECIMAL(9,2)"},
-            "select.x: expected no text that is read as",
+            "select.x: expected no conversion of a text to DECIMAL",
         ),
-        ({"hash": "concat(s, b)"}, "select.x: expected bytes that are read as text by CAST"),
+        ({"hash": "concat(s, b)"}, "select.x: expected bytes converted to text by CAST"),
         (
             {"truncate": "concat_ws(s, tags)", "to": 3},
             "select.x: expected a text in quotes as separator",

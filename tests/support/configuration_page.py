@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from anabranch.config import Environment, FamilyKeys, Stream, SubjectSchema
 from anabranch.config.egress import FolderTarget, SearchTarget, TopicTarget
 from anabranch.config.format_settings import FormatSettings
-from anabranch.config.mistakes import OURS
+from anabranch.config.mistakes import INTERNAL_FIELDS
 
 HEAD = """\
 # Configuration keys
@@ -133,7 +133,7 @@ def environment_keys() -> Iterator[ConfigurationKey]:
 def stream_keys() -> Iterator[ConfigurationKey]:
     """Yield every key of a stream's file."""
     for name, info in Stream.model_fields.items():
-        if name == "name" or name in OURS:
+        if name == "name" or name in INTERNAL_FIELDS:
             continue
         key = info.alias or name
         if key == "format":

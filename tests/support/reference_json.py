@@ -27,7 +27,7 @@ from anabranch.records.formats.json_sql import (
     as_read,
     converted,
     ddl,
-    monstrous,
+    has_huge_number,
     unreadable,
 )
 
@@ -56,7 +56,7 @@ class ReferenceJsonFormat:
         reason."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
-        parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
+        parsed = hashed.selectExpr("*", f"{parse(shape, unless=has_huge_number(types))} AS _parsed")
         rows = parsed.selectExpr(
             "*",
             f"{intact('_parsed')} AS _intact",
@@ -76,7 +76,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
         f"NOT is_valid_utf8({TEXT})",
         error("invalid_utf8", "'expected UTF-8, found bytes that are not'"),
     )
-    if huge := monstrous(types):
+    if huge := has_huge_number(types):
         message = (
             f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one "
             "with more'"

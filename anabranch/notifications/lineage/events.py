@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 PRODUCER = f"urn:anabranch:{VERSION}"
 # The schema of our own facet is AnabranchHourRunFacet.json in this folder.
-_OF_HOUR = {
+_HOUR_FACET = {
     "_producer": PRODUCER,
     "_schemaURL": (
         "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet"
@@ -126,11 +126,11 @@ def _event(
 ) -> RunEvent:
     stream = subject.stream
     description = _DESCRIPTION.format(topic=stream.topic, table=stream.table)
-    of_job = {
+    job_facets = {
         "documentation": documentation_job.DocumentationJobFacet(description, "text/plain"),
         "jobType": job_type_job.JobTypeJobFacet("BATCH", "ANABRANCH", "JOB"),
     }
-    job = event_v2.Job(subject.environment.lineage.namespace, f"{stream.name}.batch", of_job)
+    job = event_v2.Job(subject.environment.lineage.namespace, f"{stream.name}.batch", job_facets)
     return RunEvent(
         eventType=state, eventTime=at, run=event_v2.Run(run.id, facets), job=job, producer=PRODUCER
     )
@@ -161,7 +161,7 @@ def _parent(parent: ParentRun, root: ParentRun | None) -> parent_run.ParentRunFa
 
 
 def _final_facets(run: HourRun) -> dict[str, Any]:
-    facets: dict[str, Any] = {"anabranch_hour": _OF_HOUR | hour_facts(run)}
+    facets: dict[str, Any] = {"anabranch_hour": _HOUR_FACET | hour_facts(run)}
     if run.error is not None:
         facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(run.error, "Python")
     return facets
@@ -210,15 +210,17 @@ def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
     outputs = [_dataset(OutputDataset, name, facets, outputFacets=statistics)]
     if row is not None and run.error is None and row.dead:
         written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(row.dead)
-        of_letters = {
+        letter_facets = {
             "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(
                 _DEAD_DESCRIPTION
             ),
-            **_kind_of_table(subject, subject.stream.dead_letters_table),
+            **_storage_facets(subject, subject.stream.dead_letters_table),
         }
         where = table_name(subject.dead_letters.location())
         outputs.append(
-            _dataset(OutputDataset, where, of_letters, outputFacets={"outputStatistics": written})
+            _dataset(
+                OutputDataset, where, letter_facets, outputFacets={"outputStatistics": written}
+            )
         )
     return outputs
 
@@ -232,7 +234,7 @@ def _only_the_hour(hour: str) -> base_subset_dataset.OutputSubsetOutputDatasetFa
 
 def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
     schema = subject.schema(row)
-    facets = _kind_of_table(subject, subject.stream.table)
+    facets = _storage_facets(subject, subject.stream.table)
     facets["schema"] = schema_dataset.SchemaDatasetFacet(_fields(schema.fields))
     facets["columnLineage"] = _column_lineage(subject, schema)
     if row is None:
@@ -248,7 +250,7 @@ def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
     return facets
 
 
-def _kind_of_table(subject: Subject, table: str) -> dict[str, Any]:
+def _storage_facets(subject: Subject, table: str) -> dict[str, Any]:
     catalog = subject.environment.catalog
     kind = "jdbc" if catalog.type == "sql" else catalog.type
     facets: dict[str, Any] = {
@@ -289,22 +291,25 @@ def _column_lineage(
     """Return the source fields of each column: the record's field of the same name, or those in the
     file's `select`; for the event date the event time."""
     stream = subject.stream
-    of: dict[str, tuple[str, ...]] = {c.name: (c.name,) for c in stream.columns if not c.rescues}
-    of |= {selected.name: selected.fields for selected in stream.select or ()}
-    as_they_are = {*of} - {
+    source_fields: dict[str, tuple[str, ...]] = {
+        c.name: (c.name,) for c in stream.columns if not c.rescues
+    }
+    source_fields |= {selected.name: selected.fields for selected in stream.select or ()}
+    unchanged = {*source_fields} - {
         selected.name for selected in stream.select or () if selected.kind != "field"
     }
     masked = {
         selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")
     }
     if stream.event_time is not None:
-        of["event_date"] = (stream.event_time.column,)
+        source_fields["event_date"] = (stream.event_time.column,)
     lineage = {}
-    for name in (field.name for field in schema.fields if of.get(field.name)):
-        kind = "IDENTITY" if name in as_they_are else "TRANSFORMATION"
+    for name in (field.name for field in schema.fields if source_fields.get(field.name)):
+        kind = "IDENTITY" if name in unchanged else "TRANSFORMATION"
         how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
         sources = [
-            column_lineage_dataset.InputField(*subject.topic, field, [how]) for field in of[name]
+            column_lineage_dataset.InputField(*subject.topic, field, [how])
+            for field in source_fields[name]
         ]
         lineage[name] = column_lineage_dataset.Fields(sources)
     return column_lineage_dataset.ColumnLineageDatasetFacet(lineage)

@@ -47,8 +47,8 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
         ended=row.recorded_at,
         error=(row.reason or "refused") if refused else None,
         row=row,
-        parent=_known(run.parent if run is not None else None),
-        root=_known(run.root if run is not None else None),
+        parent=_parsed_run(run.parent if run is not None else None),
+        root=_parsed_run(run.root if run is not None else None),
     )
 
 
@@ -62,14 +62,14 @@ def failed_run(
     root: str | None,
 ) -> HourRun:
     id = _run_id(hour, f"{table_uuid}.{hour}.{began.isoformat()}")
-    return HourRun(id, hour, began, ended, error, None, _known(parent), _known(root))
+    return HourRun(id, hour, began, ended, error, None, _parsed_run(parent), _parsed_run(root))
 
 
 def _run_id(hour: str, name: str) -> str:
     return str(generate_static_uuid(start_of(hour), name.encode()))
 
 
-def _known(text: str | None) -> ParentRun | None:
+def _parsed_run(text: str | None) -> ParentRun | None:
     return parse_run(text) if text is not None else None
 
 
@@ -92,7 +92,7 @@ def hour_facts(run: HourRun) -> dict[str, Any]:
         "speedRows": row.speed_rows,
         "difference": diff.as_dict() | {"sample": None} if diff is not None else None,
     }
-    return _without_nothing(facts)
+    return _without_nulls(facts)
 
 
 def _balance(row: LedgerRow) -> dict[str, Any] | None:
@@ -102,9 +102,9 @@ def _balance(row: LedgerRow) -> dict[str, Any] | None:
     return counts | {"gaps": dict(row.gaps or {})}
 
 
-def _without_nothing(value: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        k: _without_nothing(v) if isinstance(v, dict) else list(v) if isinstance(v, tuple) else v
+        k: _without_nulls(v) if isinstance(v, dict) else list(v) if isinstance(v, tuple) else v
         for k, v in value.items()
         if v is not None
     }
@@ -126,8 +126,10 @@ def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
             )
         )
     quality = row.quality or QualityResult(True)
-    found += [_of_entry(entry, True) for entry in quality.met or ()]
-    found += [_of_entry(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))]
+    found += [_entry_assertion(entry, True) for entry in quality.met or ()]
+    found += [
+        _entry_assertion(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))
+    ]
     return found
 
 
@@ -139,7 +141,7 @@ def _assertion(
     )
 
 
-def _of_entry(entry: Mapping[str, Any], met: bool) -> quality_facet.Assertion:
+def _entry_assertion(entry: Mapping[str, Any], met: bool) -> quality_facet.Assertion:
     kwargs = dict(entry.get("kwargs") or {})
     column = kwargs.pop("column", None)
     severity = str(entry.get("severity", "critical"))

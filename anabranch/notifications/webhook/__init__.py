@@ -82,7 +82,7 @@ class Notifier:
         deadline = time.monotonic() + within.total_seconds() if within is not None else None
         table = self._job.lake.load(self._job.stream.hours_table)
         position = self._position(table)
-        waiting = self._waiting(position)
+        waiting = self._pending(position)
         kept = done = position or 0
         try:
             for at, message in enumerate(waiting):
@@ -116,7 +116,7 @@ class Notifier:
         kept = table.properties.get(self._key)
         return int(kept) if kept is not None else None
 
-    def _waiting(self, position: int | None) -> list[Message]:
+    def _pending(self, position: int | None) -> list[Message]:
         lake, name = self._job.lake, self._job.stream.hours_table
         new = Ledger(lake, name).history_since(position or 0, ledger.BULKY)
         if position is None:

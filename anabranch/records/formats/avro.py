@@ -160,8 +160,8 @@ def _checks(
         return
     end = _by_id({i: f"_read_{i}.frame_end" for i in projections})
     malformed = (
-        "concat('schema id ', _schema_id, ': expected one value by that schema, found bytes that "
-        "are none, are cut off, or go on after it')"
+        "concat('schema id ', _schema_id, ': expected one value of that schema, found invalid, "
+        "truncated or additional bytes')"
     )
     yield Check(f"NOT coalesce({end} = {_END}, false)", error("malformed_avro", malformed))
     for name, kind in types.items():

@@ -152,7 +152,7 @@ class _Resolver:
                 Value(reader, broken=_not_utf8) if isinstance(kind, T.StringType) else Value(reader)
             )
         raise Incompatible(
-            f"{path}: expected what becomes {kind.simpleString()}, found {node.describe()}"
+            f"{path}: expected a type readable as {kind.simpleString()}, found {node.describe()}"
         )
 
     def _named(self, node: Node, definition: dict[str, Any]) -> Any:
@@ -167,7 +167,7 @@ class _Resolver:
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         if scale > kind.scale or precision - scale > kind.precision - kind.scale:
             raise Incompatible(
-                f"{path}: expected what becomes {kind.simpleString()}, found "
+                f"{path}: expected a type readable as {kind.simpleString()}, found "
                 f"decimal({precision},{scale})"
             )
         logical = {"logicalType": "decimal", "precision": _LARGEST_PRECISION, "scale": scale}

@@ -16,10 +16,10 @@ from anabranch.records.formats.json_sql import (
     as_read,
     colons,
     converted,
+    has_huge_number,
     intact,
     is_ordinary,
     is_plain,
-    monstrous,
     other_colons,
     parse,
     raw,
@@ -69,7 +69,7 @@ class JsonFormat:
             f"IF(_plain, {colons(TEXT)}, NULL) AS _colons",
             "IF(_plain, NULL, CAST(xxhash64(value) AS STRING)) AS _hash",
         )
-        frame = frame.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
+        frame = frame.selectExpr("*", f"{parse(shape, unless=has_huge_number(types))} AS _parsed")
         frame = frame.selectExpr(
             "*", f"{intact('_parsed')} AS _intact", f"{value('_parsed')} AS _value"
         )
@@ -107,7 +107,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
         f"NOT _plain AND NOT is_valid_utf8({TEXT})",
         error("invalid_utf8", "'expected UTF-8, found bytes that are not'"),
     )
-    if huge := monstrous(types):
+    if huge := has_huge_number(types):
         digits = (
             f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one "
             "with more'"

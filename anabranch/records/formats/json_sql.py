@@ -71,7 +71,7 @@ _HUGE = (
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
-def monstrous(types: Mapping[str, T.DataType]) -> str | None:
+def has_huge_number(types: Mapping[str, T.DataType]) -> str | None:
     """Return SQL for whether a value may contain a DECIMAL with too many digits, or with an
     exponent of more than three digits; None without a column of that type.
 

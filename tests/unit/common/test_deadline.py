@@ -73,7 +73,7 @@ def test_with_a_limit_of_silence_many_get_the_time_that_they_need(
 
     asks = {"hangs": never} | {str(i): slow for i in range(6)}
     assert sum(answer == 1 for answer in ask_all(asks, 0.5, 2).values()) < 6
-    answers = ask_all(asks, 0.5, 2, "stream", of_silence=True)
+    answers = ask_all(asks, 0.5, 2, "stream", since_last_answer=True)
     assert [answers[str(i)] for i in range(6)] == [1] * 6
     assert "stream hangs: expected an answer within 0.5 s, found none from Kafka" in str(
         answers["hangs"]

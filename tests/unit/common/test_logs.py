@@ -24,7 +24,7 @@ def _restored() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before
-    logs._OF_PROCESS.clear()
+    logs._PROCESS_FIELDS.clear()
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         (
             {"schema": "id STRING, total DECIMAL(50,2)"},
             "schema",
-            "column total: expected DECIMAL of at most 38 digits",
+            "column total: expected DECIMAL(p,s) with p from 1 to 38",
         ),
         (
             {"schema": "id STRING, total DOUBEL"},

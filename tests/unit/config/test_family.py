@@ -229,11 +229,11 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
         ({"table": "raw.events"}, "table: expected a group of topics.pattern such as {1}"),
         (
             {"table": "{1}.events"},
-            "table: expected namespace.table with groups behind the point alone",
+            "table: expected namespace.table with groups only after the point",
         ),
         (
             {"table": "raw.a-{1}"},
-            "table: expected namespace.table with groups behind the point alone",
+            "table: expected namespace.table with groups only after the point",
         ),
         ({"table": None}, "table: required key, found none"),
         ({"name": "app"}, "name: expected a group of topics.pattern such as {1}"),

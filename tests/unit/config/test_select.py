@@ -217,7 +217,7 @@ def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_s
                 "select": ["id", {"at": {"truncate": "at", "to": "day"}}],
                 "event_time": {"column": "at"},
             },
-            "select: expected at, the event time, as it is",
+            "select: expected the event time at unchanged",
         ),
         ({"fields": []}, "events.yaml: fields: expected no such key, found it; remove it"),
         (

@@ -713,7 +713,7 @@ def test_a_promise_in_words() -> None:
         ({"keep": {"rows": "20 hours"}}, "expected 1 day or more, or 'for ever'"),
         (
             {"keep": "2 days", "batch": {"lookback_hours": 48}},
-            "expected a day longer than batch.lookback_hours",
+            "expected at least batch.lookback_hours and a day",
         ),
         (
             {"keep": {"rows": "3 days", "ledger": "10 years"}},

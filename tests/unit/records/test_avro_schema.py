@@ -108,7 +108,7 @@ def test_types_of_proposed_columns(kind: DataType, written: Any, reader: Any) ->
 @pytest.mark.parametrize(
     ("kind", "written", "message"),
     [
-        (IntegerType(), "long", "c: expected what becomes int, found long"),
+        (IntegerType(), "long", "c: expected a type readable as int, found long"),
         (IntegerType(), "string", "found string"),
         (LongType(), "double", "found double"),
         (StringType(), "int", "found int"),
@@ -142,18 +142,18 @@ def test_types_of_proposed_columns(kind: DataType, written: Any, reader: Any) ->
         (
             ArrayType(IntegerType()),
             {"type": "array", "items": "string"},
-            "c[]: expected what becomes int",
+            "c[]: expected a type readable as int",
         ),
         (ArrayType(IntegerType()), {"type": "map", "values": "int"}, "found map"),
         (
             MapType(StringType(), DateType()),
             {"type": "map", "values": "int"},
-            "c{}: expected what becomes date",
+            "c{}: expected a type readable as date",
         ),
         (
             StructType([StructField("n", IntegerType())]),
             record(("n", "long")),
-            "c.n: expected what becomes int",
+            "c.n: expected a type readable as int",
         ),
         (
             StructType([StructField("n", IntegerType())]),

@@ -392,7 +392,7 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
                 {"name": n, "type": "folder", "root": f"file:///x{r}"}
                 for n, r in (("a", ""), ("b", "/y"))
             ],
-            "expected no place within another",
+            "expected no target's folder within another's",
         ),
     ],
 )
