@@ -375,7 +375,7 @@ class KafkaAdapter:
         if not ranges:
             return
         began = heard = time.monotonic()
-        doing = f"look at records of topic {topic}"
+        doing = f"read records of topic {topic}"
         open_ = {TopicPartition(topic, p): s for p, (s, _) in ranges.items()}
         left = dict.fromkeys(open_, count)
         try:
@@ -476,7 +476,7 @@ class KafkaAdapter:
     def partition_bytes(self, topic: str) -> dict[int, int]:
         """Return for each partition the bytes of its log, on the broker with the largest replica.
         Needs DESCRIBE of the cluster."""
-        doing = f"ask the size of topic {topic}"
+        doing = f"describe the log directories of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
         for found in mappings(answer):
@@ -620,7 +620,7 @@ class KafkaAdapter:
 
         def fetch(partition: int, offset: int, size: int) -> Fetched:
             doing = (
-                f"look for record batches of topic {topic}, partition {partition}, from offset "
+                f"read record batches of topic {topic}, partition {partition}, from offset "
                 f"{offset} on"
             )
             return cast(

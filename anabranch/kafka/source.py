@@ -203,8 +203,8 @@ def read_around(
             )
     taken = plan_stretches(odd, _STRETCHES)
     LOG.warning(
-        "topic %s: skipped timestamps too large for Spark, such as nanoseconds, by the driver "
-        "records=%d offsets=%s",
+        "topic %s: the driver read records with timestamps too large for Spark, such as "
+        "nanoseconds records=%d offsets=%s",
         topic,
         sum(map(len, odd.values())),
         [ranges_to_keys(part) for part in taken],

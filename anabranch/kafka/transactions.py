@@ -99,8 +99,8 @@ class TransactionalProducer:
         except Exception as error:
             if any(name in repr(error) for name in _FENCED):
                 raise Transient(
-                    f"{doing}: expected to be the only process, found that another was started "
-                    "since, which goes on in its place; nothing is lost: stop one of the two"
+                    f"{doing}: expected to be the only process, found that one started later has "
+                    "replaced it (fenced its producer); nothing is lost: stop one of the two"
                 ) from error
             right = "--operation Write --operation Describe --topic TOPIC"
             raise explained(self._kafka, doing, error, began, right) from error

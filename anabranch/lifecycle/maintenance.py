@@ -211,7 +211,7 @@ def maintain(
     )
     if not dry_run:
         run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
-        steps.run("tell", lambda: record_run(lake, stream.table, run), None)
+        steps.run("record", lambda: record_run(lake, stream.table, run), None)
     if steps.failed:
         raise steps.failed[0]
     return done

@@ -209,8 +209,8 @@ def _require_unheld(
     if (found := erasure.held_against(state, one, hours, job.lake.clock.now())) is not None:
         raise Refused(
             f"erase records of {job.stream.name}: expected no such records in hours that "
-            f"operators keep, found {found}; release the hours (`anabranch hold {job.stream.name} "
-            "HOURS --release --why TEXT`), or erase them in spite of it: --in-spite-of-hold TEXT"
+            f"operators hold, found {found}; release the hours (`anabranch hold {job.stream.name} "
+            "HOURS --release --why TEXT`), or erase the records anyway: --in-spite-of-hold TEXT"
         )
 
 
@@ -234,7 +234,9 @@ def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure
     keys = list(keys_of(job.environment).values())
     known, id = _last_request(load_state(job.lake, stream.table).erasures, keys, request)
     if known is not None and (known.done is None or not request.again):
-        LOG.info("stream %s: erasure %s of %s goes on", stream.name, known.id, known.at.isoformat())
+        LOG.info(
+            "stream %s: continuing erasure %s of %s", stream.name, known.id, known.at.isoformat()
+        )
         return known
     key, hashes = keys[0], keys[0].hashes(request.column, request.values)
     why = (

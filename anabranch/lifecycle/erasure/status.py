@@ -295,7 +295,8 @@ def _left(
         left.append(f"{len(there)} replaced files are stored; {why}")
         if endless := [h.name for h in holders if h.until is None]:
             left.append(
-                f"{', '.join(endless)}: no deadline ends a branch of another program; drop it"
+                f"{', '.join(endless)}: `anabranch maintain` drops no branch of another program; "
+                "drop it"
             )
     if isinstance(versions, str):
         left.append(

@@ -23,8 +23,8 @@ def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
         return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
     except pa.ArrowInvalid as error:
         raise Refused(
-            f"import {path}: expected a whole Parquet file, found {error}; remove it, or write it "
-            "again"
+            f"import {path}: expected a complete Parquet file, found {error}; remove it, or write "
+            "it again"
         ) from error
 
 

@@ -218,14 +218,14 @@ def _require_supported(table: Any, where: str) -> None:
     features = {*(protocol.reader_features or ())}
     if unknown := sorted(features - _SUPPORTED):
         raise Refused(
-            f"{where}: expected a table that readers of {', '.join(sorted(_SUPPORTED))} can read, "
-            f"found the feature {', '.join(unknown)}; {_REMEDY}"
+            f"{where}: expected no reader features but {', '.join(sorted(_SUPPORTED))}, found "
+            f"{', '.join(unknown)}; {_REMEDY}"
         )
     mode = settings.get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise Refused(
             f"{where}: expected a table without column mapping, found delta.columnMapping.mode "
-            f"{mode}: its files have other names of columns; {_REMEDY}"
+            f"{mode}: its files have other column names; {_REMEDY}"
         )
     if "deletionVectors" in features and (found := _deletion_vectors(table)):
         raise Refused(

@@ -115,9 +115,7 @@ class JsonLines:
                     if line.strip():
                         yield number, line
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise self._refused(
-                    number + 1, f"a file of gzip that is not whole ({error})"
-                ) from error
+                raise self._refused(number + 1, f"an incomplete gzip file ({error})") from error
 
     def _parsed(self, block: Sequence[tuple[int, bytes]], wanted: pa.Schema) -> pa.RecordBatch:
         try:

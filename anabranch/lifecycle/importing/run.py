@@ -267,7 +267,7 @@ class _Import:
         if others := len(self._counted) - exact:
             words.append(
                 f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} "
-                "of their rows are of hours of Kafka's and not in the table"
+                "of their rows are of hours with Kafka's records but not in the table"
             )
         return words
 
@@ -298,8 +298,8 @@ class _Import:
             )
         if found is not None:
             raise Refused(
-                f"import {self._request.source}: expected places in the log that the stream "
-                f"reads, found {found}: the files are of another topic, or of a log before it was "
+                f"import {self._request.source}: expected offsets of the log that the stream "
+                f"reads, found {found}: the files are of another topic, or from before it was "
                 "recreated; use --seam key"
             )
 
@@ -315,8 +315,8 @@ class _Import:
         if fresh is None or fresh < until:
             raise Transient(
                 f"import {self._request.source}: expected a table that has Kafka's records up to "
-                f"{until:%F %T} UTC, since rows of the files that it lacks are to be imported, "
-                f"found it fresh through {fresh}; run it again later"
+                f"{until:%F %T} UTC, since the import adds rows that the table lacks, found it "
+                f"fresh through {fresh}; run it again later"
             )
         parts = [self._reader.empty()]
         around, known = list[str](), self._keys(state, ())
@@ -394,8 +394,8 @@ class _Import:
                     done = done.plus(written.hours)
                     progress.step(len(written.hours))
         raise Transient(
-            f"import hours of {self._stream.name}: expected other publishes to leave it alone in "
-            f"one of {_ATTEMPTS} attempts; run the command again: it goes on where it was left"
+            f"import hours of {self._stream.name}: expected no conflicting publish in one of "
+            f"{_ATTEMPTS} attempts, found one each time; run the command again: it continues"
         )
 
     def _write(self, state: State, hours: Sequence[str], planned: Mapping[str, int]) -> _Written:
@@ -540,7 +540,10 @@ class _Import:
         if published.landed is None:
             delete_quietly(published.state.table, [f.file_path for f in written.files])
             LOG.info(
-                "stream %s: import of hours %s to %s is decided again", stream.name, first, last
+                "stream %s: the table changed during the import of hours %s to %s, trying again",
+                stream.name,
+                first,
+                last,
             )
             return False
         reach(Step.IMPORT_PUBLISHED)

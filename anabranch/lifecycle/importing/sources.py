@@ -238,7 +238,7 @@ def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[st
         f"{log.through}; {left} others are left out"
     )
     if log.cut_short is not None:
-        yield f"its last file {log.cut_short} is not whole, so that micro-batch does not count"
+        yield f"its last file {log.cut_short} is incomplete, so that micro-batch is left out"
 
 
 def _read_text(io: FileIO, path: str) -> str:

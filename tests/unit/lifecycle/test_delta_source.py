@@ -335,7 +335,7 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
 @pytest.mark.parametrize(
     ("feature", "found"),
     [
-        ("variantType", "found the feature variantType"),
+        ("variantType", "found variantType"),
         ("aNewOne", "Feature 'aNewOne' is not supported"),
     ],
 )

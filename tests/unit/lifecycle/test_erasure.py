@@ -353,7 +353,8 @@ def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     maintain(people.job, later)
     [status] = read_statuses(people.job, later)
     assert [(holder.name, holder.until) for holder in status.holders] == [("branch theirs", None)]
-    assert "branch theirs: no deadline ends a branch of another program; drop it" in status.left
+    of_others = "branch theirs: `anabranch maintain` drops no branch of another program; drop it"
+    assert of_others in status.left
     people.lake.table().manage_snapshots().remove_branch("theirs").commit()
     maintain(people.job, later)
     assert read_statuses(people.job, later)[0].is_certificate

@@ -383,7 +383,7 @@ def test_places_of_another_log_are_refused(
     hour, offset = place
     with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
     with pytest.raises(
-        Refused, match=f"expected places in the log that the stream reads, found {found}"
+        Refused, match=f"expected offsets of the log that the stream reads, found {found}"
     ):
         import_in(lake.folder)
 
@@ -396,7 +396,8 @@ def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> N
     done = import_in(lake.folder)
     assert ids(lake, "main")[LAST] == ["late", "later"]
     assert (done.good, done.plan.after) == (5, 2)
-    assert "2 of their rows are of hours of Kafka's and not in the table" in done.plan.notes[-1]
+    note = "2 of their rows are of hours with Kafka's records but not in the table"
+    assert note in done.plan.notes[-1]
     # Now the table has them; the same command changes nothing.
     assert import_in(lake.folder).hours == ()
 
@@ -424,7 +425,7 @@ def test_the_log_of_a_file_sink_decides_which_files_count(lake: StreamLake) -> N
     assert done.plan.notes[:2] == (
         "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 "
         "others are left out",
-        "its last file 1 is not whole, so that micro-batch does not count",
+        "its last file 1 is incomplete, so that micro-batch is left out",
     )
 
 
@@ -532,7 +533,7 @@ def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> 
     ):
         import_in(lake.folder)
     (lake.folder / "source/c.parquet").write_bytes(b"PAR1 half a file")
-    with pytest.raises(Refused, match=r"c\.parquet: expected a whole Parquet file"):
+    with pytest.raises(Refused, match=r"c\.parquet: expected a complete Parquet file"):
         import_in(lake.folder)
     assert set(ids(lake, "main")) == {FIRST}
 
