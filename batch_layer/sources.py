@@ -26,7 +26,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import read_snapshot
 from anabranch.job import Job
-from anabranch.kafka.source import no_records, using
+from anabranch.kafka.source import apply_to_records, no_records
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Position, Ranges, Topic, size, trim
@@ -224,7 +224,7 @@ class HourReader:
             return use(raw.withColumn("ingest_hour", F.lit(hour)))
 
         kafka, topic = self._job.environment.kafka, self._stream.topic
-        return using(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
+        return apply_to_records(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
 
     def should_leave_to_spark(self, error: Exception) -> bool:
         """Return True, and log it, if workers failed on a cluster, where an executor may lack their

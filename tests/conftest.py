@@ -192,7 +192,7 @@ def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     broker that could contradict. test_topic_metadata.py tests the real delay."""
     from anabranch.kafka import client
 
-    monkeypatch.setattr(client, "_BELIEVED_AFTER_S", 1.0)
+    monkeypatch.setattr(client, "_CONFIRMED_AFTER_S", 1.0)
 
 
 @pytest.fixture

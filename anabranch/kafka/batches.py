@@ -62,7 +62,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Explanation:
     """Numbers of missing offsets by class. `present_at` are the first ranges of class `present`:
     records that the log contains and a consumer should receive."""
 
@@ -108,7 +108,7 @@ class _Explained:
     def _any(self, low: int, high: int) -> bool:
         return bool(self.missing.mask[low:high].any())
 
-    def holes(self, start: int, end: int) -> bool:
+    def has_missing(self, start: int, end: int) -> bool:
         """Return whether any offset of the range is missing."""
         return end > self.missing.start and self._any(
             max(0, start - self.missing.start), end - self.missing.start
@@ -120,7 +120,7 @@ class _Explained:
             part = slice(max(0, start - self.missing.start), end - self.missing.start)
             self.codes[part][self.missing.mask[part]] = _CODES[name]
 
-    def seen(self) -> Seen:
+    def explanation(self) -> Explanation:
         counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in _CODES.items()}
         edges = np.flatnonzero(
             np.diff(
@@ -129,10 +129,10 @@ class _Explained:
         )
         pairs = edges.reshape(-1, 2)[:3] + self.missing.start
         present_at = tuple((int(low), int(high)) for low, high in pairs)
-        return Seen({name: n for name, n in counts.items() if n}, present_at)
+        return Explanation({name: n for name, n in counts.items() if n}, present_at)
 
 
-def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
+def explain_missing(fetch: Fetch, missing: Missing) -> Explanation:
     """Classify the missing offsets of a partition, all of them below its last stable offset.
 
     Raises Transient if the last stable offset is at or below one of them.
@@ -161,7 +161,7 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
         is_near = following is not None and following - reached <= 2 * (reached - at)
         size = min(2 * size, _LARGE) if is_near else _SMALL
         at = following
-    return explained.seen()
+    return explained.explanation()
 
 
 def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
@@ -184,7 +184,7 @@ def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
         if not is_legacy and batch.is_transactional:
             while waiting and waiting[-1][1] < end:
                 aborting.add(waiting.pop()[0])
-        if not explained.holes(first, end) and (is_legacy or not batch.is_control_batch):
+        if not explained.has_missing(first, end) and (is_legacy or not batch.is_control_batch):
             continue
         if is_legacy:
             _mark_records(explained, first, end, offsets)
@@ -251,26 +251,24 @@ def fetch_batches(
     return fetched
 
 
-async def _fetch(
-    admin: Any, leaders: dict[int, int], place: Any, offset: int, size: int
-) -> Fetched:
+async def _fetch(admin: Any, leaders: dict[int, int], tp: Any, offset: int, size: int) -> Fetched:
     kind: Any = errors.NoError
     for number in range(_TRIES):
         if number:
             await admin._net.sleep(_PAUSE_S)
-        if number or place.partition not in leaders:
-            [leaders[place.partition]] = await admin._async_get_leader_for_partitions({place})
+        if number or tp.partition not in leaders:
+            [leaders[tp.partition]] = await admin._async_get_leader_for_partitions({tp})
         response = await admin._manager.send(
-            _request(place, offset, size), node_id=leaders[place.partition]
+            _request(tp, offset, size), node_id=leaders[tp.partition]
         )
         [answer] = [
             partition for of_topic in response.responses for partition in of_topic.partitions
         ]
         kind = errors.for_code(answer.error_code)
         if kind is errors.OffsetOutOfRangeError:
-            starts = await admin._async_list_partition_offsets({place: OffsetSpec.EARLIEST})
-            if starts[place].offset > offset:
-                return Fetched(log_start=starts[place].offset)
+            starts = await admin._async_list_partition_offsets({tp: OffsetSpec.EARLIEST})
+            if starts[tp].offset > offset:
+                return Fetched(log_start=starts[tp].offset)
         if kind is errors.NoError:
             aborted = tuple(
                 (t.producer_id, t.first_offset) for t in answer.aborted_transactions or ()
@@ -283,12 +281,12 @@ async def _fetch(
             )
         if not (kind.retriable or kind is errors.OffsetOutOfRangeError):
             break
-    raise kind(f"fetch from offset {offset} of {place}")
+    raise kind(f"fetch from offset {offset} of {tp}")
 
 
-def _request(place: Any, offset: int, size: int) -> Any:
+def _request(tp: Any, offset: int, size: int) -> Any:
     partition = FetchRequest.FetchTopic.FetchPartition(
-        partition=place.partition,
+        partition=tp.partition,
         current_leader_epoch=-1,
         fetch_offset=offset,
         last_fetched_epoch=-1,
@@ -302,7 +300,7 @@ def _request(place: Any, offset: int, size: int) -> Any:
         max_bytes=max(size, _LARGE),
         isolation_level=IsolationLevel.READ_COMMITTED,
         **_NO_SESSION,
-        topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[partition])],
+        topics=[FetchRequest.FetchTopic(topic=tp.topic, partitions=[partition])],
         forgotten_topics_data=[],
         rack_id="",
         min_version=4,

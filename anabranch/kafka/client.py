@@ -1,7 +1,7 @@
-"""The only module that calls kafka-python: topics, offsets, times, lag for monitors, a producer for
-tools.
+"""The adapter of kafka-python, which only this package imports: topics, offsets, times, lag for
+monitors, a producer for tools.
 
-This module decides nothing and returns plain values. Raises Transient when brokers do not answer.
+It decides nothing and returns plain values. Raises Transient when brokers do not answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from anabranch.kafka.answers import (
     retention_of,
     topic_of,
 )
-from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
+from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing, fetch_batches
 from anabranch.kafka.client_errors import FAILURES, explained, explaining, missing_right
 from anabranch.kafka.kafka_python_fixes import connect
 from anabranch.kafka.security import kafka_python_settings
@@ -58,9 +58,9 @@ _REQUEST_MS = 15_000
 # A read fails after this long without a new record.
 _SILENCE_S = 30
 # An answer that contradicts a position is accepted if brokers still give it after this long.
-_BELIEVED_AFTER_S = 5.0
+_CONFIRMED_AFTER_S = 5.0
 _ASKED_AGAIN_AFTER_S = 0.5
-_COORDINATED_AFTER_S = 15.0
+_COORDINATOR_WITHIN_S = 15.0
 # After a joint request that failed within this time, each topic is requested separately.
 _ONE_BY_ONE_WITHIN_S = 5.0
 _NO_COORDINATOR = (
@@ -162,7 +162,7 @@ class KafkaAdapter:
         seconds over new connections. If the topic's id is not the expected one, the result contains
         `records` and `cluster_id` too.
         """
-        found = self._believed(
+        found = self._confirmed(
             lambda: self._describe(topic), lambda described: is_contradicted(described, expected)
         )
         if found is None or expected is None or expected.topic_id in ("", found.id):
@@ -184,9 +184,9 @@ class KafkaAdapter:
             return ""
         return str(cluster.get("cluster_id") or "")
 
-    def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
+    def _confirmed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
         """Return an answer; ask again for some seconds while it is doubtful."""
-        for number in attempts(repeat(_ASKED_AGAIN_AFTER_S), _BELIEVED_AFTER_S):
+        for number in attempts(repeat(_ASKED_AGAIN_AFTER_S), _CONFIRMED_AFTER_S):
             if number > 1:
                 # The next connection uses the broker that answers first.
                 self.close()
@@ -247,7 +247,7 @@ class KafkaAdapter:
             return {p: stamped.offset for p, stamped in latest.items()}
 
         known = reached or {}
-        return self._believed(
+        return self._confirmed(
             ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items())
         )
 
@@ -263,7 +263,9 @@ class KafkaAdapter:
         rejected credentials.
         """
         specs = {
-            TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of
+            TopicPartition(topic, p): OffsetSpec.LATEST
+            for topic, partitions in topics.items()
+            for p in partitions
         }
         if not specs:
             return {}
@@ -279,7 +281,7 @@ class KafkaAdapter:
             is_late = time.monotonic() - began > _ONE_BY_ONE_WITHIN_S
             if not isinstance(error, MissingRight) and (len(topics) == 1 or is_late):
                 raise
-            return {topic: self._stable_ends_or_error(topic, of) for topic, of in topics.items()}
+            return {name: self._stable_ends_or_error(name, ps) for name, ps in topics.items()}
         ends: dict[str, Offsets | AnabranchError] = {topic: {} for topic in topics}
         for partition, found in answer.items():
             cast("Offsets", ends[partition.topic])[partition.partition] = found.offset
@@ -331,7 +333,7 @@ class KafkaAdapter:
         """Return whether a topic's records are larger than a small fetch, judged by one record."""
         if topic.id not in self._record_bytes:
             one = {partition: (record.offset, record.offset + 1)}
-            for _, given in self._few(topic.name, one, 1):
+            for _, given in self._read_few(topic.name, one, 1):
                 self._record_bytes.update((topic.id, bytes_of(r)) for r in given)
         return self._record_bytes.get(topic.id, 0) > _SMALL_FETCH
 
@@ -343,7 +345,7 @@ class KafkaAdapter:
         fewer if there are no more. Cheap for a few records."""
         by_partition: dict[int, list[Stamped]] = {p: [] for p in starts}
         ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
-        for p, records in self._few(topic.name, ranges, count):
+        for p, records in self._read_few(topic.name, ranges, count):
             by_partition[p] += [Stamped(r.offset, r.timestamp) for r in records]
         return {p: tuple(stamps[:count]) for p, stamps in by_partition.items()}
 
@@ -369,7 +371,7 @@ class KafkaAdapter:
         milliseconds, else None."""
         return {p: s if s.offset >= 0 else None for p, s in self._offsets(topic, times).items()}
 
-    def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
+    def _read_few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
         """Yield records of each range, in order, until it has given `count` records or its end is
         reached. All calls share one connection."""
         if not ranges:
@@ -379,7 +381,7 @@ class KafkaAdapter:
         open_ = {TopicPartition(topic, p): s for p, (s, _) in ranges.items()}
         left = dict.fromkeys(open_, count)
         try:
-            consumer = self._at(open_)
+            consumer = self._consumer_at(open_)
             while open_:
                 sizes: list[int] = []
                 for tp, records in consumer.poll(timeout_ms=1000).items():
@@ -407,7 +409,7 @@ class KafkaAdapter:
                 if is_stuck or (open_ and wanted > self._fetch_bytes):
                     self._fetch_bytes = wanted
                     self._drop_consumer()
-                    consumer = self._at(open_)
+                    consumer = self._consumer_at(open_)
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
             self.close()
@@ -415,7 +417,7 @@ class KafkaAdapter:
                 self._kafka, doing, error, began, f"--operation Read --topic {topic}"
             ) from error
 
-    def _at(self, starts: Mapping[Any, int]) -> Any:
+    def _consumer_at(self, starts: Mapping[Any, int]) -> Any:
         """Return the consumer that reads few records, at these positions."""
         if self._consumer is None:
             # Deleted records are skipped: callers request the log start where it matters.
@@ -525,10 +527,10 @@ class KafkaAdapter:
             )
         return found.metadata or None if found is not None else None
 
-    def _coordinated(self, question: Callable[[], T]) -> T:
-        """Return the answer of a group's coordinator. Retries while there is none: brokers elect it
-        some time after they start."""
-        for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATED_AFTER_S):
+    def _retry_coordinator(self, question: Callable[[], T]) -> T:
+        """Return the answer of a group's coordinator. Retries while brokers that have just started
+        have none."""
+        for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATOR_WITHIN_S):
             try:
                 return question()
             except Transient as error:
@@ -550,7 +552,7 @@ class KafkaAdapter:
         uses a topic that does not exist."""
         doing, began = f"commit offsets of group {group}", time.monotonic()
         topic = f"{group}-{uuid.uuid4()}"
-        for failure in self._coordinated(lambda: self._commit(doing, group, topic, {0: 0})):
+        for failure in self._retry_coordinator(lambda: self._commit(doing, group, topic, {0: 0})):
             if issubclass(failure, errors.GroupAuthorizationFailedError):
                 raise explained(
                     self._kafka, doing, failure(), began, f"--operation Read --group {group}"
@@ -613,7 +615,7 @@ class KafkaAdapter:
                     heard = time.monotonic()
                 self._is_stuck(topic, doing, heard, ends, "up to")
 
-    def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Seen]:
+    def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         """Return for each partition why a consumer does not receive these offsets, all below the
         last stable offset. Reads the record batches around them (`anabranch.kafka.batches`)."""
         leaders: dict[int, int] = {}
@@ -631,7 +633,7 @@ class KafkaAdapter:
                 ),
             )
 
-        return {p: explain_missing(partial(fetch, p), of) for p, of in sorted(missing.items())}
+        return {p: explain_missing(partial(fetch, p), m) for p, m in sorted(missing.items())}
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
         if self._describe(topic) is not None:

@@ -71,7 +71,7 @@ class SchemaRegistryClient:
                 return None
             text = answer.get("schema") if isinstance(answer, dict) else None
             if not isinstance(text, str):
-                raise self._other_than_expected(f"schemas/ids/{schema_id}", "no schema")
+                raise self._unexpected(f"schemas/ids/{schema_id}", "no schema")
             kind = answer.get("schemaType") or "AVRO"
             self._schemas[schema_id] = RegisteredSchema(
                 schema_id, kind, text, bool(answer.get("references"))
@@ -87,7 +87,7 @@ class SchemaRegistryClient:
             if not isinstance(versions, list) or not all(
                 isinstance(v, dict) and "subject" in v for v in versions
             ):
-                raise self._other_than_expected(path, "no list of versions")
+                raise self._unexpected(path, "no list of versions")
             self._subjects[schema_id] = frozenset(str(version["subject"]) for version in versions)
         return subject in self._subjects[schema_id]
 
@@ -105,7 +105,7 @@ class SchemaRegistryClient:
             answer.get(key) if isinstance(answer, dict) else None for key in ("schema", "version")
         )
         if not isinstance(text, str) or not isinstance(version, int):
-            raise self._other_than_expected(path, "no version of a subject")
+            raise self._unexpected(path, "no version of a subject")
         kind = answer.get("schemaType") or "AVRO"
         return SubjectVersion(subject, version, kind, text, bool(answer.get("references")))
 
@@ -128,9 +128,9 @@ class SchemaRegistryClient:
             return None
         check = "registry.user and registry.password, and the user's rights, then start it again"
         http.check_answer(status, status_line, doing, check)
-        raise self._other_than_expected(path, status_line)
+        raise self._unexpected(path, status_line)
 
-    def _other_than_expected(self, path: str, actual: str) -> ConfigurationError:
+    def _unexpected(self, path: str, actual: str) -> ConfigurationError:
         return ConfigurationError(
             f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a "
             f"schema registry's REST API, found {actual}; check registry.url, then start it again"

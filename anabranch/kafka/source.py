@@ -42,7 +42,7 @@ _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
 # Spark bisects ranges that it cannot read down to this many offsets; the driver searches the rest.
 _PIECE = 20_000
 # The driver reads at most this many ranges: each makes Spark's plan longer.
-_STRETCHES = 32
+_DRIVER_RANGES = 32
 # How long a read of many topics waits for one record: longer than the client's retry of a request.
 _JOINT_POLL_MS = 12_000
 
@@ -87,13 +87,16 @@ def _read(
     spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]
 ) -> DataFrameReader:
     starts = {
-        topic: to_keys({p: start for p, (start, _) in of.items()}) for topic, of in ranges.items()
+        topic: to_keys({p: start for p, (start, _) in spans.items()})
+        for topic, spans in ranges.items()
     }
-    ends = {topic: to_keys({p: end for p, (_, end) in of.items()}) for topic, of in ranges.items()}
+    ends = {
+        topic: to_keys({p: end for p, (_, end) in spans.items()}) for topic, spans in ranges.items()
+    }
     return (
         spark.read.format("kafka")
         .options(**options)
-        .option("assign", json.dumps({topic: sorted(of) for topic, of in ranges.items()}))
+        .option("assign", json.dumps({topic: sorted(spans) for topic, spans in ranges.items()}))
         .option("startingOffsets", json.dumps(starts))
         .option("endingOffsets", json.dumps(ends))
     )
@@ -166,7 +169,7 @@ def is_unreadable(error: BaseException) -> bool:
     return "ArithmeticException" in text and "long overflow" in text
 
 
-def using(
+def apply_to_records(
     spark: SparkSession,
     kafka: Kafka,
     adapter: KafkaAdapter,
@@ -195,18 +198,18 @@ def read_around(
     """Return the DataFrame of `read_ranges`, with records that Spark's reader cannot read, and
     those near them, read by the driver: their bytes unchanged, a timestamp after year 9999 as null.
     Reads the ranges to find such records."""
-    odd: dict[int, list[int]] = {}
-    for piece in _failing(spark, kafka, topic, ranges, uncommitted):
+    unreadable: dict[int, list[int]] = {}
+    for piece in _unreadable_pieces(spark, kafka, topic, ranges, uncommitted):
         for p, records in adapter.read_records(topic, piece, uncommitted):
-            odd.setdefault(p, []).extend(
+            unreadable.setdefault(p, []).extend(
                 r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS
             )
-    taken = plan_stretches(odd, _STRETCHES)
+    taken = plan_driver_ranges(unreadable, _DRIVER_RANGES)
     LOG.warning(
         "topic %s: the driver read records with timestamps too large for Spark, such as "
         "nanoseconds records=%d offsets=%s",
         topic,
-        sum(map(len, odd.values())),
+        sum(map(len, unreadable.values())),
         [ranges_to_keys(part) for part in taken],
     )
     rows = [
@@ -216,14 +219,15 @@ def read_around(
         for r in records
     ]
     frames = [
-        read_ranges(spark, kafka, topic, part, uncommitted) for part in plan_rest(ranges, taken)
+        read_ranges(spark, kafka, topic, part, uncommitted)
+        for part in plan_spark_ranges(ranges, taken)
     ]
     return reduce(
         lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS)
     )
 
 
-def _failing(
+def _unreadable_pieces(
     spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool
 ) -> Iterable[Ranges]:
     """Yield pieces of `ranges`, of `_PIECE` offsets at most, that contain every record at which
@@ -246,24 +250,24 @@ def _failing(
             yield piece
 
 
-def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
-    """Return ranges that contain all `odd` offsets, each of one partition. Joins close offsets, so
-    that there are at most `at_most` ranges, or one for each partition."""
-    joined = 0
+def plan_driver_ranges(unreadable: dict[int, list[int]], at_most: int) -> list[Ranges]:
+    """Return ranges that contain all `unreadable` offsets, each of one partition. Joins close
+    offsets, so that there are at most `at_most` ranges, or one for each partition."""
+    distance = 0
     while True:
-        stretches: list[Ranges] = []
-        for p, offsets in sorted(odd.items()):
+        ranges: list[Ranges] = []
+        for p, offsets in sorted(unreadable.items()):
             for offset in sorted(offsets):
-                if stretches and p in stretches[-1] and offset - stretches[-1][p][1] <= joined:
-                    stretches[-1] = {p: (stretches[-1][p][0], offset + 1)}
+                if ranges and p in ranges[-1] and offset - ranges[-1][p][1] <= distance:
+                    ranges[-1] = {p: (ranges[-1][p][0], offset + 1)}
                 else:
-                    stretches.append({p: (offset, offset + 1)})
-        if len(stretches) <= max(at_most, len(odd)):
-            return stretches
-        joined = max(64, 2 * joined)
+                    ranges.append({p: (offset, offset + 1)})
+        if len(ranges) <= max(at_most, len(unreadable)):
+            return ranges
+        distance = max(64, 2 * distance)
 
 
-def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
+def plan_spark_ranges(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
     """Return `ranges` without `taken` (in order) in as few parts as possible, each with at most one
     range a partition."""
     left: list[Ranges] = []
@@ -281,7 +285,7 @@ def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
 def _row(topic: str, record: Any) -> tuple[Any, ...]:
     """Return a record of kafka-python in the columns of Spark's reader."""
     headers = [(key, value) for key, value in record.headers] or None
-    at = _moment(record.timestamp)
+    at = _time_of(record.timestamp)
     return (
         record.key,
         record.value,
@@ -294,7 +298,7 @@ def _row(topic: str, record: Any) -> tuple[Any, ...]:
     )
 
 
-def _moment(millis: int) -> datetime | None:
+def _time_of(millis: int) -> datetime | None:
     try:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
     except OverflowError:

@@ -99,9 +99,9 @@ class Maintained:
 
 @dataclass(frozen=True)
 class _Unreferenced:
-    """Unreferenced files by table: old enough to delete (`of_age`), and younger ones."""
+    """Unreferenced files by table: old enough to delete (`old`), and younger ones."""
 
-    of_age: dict[str, list[Stored]] = field(default_factory=dict)
+    old: dict[str, list[Stored]] = field(default_factory=dict)
     young: dict[str, Size] = field(default_factory=dict)
 
 
@@ -116,18 +116,18 @@ def plan_drop(
     which the speed layer does not cover them. Pure. Only hours that the batch layer has accepted,
     and has served since `before` or earlier; no hour that an operator assigned to the speed layer.
     """
-    timeline, have = state.timeline, set(speed_hours)
+    timeline, on_speed = state.timeline, set(speed_hours)
     late = datetime.max.replace(tzinfo=UTC)
     drop = tuple(
         h
-        for h in sorted(have)
+        for h in sorted(on_speed)
         if state.is_accepted(h)
         and state.served_by(h) == "batch"
         and max(end_of(h), served_since.get(h, late)) <= before
     )[:at_most]
     if not drop:
         return (), timeline
-    return drop, plan_uncovered(state, have, drop)
+    return drop, plan_uncovered(state, on_speed, drop)
 
 
 def plan_maintenance(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
@@ -160,7 +160,7 @@ def maintain(
     rows = steps.run(
         "expiry of rows", lambda: expire_rows(job, publisher, now, dry_run), RowsExpired()
     )
-    gone_letters = steps.run(
+    letters_gone = steps.run(
         "expiry of dead letters",
         lambda: expire_letters(job, publisher, now, dry_run),
         RowsExpired(),
@@ -172,11 +172,11 @@ def maintain(
     )
     for name in stream.plain_tables:
         expired_by_table[name], merged[name] = steps.run(
-            "ledger", partial(_expire_plain, job, name, dry_run), (0, 0)
+            "ledger", partial(_maintain_plain, job, name, dry_run), (0, 0)
         )
-    of_ledger = steps.run(
+    ledger_expired = steps.run(
         "expiry of the ledger",
-        lambda: expire_ledger(job, now, dry_run, gone_letters.hours),
+        lambda: expire_ledger(job, now, dry_run, letters_gone.hours),
         LedgerExpired(),
     )
     for name in map(stream.partials_table, stream.views):
@@ -201,10 +201,10 @@ def maintain(
     done = Maintained(
         dropped,
         rows,
-        gone_letters,
-        of_ledger,
+        letters_gone,
+        ledger_expired,
         expired_by_table,
-        found.of_age,
+        found.old,
         merged,
         found.young,
         folders,
@@ -271,7 +271,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
     state = load_state(job.lake, job.stream.table)
     before = end.orphans_before(state, now - job.stream.maintain.orphans_after, now)
     found = _unreferenced(job, before)
-    orphans = found.of_age
+    orphans = found.old
     names = {name for name, files in orphans.items() if files}
     if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
         names.add(job.stream.table)
@@ -279,7 +279,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
         _move_heads(job, names)
         # List again: files that were published meanwhile are spared.
         found = _unreferenced(job, before)
-        orphans = found.of_age
+        orphans = found.old
     reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
         if files and not dry_run:
@@ -315,14 +315,14 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
     lake, stream = publisher.lake, publisher.stream
 
     def decide(state: State) -> Decision[tuple[tuple[str, ...], int]]:
-        have = content_by_hour(state.table, "speed")
+        on_speed = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in publisher.ledger.history(have.keys(), ledger.BULKY):
+        for row in publisher.ledger.history(on_speed.keys(), ledger.BULKY):
             if row.decision in ("accepted", "served"):
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
         drop, timeline = plan_drop(
-            state, have, served_since, now - stream.maintain.speed_hours, at_most
+            state, on_speed, served_since, now - stream.maintain.speed_hours, at_most
         )
         expired = len(plan_expiry(state.table, None, now, gone_before=state.removed_at)) + len(
             expired_tags(state.table, now)
@@ -426,7 +426,7 @@ def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
     return expired
 
 
-def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
+def _maintain_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
     """Merge the files of the ledger, or of another plain table, and expire its snapshots, in steps.
     Return the numbers of expired snapshots and of files saved. The table has no staged snapshots,
     so no publisher waits."""
@@ -442,12 +442,12 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
     after = lake.load(name)
     left = {s.snapshot_id for s in after.snapshots()}
-    fewer = max(
+    saved = max(
         0,
         total(before.current_snapshot(), "data-files")
         - total(after.current_snapshot(), "data-files"),
     )
-    return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
+    return sum(s.snapshot_id not in left for s in before.snapshots()), saved
 
 
 def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
@@ -488,11 +488,11 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
         }
     referenced = {path for name in names for path in references(lake.load(name))}
     referenced |= dead_letters.named_files(load_state(lake, stream.table))
-    of_age, young = dict[str, list[Stored]](), dict[str, Size]()
+    old, young = dict[str, list[Stored]](), dict[str, Size]()
     for name, files in listed.items():
-        of_age[name], spared = plan_orphans(files, referenced, before)
+        old[name], spared = plan_orphans(files, referenced, before)
         young[name] = Size.of([f.size for f in spared])
-    return _Unreferenced(of_age, young)
+    return _Unreferenced(old, young)
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
 
     def decide(state: State) -> Decision[tuple[tuple[str, ...], Due]]:
         due = plan_due_now(job, state, now, publisher.confirmed)
-        hours = tuple(sorted({*due.leaving, *come_back(state)}))[:_HOURS_A_COMMIT]
+        hours = tuple(sorted({*due.leaving, *find_returned(state)}))[:_HOURS_A_COMMIT]
         if not hours:
             return Decision(state, None, ((), due))
         accepted = ledger.newest(job.ledger.history(hours, ledger.BULKY))
@@ -271,7 +271,7 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
     return hours, due
 
 
-def come_back(state: State) -> Sequence[str]:
+def find_returned(state: State) -> Sequence[str]:
     """Return the expired hours with rows on a branch that was set back. Raises Transient."""
     expired, found = state.expired, set[str]()
     if not expired.before:

@@ -168,7 +168,7 @@ def test_asking_for_a_deleted_topic_does_not_create_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("anabranch.kafka.client._SILENCE_S", 2)
-    monkeypatch.setattr("anabranch.kafka.client._BELIEVED_AFTER_S", 1.0)
+    monkeypatch.setattr("anabranch.kafka.client._CONFIRMED_AFTER_S", 1.0)
     _delete(super_user, topic.name)
     with KafkaAdapter(super_user) as adapter, suppress(AnabranchError):
         assert ask(adapter, topic) is None

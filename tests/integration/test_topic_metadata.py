@@ -90,7 +90,7 @@ def test_a_log_that_ends_below_the_position_is_requested_again(
             producer.close()
         assert answers == [{0: 2}]
         # An answer that brokers repeat is accepted: the records were lost.
-        monkeypatch.setattr(client, "_BELIEVED_AFTER_S", 1.0)
+        monkeypatch.setattr(client, "_CONFIRMED_AFTER_S", 1.0)
         assert one.stable_ends(topic, {0: 3}) == {0: 2}
 
 

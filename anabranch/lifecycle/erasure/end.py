@@ -58,13 +58,13 @@ Former = Mapping[int, Mapping[str, int]]
 """Files of erased hours that no branch has any more, by snapshot id: sizes in bytes by path."""
 
 
-def written_before(one: Erasure) -> datetime | None:
+def written_until(one: Erasure) -> datetime | None:
     """Return the time (UTC) after which no process writes files with the erasure's records: one
     that decided before the newest rewrite may write until then. None if nothing was rewritten."""
     return one.changed + WITHIN if one.changed is not None else None
 
 
-def ending(state: State, now: datetime) -> list[Erasure]:
+def past_deadline(state: State, now: datetime) -> list[Erasure]:
     """Return the erasures that are done and whose deadline has passed. Pure."""
     return [one for one in state.erasures.all if one.done is not None and one.until <= now]
 
@@ -111,7 +111,7 @@ def former_files(
     return former
 
 
-def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
+def snapshots_until(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
     """Return the time (UTC) up to which snapshots of a table may contain the erasure's records;
     None if nothing was rewritten. It is `now` for partials, which are recomputed later, and for the
     archive, which its own commits rewrite."""
@@ -126,16 +126,16 @@ def plan_end(
 ) -> Commit | None:
     """Return the commit that drops the tags and expires the snapshots with `former` files; None if
     there are none. Pure."""
-    has_some = {snapshot for snapshot, files in former.items() if files}
+    with_files = {snapshot for snapshot, files in former.items() if files}
     tags = tuple(
         name
         for name, ref in sorted(table.metadata.refs.items())
         if ref.snapshot_ref_type == SnapshotRefType.TAG
         and not name.startswith((PUBLISHED, STAGED))
-        and ref.snapshot_id in has_some
+        and ref.snapshot_id in with_files
     )
-    expire = plan_expiry(table, None, now, waiting=waiting, ended=has_some, dropped=tags)
-    if not tags and not has_some & set(expire):
+    expire = plan_expiry(table, None, now, waiting=waiting, ended=with_files, dropped=tags)
+    if not tags and not with_files & set(expire):
         return None
     return Commit(id, heads(table), (), expire=expire, drop_tags=tags)
 
@@ -177,14 +177,14 @@ def end_snapshots(job: Job, now: datetime) -> int:
     number of tags and snapshots. Idempotent. Raises Transient."""
     lake, stream, ended = job.lake, job.stream, 0
     state = load_state(lake, stream.table)
-    if not (erasures := ending(state, now)):
+    if not (erasures := past_deadline(state, now)):
         return 0
     history = job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE)
     for one in erasures:
         hours, replaced = hours_of(history, one), replaced_files(history, one)
         for name in erased_tables(job):
             plan = partial(
-                _plan_table, job, hours, rewritten_before(job, name, one, now), replaced, now
+                _plan_table, job, hours, snapshots_until(job, name, one, now), replaced, now
             )
             while (
                 landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)
@@ -219,7 +219,7 @@ def _plan_table(
 def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
     """Return the time (UTC) before which maintenance deletes unreferenced files. `before`: that
     time without erasures. Pure."""
-    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    written = [at for one in past_deadline(state, now) if (at := written_until(one)) is not None]
     return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
 
 
@@ -277,7 +277,7 @@ def end_versions(job: Job, now: datetime) -> int:
     """Delete versions of deleted files from before the rewrites of erasures whose deadline has
     passed. Return their number. Raises Terminal without the right, Transient."""
     state = load_state(job.lake, job.stream.table)
-    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    written = [at for one in past_deadline(state, now) if (at := written_until(one)) is not None]
     if not written:
         return 0
     by_bucket: dict[str, list[Version]] = {}
@@ -300,7 +300,7 @@ def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datet
     none of their records and the archive no hour with them. Return their number. Raises
     Transient."""
     state = load_state(job.lake, job.stream.table)
-    if not any(one.id in finished for one in ending(state, now)):
+    if not any(one.id in finished for one in past_deadline(state, now)):
         return 0
     topic = job.kafka.describe(job.stream.topic, state.position)
     starts = (

@@ -29,17 +29,17 @@ def find_former(
     hours in `known`. Raises Transient."""
     lake, stream = job.lake, job.stream
     rows = list_former(state.table, known)
-    with_some: Collection[str] = find_places(state, one, values, rows)
-    found = paths_by_hour(state.table, [f for f in rows if f.file_path in with_some])
+    with_values: Collection[str] = find_places(state, one, values, rows)
+    found = paths_by_hour(state.table, [f for f in rows if f.file_path in with_values])
     for table in (
         lake.load(name)
         for name in (stream.dead_letters_table, stream.archive_table)
         if lake.exists(name)
     ):
         records = list_former(table, known)
-        with_some = find_letters(table, one, values, records)
+        with_values = find_letters(table, one, values, records)
         for hour, paths in paths_by_hour(
-            table, [f for f in records if f.file_path in with_some]
+            table, [f for f in records if f.file_path in with_values]
         ).items():
             found.setdefault(hour, set()).update(paths)
     return found

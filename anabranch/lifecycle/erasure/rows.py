@@ -25,8 +25,8 @@ from anabranch.lifecycle.erasure.search import (
     Values,
     column_of,
     covered_of,
+    erased_mask,
     find_rows,
-    mask_of,
 )
 from anabranch.lifecycle.erasure.steps import decisions_of
 from anabranch.protocol import erasure, ledger
@@ -129,7 +129,7 @@ def _rewrite_rows(
     for path in sorted(found):
         covered = covered_of(state, one, files[path])
         written[path] = rewrite_kept(
-            state.table, files[path], partial(_kept, schema, values, covered)
+            state.table, files[path], partial(_kept_mask, schema, values, covered)
         )
     reach(Step.ERASE_WRITTEN)
     published = publisher.run_merged(decide, f"erase records of {stream.name}")
@@ -151,13 +151,13 @@ def _rewrite_rows(
     return done
 
 
-def _kept(
+def _kept_mask(
     schema: Schema, values: Values, covered: Covered, batch: pa.RecordBatch
 ) -> pa.BooleanArray:
     name = column_of(batch.schema, schema, values.column)
     if name is None:
         return pa.repeat(True, len(batch))
-    return pc.invert(pc.fill_null(mask_of(batch, name, values, covered), False))
+    return pc.invert(pc.fill_null(erased_mask(batch, name, values, covered), False))
 
 
 def _replaced_before(job: Job, state: State, one: Erasure, hours: Collection[str]) -> set[str]:

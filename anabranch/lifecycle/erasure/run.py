@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
@@ -38,9 +37,6 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_topic, load_state
 
-if TYPE_CHECKING:
-    pass
-
 LOG = logging.getLogger(__name__)
 
 MOST_VALUES = 100_000
@@ -67,8 +63,8 @@ class ErasureRequest:
 
 @dataclass(frozen=True)
 class Erased:
-    """The result of a run: the erasure, the removed records, and in `left` why it is not done; None
-    if it is. `was_done`: whether it was done before this run."""
+    """The result of a run: the erasure and the removed records. `left`: why it is not done; None if
+    it is. `was_done`: whether it was done before this run."""
 
     erasure: Erasure
     removed: Found
@@ -84,9 +80,9 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     ConfigurationError for an unsuitable column or key, Refused for a new request while held hours
     have such records, Transient.
     """
-    require(job, request)
+    require_valid(job, request)
     publisher.recover()
-    one, values = _request(job, publisher, request), request.wanted
+    one, values = _record_request(job, publisher, request), request.wanted
     # First: the rows still show which archived records belong to them.
     erase_archived(job, publisher, one, values)
     removed, letters = erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
@@ -124,7 +120,7 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     )
 
 
-def require(job: Job, request: ErasureRequest) -> None:
+def require_valid(job: Job, request: ErasureRequest) -> None:
     """Raise ConfigurationError if the request cannot be carried out."""
     require_column(job.lake.load(job.stream.table).schema(), request.column, job.stream.name)
     if "erasure" not in job.lake.load(job.stream.hours_table).schema().column_names:
@@ -148,7 +144,7 @@ def require(job: Job, request: ErasureRequest) -> None:
 def find(job: Job, request: ErasureRequest) -> Found:
     """Return the records that `erase` would remove now, without changing anything. Raises the
     errors of `erase`, except for holds."""
-    require(job, request)
+    require_valid(job, request)
     state = load_state(job.lake, job.stream.table)
     one = Erasure(
         "",
@@ -156,7 +152,7 @@ def find(job: Job, request: ErasureRequest) -> Found:
         job.lake.clock.now(),
         job.lake.clock.now(),
         state.timeline.since,
-        *_ends(job, state),
+        *_log_ends(job, state),
     )
     found = _search(job, state, one, request.wanted, lambda _: True)
     return replace(found, held=tuple(h for h in found.hours if state.holds.of(h) is not None))
@@ -209,12 +205,12 @@ def _require_unheld(
     if (found := erasure.held_against(state, one, hours, job.lake.clock.now())) is not None:
         raise Refused(
             f"erase records of {job.stream.name}: expected no such records in hours that "
-            f"operators hold, found {found}; release the hours (`anabranch hold {job.stream.name} "
+            f"operators keep, found {found}; release the hours (`anabranch hold {job.stream.name} "
             "HOURS --release --why TEXT`), or erase the records anyway: --in-spite-of-hold TEXT"
         )
 
 
-def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
+def _log_ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
     """Return the topic id of the position and the log end offsets; the position's offsets if the
     topic is gone. Raises PositionError for a recreated topic that was not adopted: its records were
     accepted before the request too."""
@@ -227,7 +223,7 @@ def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
     return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
 
 
-def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure:
+def _record_request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure:
     """Record the erasure of a request in the ledger and on each branch, and return it. Returns the
     existing erasure if the request continues one."""
     stream = job.stream
@@ -250,10 +246,15 @@ def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure
         state = load_state(job.lake, stream.table)
         now = job.lake.clock.now()
         one = Erasure(
-            id, request.column, now, now + request.until, state.timeline.since, *_ends(job, state)
+            id,
+            request.column,
+            now,
+            now + request.until,
+            state.timeline.since,
+            *_log_ends(job, state),
         )
         _require_unheld(job, publisher, state, one, request)
-        said = {
+        recorded = {
             "id": id,
             "column": request.column,
             "key": key.id,
@@ -270,7 +271,7 @@ def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure
             f"{id}-{hour_of(now)}",
             reason=why,
             act=act,
-            erasure=said,
+            erasure=recorded,
         )
         job.ledger.record([row])
         reach(Step.ERASE_REQUESTED)

@@ -102,9 +102,9 @@ def scan(job: Job, values: Values) -> ScanResult:
     require_values(schema, values)
     for name in tables_of(job):
         table = job.lake.load(name)
-        look = Look(schema, values, is_rows=name == job.stream.table)
+        search = ValueSearch(schema, values, is_rows=name == job.stream.table)
         found = list(_objects(job, table))
-        read = partial(_look_at, job, table, look)
+        read = partial(_search, job, table, search)
         with (
             Progress(LOG, f"scan {name}", "objects", len(found)) as progress,
             ThreadPoolExecutor(_AT_ONCE) as pool,
@@ -133,9 +133,9 @@ def _objects(job: Job, table: Table) -> Iterator[_Object]:
         )
 
 
-def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, list[str]]:
+def _search(job: Job, table: Table, search: ValueSearch, one: _Object) -> tuple[int, list[str]]:
     content = _read(job, table, one)
-    return (len(content), look.into(one.path, content)) if content is not None else (0, [])
+    return (len(content), search.find_in(one.path, content)) if content is not None else (0, [])
 
 
 def _read(job: Job, table: Table, one: _Object) -> bytes | None:
@@ -167,7 +167,7 @@ class _InMemoryFile(InputFile):
         return io.BytesIO(self._content)
 
 
-class Look:
+class ValueSearch:
     """A search for values in file contents. `schema`: that of the stream's rows; `is_rows`: whether
     the files belong to their table."""
 
@@ -178,7 +178,7 @@ class Look:
         # Whole numbers are not searched as words: they occur everywhere.
         self._words = [value.encode() for value in values.ordered] if is_text else []
 
-    def into(self, path: str, content: bytes) -> list[str]:
+    def find_in(self, path: str, content: bytes) -> list[str]:
         """Return the parts of a file that have one of the values. Raises Terminal if the file
         cannot be read."""
         name = path.rpartition("/")[2]
@@ -238,9 +238,9 @@ class Look:
             for part in (data_file.lower_bounds, data_file.upper_bounds)
             if (b := (part or {}).get(id))
         ]
-        return any(self._is_of_value(str(from_bytes(kind, bound))) for bound in bounds)
+        return any(self._is_bound_of_value(str(from_bytes(kind, bound))) for bound in bounds)
 
-    def _is_of_value(self, bound: str) -> bool:
+    def _is_bound_of_value(self, bound: str) -> bool:
         """Return whether a bound is a value or a truncated value. The last character of a truncated
         upper bound is incremented."""
         if bound in self._values.texts:

@@ -165,7 +165,9 @@ def find_places(
                 row_groups=groups, columns=[name, *_PLACES], use_threads=False
             ):
                 places += _places(
-                    batch.filter(mask_of(batch, name, values, covered_of(state, one, data_file)))
+                    batch.filter(
+                        erased_mask(batch, name, values, covered_of(state, one, data_file))
+                    )
                 )
         return places
 
@@ -212,17 +214,19 @@ def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
     return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
 
 
-def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Covered) -> pa.BooleanArray:
+def erased_mask(
+    batch: pa.RecordBatch, name: str, values: Values, covered: Covered
+) -> pa.BooleanArray:
     """Return the mask of a batch's rows that are erased."""
     texts = batch[name].cast(pa.string())
     wanted = values.array
     if not values.texts:
         distinct = texts.unique().drop_null().to_pylist()
         wanted = pa.array([text for text in distinct if values.matches(text)], pa.string())
-    return pc.and_(pc.is_in(texts, wanted), _inside(batch, covered))
+    return pc.and_(pc.is_in(texts, wanted), _covered_mask(batch, covered))
 
 
-def _inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
+def _covered_mask(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
     partitions, offsets = batch["kafka_partition"], batch["kafka_offset"]
     mask = pa.repeat(False, len(batch))
     for p in partitions.unique().to_pylist():
@@ -299,10 +303,10 @@ def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
     for payload in spelled:
         starts.append(at)
         at += len(payload) + len(_APART)
-    return {bisect_right(starts, found) - 1 for word in words for found in _found(blob, word)}
+    return {bisect_right(starts, found) - 1 for word in words for found in _positions(blob, word)}
 
 
-def _found(blob: bytes, word: bytes) -> Iterator[int]:
+def _positions(blob: bytes, word: bytes) -> Iterator[int]:
     at = blob.find(word) if word else -1
     while at >= 0:
         end = at + len(word)

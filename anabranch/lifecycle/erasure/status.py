@@ -21,15 +21,15 @@ from anabranch.job import Job
 from anabranch.lifecycle.erasure.end import (
     UNREFERENCED_FOR,
     Former,
-    ending,
     erased_tables,
     former_files,
     hours_of,
     list_unreferenced,
+    past_deadline,
     replaced_files,
-    rewritten_before,
+    snapshots_until,
     versions_of,
-    written_before,
+    written_until,
 )
 from anabranch.lifecycle.erasure.search import Values, find_rows
 from anabranch.lifecycle.retention import Holder, holders_of
@@ -95,7 +95,9 @@ def finished(job: Job, now: datetime) -> frozenset[str]:
     Transient."""
     state = load_state(job.lake, job.stream.table)
     return frozenset(
-        one.id for one in _statuses(job, state, ending(state, now), now) if one.is_certificate
+        one.id
+        for one in _statuses(job, state, past_deadline(state, now), now)
+        if one.is_certificate
     )
 
 
@@ -131,7 +133,7 @@ def _with_unreferenced(
 ) -> ErasureStatus:
     """Add unreferenced files to a status: files of compactions and of unpublished attempts may have
     such records. Lists files only if nothing else is left."""
-    before = written_before(one)
+    before = written_until(one)
     if not status.is_certificate or before is None:
         return status
     if not (count := sum(written < before for written in unreferenced())):
@@ -158,7 +160,7 @@ def _status(
     hours = hours_of(rows, one)
     tables = {name: job.lake.load(name) for name in erased_tables(job)}
     former = {
-        n: former_files(table, hours, rewritten_before(job, n, one, now), replaced)
+        n: former_files(table, hours, snapshots_until(job, n, one, now), replaced)
         for n, table in tables.items()
     }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
@@ -194,7 +196,7 @@ def _status(
         versions=versions if isinstance(versions, int) else None,
         holders=holders,
         gone_at=gone_at,
-        left=[*again, *_left(state, one, there, versions, holders, stale, now, scanned)],
+        left=[*again, *_describe_left(state, one, there, versions, holders, stale, now, scanned)],
         scanned=scanned,
     )
 
@@ -242,25 +244,26 @@ def _holders(
     }
     found = holders_of(table, of_snapshot, one.changed, now)
     return [
-        replace(h, until=min(h.until or one.until, one.until)) if _ends(h) else h for h in found
+        replace(h, until=min(h.until or one.until, one.until)) if _ends_at_deadline(h) else h
+        for h in found
     ]
 
 
-def _ends(holder: Holder) -> bool:
+def _ends_at_deadline(holder: Holder) -> bool:
     return holder.until is not None or not holder.name.startswith("branch ")
 
 
 def _count_versions(job: Job, one: Erasure) -> int | str:
     """Return the number of versions of deleted files from before the rewrite, or the reason why
     they cannot be listed."""
-    before = written_before(one)
+    before = written_until(one)
     try:
         return sum(1 for _ in versions_of(job, before)) if before is not None else 0
     except AnabranchError as error:
         return str(error)
 
 
-def _left(
+def _describe_left(
     state: State,
     one: Erasure,
     there: Collection[str],

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from anabranch.job import Job
-from anabranch.lifecycle.erasure.search import (
-    Place,
-)
+from anabranch.lifecycle.erasure.search import Place
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    pass
 
 FILES_A_COMMIT = 32
 """The number of files that one commit replaces: few enough to be written well before the commit's

@@ -62,7 +62,7 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
 
     @cache
     def entries_of(number: int) -> list[Entry] | None:
-        return _parsed(read(log[number]))
+        return _parse_entries(read(log[number]))
 
     last, cut_short = max(log), None
     if entries_of(last) is None:
@@ -88,7 +88,7 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
     return SinkLog(tuple(dict.fromkeys(kept)), last, cut_short)
 
 
-def _parsed(text: str) -> list[Entry] | None:
+def _parse_entries(text: str) -> list[Entry] | None:
     """Return the entries of a log file; None if it is incomplete."""
     version, *lines = text.split("\n")
     if version != "v1":

@@ -95,10 +95,10 @@ class JsonLines:
             block.append((number, line))
             size += len(line)
             if len(block) == batch_size or size >= _BLOCK_BYTES:
-                yield self._parsed(block, wanted).select(columns)
+                yield self._parse_block(block, wanted).select(columns)
                 block, size = [], 0
         if block:
-            yield self._parsed(block, wanted).select(columns)
+            yield self._parse_block(block, wanted).select(columns)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that are not blank, with their numbers from 1."""
@@ -117,7 +117,7 @@ class JsonLines:
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise self._refused(number + 1, f"an incomplete gzip file ({error})") from error
 
-    def _parsed(self, block: Sequence[tuple[int, bytes]], wanted: pa.Schema) -> pa.RecordBatch:
+    def _parse_block(self, block: Sequence[tuple[int, bytes]], wanted: pa.Schema) -> pa.RecordBatch:
         try:
             return _parse([line for _, line in block], wanted)
         except ValueError:

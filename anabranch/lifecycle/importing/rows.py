@@ -165,7 +165,7 @@ class TableRows:
     table: Table
     event_time: str | None
 
-    def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
+    def converted(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
         """Return source rows as rows of the table; `numbers` has each row's number within its
         hour."""
         hours, times = rows[HOUR].to_numpy(), rows[TIME]
@@ -219,16 +219,16 @@ class TableRows:
             with table.io.new_input(path).open() as source:
                 footer = pq.read_metadata(source)
             size = len(table.io.new_input(path))
-            made = data_file_from(
+            data_file = data_file_from(
                 table, path, size, footer, partition, table.metadata.default_spec_id
             )
-            if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
+            if not is_same(read_batches(table, (data_file,)), iter(rows.to_batches())):
                 raise Terminal(
                     f"import hour {hour}: expected to read the {len(rows)} rows that were written "
                     f"to {path}, found others; the file was deleted, nothing was published; "
                     "report this"
                 )
-        return made
+        return data_file
 
 
 def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:

@@ -33,9 +33,9 @@ from anabranch.lifecycle.importing.rows import (
 )
 from anabranch.lifecycle.importing.sources import (
     HOUR,
-    KAFKAS,
     OF_KAFKA,
     PLACE,
+    READ_FROM_KAFKA,
     CountedFile,
     Seam,
     Source,
@@ -233,7 +233,7 @@ class _Import:
         for counted in files:
             total.update(counted.rows)
         begin, end = to_number(request.first), to_number(state.timeline.first_of_kafka)
-        after = {hour: n for hour, n in total.items() if end <= hour < KAFKAS}
+        after = {hour: n for hour, n in total.items() if end <= hour < READ_FROM_KAFKA}
         if after and self._last_of_files(state) in todo:
             self._late = self._find_late(state, after)
             total[end - 1] += len(self._late)
@@ -251,11 +251,11 @@ class _Import:
             sum(n for hour, n in total.items() if hour < begin),
             sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
-            (*self._source.notes, *self._words_of_seam(late)),
+            (*self._source.notes, *self._seam_notes(late)),
             self._source.version,
         )
 
-    def _words_of_seam(self, late: int) -> list[str]:
+    def _seam_notes(self, late: int) -> list[str]:
         """Return sentences about how the import recognizes rows that Kafka has too."""
         exact = sum(1 for counted in self._counted if counted.ends is not None)
         words = []
@@ -319,11 +319,11 @@ class _Import:
                 f"fresh through {fresh}; run it again later"
             )
         parts = [self._reader.empty()]
-        around, known = list[str](), self._keys(state, ())
+        compared, known = list[str](), self._keys(state, ())
         for number in sorted(hours):
             rows = self._reader.read(self._counted, number, number)
-            if (wanted := self._hours_around(state, number)) != around:
-                around, known = wanted, self._keys(state, wanted)
+            if (wanted := self._hours_around(state, number)) != compared:
+                compared, known = wanted, self._keys(state, wanted)
             is_known = find_known(rows, self._stream.key, known)
             parts.append(rows.filter(pa.array(~is_known)))
         late = pa.concat_tables(parts)
@@ -389,7 +389,7 @@ class _Import:
                 hours = [h for h in todo.hours if h < state.timeline.first]
                 if not hours:
                     return done
-                written = self._write(state, _some(hours, todo.hours), todo.hours)
+                written = self._write(state, _hours_of_commit(hours, todo.hours), todo.hours)
                 if self._publish(publisher, written):
                     done = done.plus(written.hours)
                     progress.step(len(written.hours))
@@ -425,16 +425,21 @@ class _Import:
         self._require_counted(hours, counts_by_hour(numbers), planned)
         good = ~(repeated | erased)
         of_table = TableRows(state.table, self._event_time)
-        files = of_table.write(of_table.made(rows.filter(pa.array(good)), ordinals(numbers)[good]))
+        files = of_table.write(
+            of_table.converted(rows.filter(pa.array(good)), ordinals(numbers)[good])
+        )
         reach(Step.IMPORT_WRITTEN)
         imported = []
         for hour in hours:
             of_hour = numbers == to_number(hour)
-            said = self._said(hour, rows.filter(pa.array(of_hour)))
+            description = self._description(hour, rows.filter(pa.array(of_hour)))
             if late is not None and to_number(hour) == last:
-                said["late"] = len(late)
+                description["late"] = len(late)
             account = account_of(
-                int(of_hour.sum()), int(repeated[of_hour].sum()), int(erased[of_hour].sum()), said
+                int(of_hour.sum()),
+                int(repeated[of_hour].sum()),
+                int(erased[of_hour].sum()),
+                description,
             )
             own_files = tuple(f for f in files if f.partition[1] == hour)
             assert sum(f.record_count for f in own_files) == account.good
@@ -457,7 +462,7 @@ class _Import:
                     "run it again"
                 )
 
-    def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
+    def _description(self, hour: str, rows: pa.Table) -> dict[str, Any]:
         """Return the ledger's description of an hour's source rows."""
         files = sum(1 for c in self._counted if to_number(hour) in c.rows)
         sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
@@ -561,7 +566,7 @@ class _Import:
         return True
 
 
-def _some(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
+def _hours_of_commit(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
     """Return the newest of `hours` for one commit, oldest first. `hours` is newest first. Pure."""
     some: list[str] = []
     number = 0

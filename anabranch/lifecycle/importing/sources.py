@@ -40,10 +40,10 @@ and the record's partition and offset in Kafka, null if the files do not have th
 OF_KAFKA = "_import_of_kafka"
 """A column: whether a row's time is the time at which Kafka received the record."""
 
-KAFKAS = 2**40
+READ_FROM_KAFKA = 2**40
 """The hour of rows whose offsets the stream reads from Kafka."""
 
-RECEIVED = ("kafka_timestamp", "timestamp")
+RECEIVED_COLUMNS = ("kafka_timestamp", "timestamp")
 """Columns of a source with the time at which Kafka received a record."""
 
 _MICROS = 3_600_000_000
@@ -77,7 +77,7 @@ class SourceFile:
     rows: int | None = None
 
     @property
-    def of_folders(self) -> dict[str, str | None]:
+    def folder_values(self) -> dict[str, str | None]:
         if self.part is not None:
             return {}
         parts = [part.partition("=") for part in self.name.split("/")[:-1] if "=" in part]
@@ -110,12 +110,12 @@ class Seam:
     last: int
 
     def hours(self, times: NDArray[np.int64], places: pa.Table) -> NDArray[np.int64]:
-        """Return the hour of each row; KAFKAS at offsets that the stream reads."""
+        """Return the hour of each row; READ_FROM_KAFKA at offsets that the stream reads."""
         partitions, offsets = (places[name].to_numpy() for name in PLACE)
         is_read = np.ones(len(times), bool)
         for partition, begin in self.begins.items():
             is_read &= (partitions != partition) | (offsets >= begin)
-        return np.where(is_read, KAFKAS, np.minimum(times, self.last))
+        return np.where(is_read, READ_FROM_KAFKA, np.minimum(times, self.last))
 
 
 def to_number(hour: str) -> int:
@@ -182,7 +182,7 @@ def list_source(
         log = file_sink.read_log(logs, lambda name: _read_text(io, stored[logs[name]].path), where)
         known = file_sink.match(log, {name: stored[name].size for name in names}, root, where)
         left = len(names) - len(known)
-        notes = list(_words_of_sink(log, len(known), left))
+        notes = list(_sink_notes(log, len(known), left))
         names = known
     elif any(map(file_sink.is_written_by_spark, names)):
         notes = [
@@ -232,7 +232,7 @@ def _of_delta(
     return Source(tuple(files), (f"Delta table {location}, version {version}",), version)
 
 
-def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
+def _sink_notes(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
     yield (
         f"the log of Spark's file sink decides which files count: {files} of micro-batches up to "
         f"{log.through}; {left} others are left out"
@@ -274,7 +274,9 @@ class SourceReader:
                 rows.update(counts_by_hour(found))
                 if self.seam is None or batch[PLACE[0]].null_count:
                     continue
-                early += int(((found == KAFKAS) & (_hours(batch[TIME]) < self.seam.last)).sum())
+                early += int(
+                    ((found == READ_FROM_KAFKA) & (_hours(batch[TIME]) < self.seam.last)).sum()
+                )
                 partitions, offsets = (batch[name].to_numpy() for name in PLACE)
                 for partition in np.unique(partitions).tolist():
                     end = int(offsets[partitions == partition].max()) + 1
@@ -287,7 +289,7 @@ class SourceReader:
                 )
             has_places, of_kafka = (
                 self._place_of(names) is not None,
-                self.time_of(file, names) in RECEIVED,
+                self.time_of(file, names) in RECEIVED_COLUMNS,
             )
         return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
 
@@ -336,7 +338,7 @@ class SourceReader:
     def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
         """Return the column of a file with the time of each row's hour. Raises Refused if there is
         none."""
-        wanted = (self.time,) if self.time is not None else (*RECEIVED, self.event_time)
+        wanted = (self.time,) if self.time is not None else (*RECEIVED_COLUMNS, self.event_time)
         found = next((name for name in wanted if name in names), None)
         if found is None:
             tried = " or ".join(name for name in wanted if name)
@@ -350,12 +352,12 @@ class SourceReader:
         if file.part is not None:
             return file.part
         if is_json_lines(file.name):
-            return JsonLines(self.io, file.path, self.schema, file.of_folders)
+            return JsonLines(self.io, file.path, self.schema, file.folder_values)
         parquet: _Opened = open_parquet(self.io, file.path)
         return parquet
 
     def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
-        values, names = file.of_folders, set(there.names)
+        values, names = file.folder_values, set(there.names)
         for field in self.schema:
             if field.name in names:
                 kind = there.field(field.name).type
@@ -375,7 +377,7 @@ class SourceReader:
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
             times = self._times(file, time, batch[time])
             rows = {name: self._column(file, batch, name) for name in columns}
-            of_kafka = pa.repeat(time in RECEIVED, batch.num_rows)
+            of_kafka = pa.repeat(time in RECEIVED_COLUMNS, batch.num_rows)
             found = pa.table(
                 {**rows, TIME: times, OF_KAFKA: of_kafka, **self._places(file, batch, place)}
             )
@@ -403,7 +405,7 @@ class SourceReader:
         if name in batch.schema.names:
             found = batch[name]
         else:
-            found = pa.array([file.of_folders.get(name)] * batch.num_rows, pa.string())
+            found = pa.array([file.folder_values.get(name)] * batch.num_rows, pa.string())
         if not field.nullable and found.null_count:
             raise _mismatch(file, field, f"found null in {found.null_count} rows or more")
         try:

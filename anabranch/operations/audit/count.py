@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from anabranch.common.remote_errors import explain
-from anabranch.kafka.batches import COMPACTED, RETENTION, Missing, Seen
+from anabranch.kafka.batches import COMPACTED, RETENTION, Explanation, Missing
 from anabranch.offsets.position import Ranges
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MAX_COUNT = 255
 
 GONE = (COMPACTED, RETENTION)
 """Classes of missing records that were once in Kafka's log."""
-Explain = Callable[[Mapping[int, Missing]], Mapping[int, Seen]]
+Explain = Callable[[Mapping[int, Missing]], Mapping[int, Explanation]]
 
 
 class OffsetCounts:

@@ -124,7 +124,7 @@ def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seco
         answers.append(len(answers))
         return answers[-1]
 
-    assert adapter._believed(question, lambda answer: answer < doubtful) == attempts - 1
+    assert adapter._confirmed(question, lambda answer: answer < doubtful) == attempts - 1
     assert closed == list(range(1, attempts)), (
         "before each further question, and not after the last"
     )

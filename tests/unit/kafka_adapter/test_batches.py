@@ -14,7 +14,7 @@ from kafka.record.util import calc_crc32c
 
 from anabranch.common.errors import Transient
 from anabranch.kafka import batches
-from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing
+from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing
 
 PRODUCER, OTHER = 7, 8
 ABORT, COMMIT = 0, 1
@@ -106,7 +106,7 @@ class Log:
         )
 
 
-def seen(log: Log, missing: Iterable[int], start: int = 0) -> Seen:
+def seen(log: Log, missing: Iterable[int], start: int = 0) -> Explanation:
     offsets = list(missing)
     mask = np.zeros(max(offsets) + 1 - start, np.bool_)
     mask[[o - start for o in offsets]] = True
@@ -127,10 +127,10 @@ def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_
         ],
         aborted=((PRODUCER, 3, 6),),
     )
-    assert seen(log, [2, 3, 4, 6, 8, 9]) == Seen({"control": 4, "aborted": 2})
+    assert seen(log, [2, 3, 4, 6, 8, 9]) == Explanation({"control": 4, "aborted": 2})
     # Of the same producer, what comes before and behind the aborted transaction is there to be
     # read.
-    assert seen(log, [0, 3, 7]) == Seen({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
+    assert seen(log, [0, 3, 7]) == Explanation({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
 
 
 def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
@@ -138,40 +138,40 @@ def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
         [batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)],
         aborted=((PRODUCER, 0, 4),),
     )
-    assert seen(log, [2, 3], start=2) == Seen({"aborted": 2})
+    assert seen(log, [2, 3], start=2) == Explanation({"aborted": 2})
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
 def test_a_record_missing_in_its_batch_was_compacted_away(codec: int) -> None:
     # The first and the last record of a batch are taken like any other; the batch keeps its range.
     log = Log([batch(0, [1, 3], end=6, codec=codec), batch(6, [], end=9), batch(9, [9])])
-    assert seen(log, [0, 2, 4, 5, 6, 7, 8]) == Seen({"compacted": 7})
+    assert seen(log, [0, 2, 4, 5, 6, 7, 8]) == Explanation({"compacted": 7})
     # What the batch does hold is not explained by the others.
-    assert seen(log, [0, 1]) == Seen({"compacted": 1, "present": 1}, ((1, 2),))
+    assert seen(log, [0, 1]) == Explanation({"compacted": 1, "present": 1}, ((1, 2),))
 
 
 def test_offsets_missing_with_their_batch_were_compacted_away_also_at_the_logs_end() -> None:
     log = Log([batch(5, [5]), batch(10, [10])], stable_end=14)
-    assert seen(log, [0, 4, 6, 9, 11, 13]) == Seen({"compacted": 6})
+    assert seen(log, [0, 4, 6, 9, 11, 13]) == Explanation({"compacted": 6})
 
 
 def test_offsets_before_the_logs_start_are_retention() -> None:
     log = Log([batch(0, range(10)), marker(10, PRODUCER, COMMIT)], start=4)
-    assert seen(log, [2, 3, 10]) == Seen({"retention": 2, "control": 1})
+    assert seen(log, [2, 3, 10]) == Explanation({"retention": 2, "control": 1})
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (0, GZIP), (1, GZIP)])
 def test_older_message_formats_have_no_control_records(magic: int, codec: int) -> None:
     parts = [[0, 1, 4], [7]] if codec else [[0], [1], [4], [7]]
     log = Log([legacy(magic, offsets, codec) for offsets in parts])
-    assert seen(log, [2, 3, 5, 6]) == Seen({"compacted": 4})
-    assert seen(log, [1, 2]) == Seen({"compacted": 1, "present": 1}, ((1, 2),))
+    assert seen(log, [2, 3, 5, 6]) == Explanation({"compacted": 4})
+    assert seen(log, [1, 2]) == Explanation({"compacted": 1, "present": 1}, ((1, 2),))
 
 
 def test_a_header_that_is_no_text_is_no_obstacle() -> None:
     written = batch(0, [0, 2], end=4, headers=[("name", b"v")])
     log = Log([Written(0, 4, written.data.replace(b"name", b"\xff\xfe\xff\xfe"))])
-    assert seen(log, [1, 3]) == Seen({"compacted": 2})
+    assert seen(log, [1, 3]) == Explanation({"compacted": 2})
 
 
 def test_a_log_with_an_earlier_end_is_requested_again() -> None:
@@ -187,7 +187,7 @@ def test_only_batches_around_missing_offsets_are_fetched() -> None:
             for j in range(40)
         ]
         log.batches.append(marker(i * 801 + 800, PRODUCER, COMMIT))
-    assert seen(log, range(800, 8010, 801)) == Seen({"control": 10})
+    assert seen(log, range(800, 8010, 801)) == Explanation({"control": 10})
     assert len(log.fetches) == 10
     assert log.fetched < sum(len(b.data) for b in log.batches) / 3
 
@@ -200,7 +200,7 @@ def test_dense_markers_take_few_large_fetches() -> None:
             marker(2 * i + 1, PRODUCER, COMMIT),
         ]
     total = sum(len(b.data) for b in log.batches)
-    assert seen(log, range(1, 40_000, 2)) == Seen({"control": 20_000})
+    assert seen(log, range(1, 40_000, 2)) == Explanation({"control": 20_000})
     assert len(log.fetches) < 20
     assert max(size for _, size in log.fetches) <= batches._LARGE
     assert total > 4_000_000

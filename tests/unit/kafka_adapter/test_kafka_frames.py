@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.kafka.source import _moment, is_unreadable, plan_rest, plan_stretches
+from anabranch.kafka.source import _time_of, is_unreadable, plan_driver_ranges, plan_spark_ranges
 
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 
@@ -20,9 +20,9 @@ def test_stretches_and_the_rest_are_every_offset_once(
     odd: dict[int, list[int]], at_most: int
 ) -> None:
     ranges = dict.fromkeys(range(4), (0, 1000))
-    taken = plan_stretches(odd, at_most)
+    taken = plan_driver_ranges(odd, at_most)
     assert len(taken) <= max(at_most, len(odd))
-    parts = [*taken, *plan_rest(ranges, taken)]
+    parts = [*taken, *plan_spark_ranges(ranges, taken)]
     offsets = sorted((p, o) for part in parts for p, (s, e) in part.items() for o in range(s, e))
     assert offsets == [(p, o) for p in range(4) for o in range(1000)]
     covered = {(p, o) for part in taken for p, (s, e) in part.items() for o in range(s, e)}
@@ -30,9 +30,9 @@ def test_stretches_and_the_rest_are_every_offset_once(
 
 
 def test_a_record_alone_is_taken_alone() -> None:
-    taken = plan_stretches({0: [7, 3], 2: [5]}, 32)
+    taken = plan_driver_ranges({0: [7, 3], 2: [5]}, 32)
     assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
-    assert plan_rest({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [
+    assert plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [
         {0: (4, 7), 1: (0, 2)},
         {0: (8, 9)},
     ]
@@ -51,7 +51,7 @@ def test_a_record_alone_is_taken_alone() -> None:
 def test_a_timestamp_out_of_the_range_of_dates_is_null(
     millis: int, moment: datetime | None
 ) -> None:
-    assert _moment(millis) == moment
+    assert _time_of(millis) == moment
 
 
 def test_only_an_overflow_of_the_reader_is_read_around() -> None:

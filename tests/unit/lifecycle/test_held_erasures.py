@@ -126,7 +126,7 @@ def test_a_hold_that_lands_beside_a_request_refuses_it(
 
 def test_a_hold_does_not_stop_an_erasure_that_was_requested_before(people: People) -> None:
     job = people.job
-    one = run._request(job, publisher_of(people), ORDER)
+    one = run._record_request(job, publisher_of(people), ORDER)
     assert hold_in(people, FIRST).erasures == (one.id,)
     assert hold_in(people, FIRST, release=True).erasures == ()
     hold_in(people, FIRST)
@@ -148,7 +148,7 @@ def test_the_commands(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path:
     )
     refused = CliRunner().invoke(main, given)
     assert (refused.exit_code, f"found some of hour {FIRST}" in refused.output) == (1, True)
-    run._request(
+    run._record_request(
         people.job, publisher_of(people), replace(ORDER, in_spite="yes", until=timedelta(0))
     )
     held = (

@@ -18,7 +18,7 @@ from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.state_properties import pack
-from anabranch.lifecycle.erasure.scan import Look, scan
+from anabranch.lifecycle.erasure.scan import ValueSearch, scan
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.protocol import ledger
@@ -82,7 +82,7 @@ def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People)
 
 def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
     long = "anna-0123456789-and-more"
-    look = Look(people.lake.table().schema(), Values.of("id", {long, "carl"}), is_rows=True)
+    look = ValueSearch(people.lake.table().schema(), Values.of("id", {long, "carl"}), is_rows=True)
     # Lower bounds are a part of the value, upper ones end with the next character.
     for bound, is_hit in (
         (long[:16], True),
@@ -91,7 +91,7 @@ def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
         ("car", False),
         (long[:9], False),
     ):
-        assert look._is_of_value(bound) == is_hit
+        assert look._is_bound_of_value(bound) == is_hit
 
 
 def test_a_file_that_cannot_be_read_is_named(people: People) -> None:

@@ -40,7 +40,7 @@ from anabranch.cli.render.audit import print_audit
 from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
-from anabranch.kafka.batches import Missing, Seen
+from anabranch.kafka.batches import Explanation, Missing
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
@@ -400,10 +400,10 @@ def kafka(
     }
     ranges = {0: log} if log is not None else {}
 
-    def explain(missing: Mapping[int, Missing]) -> dict[int, Seen]:
+    def explain(missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         offsets = {p: m.start + np.flatnonzero(m.mask) for p, m in missing.items()}
         return {
-            p: Seen(Counter(shown.get(int(o), "compacted") for o in of))
+            p: Explanation(Counter(shown.get(int(o), "compacted") for o in of))
             for p, of in offsets.items()
         }
 
