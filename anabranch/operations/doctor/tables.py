@@ -53,8 +53,7 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
     """Read the metadata of the stream's tables. Raises MetadataGone, ConfigurationError,
     Transient."""
     lake = open_lake(environment, stream, shared=catalog)
-    archive = (stream.archive_table,) if stream.archive is not None else ()
-    names = (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
+    names = _table_names(stream)
     missing = tuple(name for name in names if not lake.exists(name))
     tables = {name: lake.load(name) for name in names if name not in missing}
     # The format version is a field of the metadata, not a property.
@@ -161,10 +160,15 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
     )
 
 
+def _table_names(stream: Stream) -> tuple[str, ...]:
+    archive = (stream.archive_table,) if stream.archive is not None else ()
+    return (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
+
+
 def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
     """Return the findings. `catalog`: the catalog's name in Spark. Pure."""
     apply = f"anabranch apply {stream.name}"
-    if len(facts.missing) == 3:
+    if len(facts.missing) == len(_table_names(stream)):
         return [
             info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)
         ]

@@ -286,6 +286,11 @@ def test_tables_that_differ() -> None:
     assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {
         Issue.NOT_APPLIED: "info"
     }
+    archived = new_stream(archive={"raw": "90 days"})
+    facts = tables.TableFacts(missing=(*names, archived.archive_table))
+    assert checks(tables.findings("lake", archived, facts)) == {Issue.NOT_APPLIED: "info"}
+    facts = tables.TableFacts(missing=names)
+    assert checks(tables.findings("lake", archived, facts)) == {Issue.TABLE_MISSING: "error"}
     drift = tables.PropertyDrift(names[0], "commit.retry.num-retries", "30", None)
     facts = tables.TableFacts(
         missing=names[2:],

@@ -526,7 +526,7 @@ def test_two_streams_of_a_process_compact_at_once_and_others_wait(
 
     def held(table: Table, *given: Any) -> Rewritten:
         entered.put(table.location())
-        assert go.wait(60)
+        assert go.wait(300)
         return original(table, *given)
 
     monkeypatch.setattr(compaction, "rewrite", held)
@@ -538,7 +538,7 @@ def test_two_streams_of_a_process_compact_at_once_and_others_wait(
     for one, rolling in zip(lakes, streams, strict=True):
         publish(one, 10)
         rolling.published(PASS_AFTER)
-    first = {entered.get(timeout=60), entered.get(timeout=60)}
+    first = {entered.get(timeout=300), entered.get(timeout=300)}
     streams[3].close()
     assert entered.empty(), "a stream that waits for a thread has begun nothing"
     go.set()
