@@ -24,7 +24,7 @@ from anabranch.common.output import plain
 from anabranch.iceberg import state_properties
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.kafka.source import read_ranges
-from anabranch.offsets.hours import Timeline, at_once, end_of, start_of
+from anabranch.offsets.hours import Timeline, end_of, max_hours_at_once, start_of
 from anabranch.offsets.position import Position
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
@@ -460,7 +460,7 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
         if (text := state_properties.look_up(table, summary, TIMELINE)) is not None
     ]
     steps = sorted(len(Timeline.from_json(text).boundaries) for text in timelines)
-    assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
+    assert max(b - a for a, b in pairwise(steps)) <= max_hours_at_once(1) < 24 * 40 <= steps[-1]
     assert {r.decision for r in one.batch()} == {"accepted"}
     assert one.contents("batch") == one.contents() == one.acknowledged()
     assert one.dead() == []
