@@ -451,7 +451,7 @@ def unhealthy(project: Project) -> dict[str, list[tuple[str, int]]]:
 
 
 def fault(project: Project, *options: str) -> str:
-    """What the speed layer's check finds; empty when it is healthy."""
+    """Return the error of the speed layer's health check; empty if it is healthy."""
     try:
         project.execute("speed", "anabranch", "health", "/tmp/speed.health", *options)
     except AssertionError as error:
@@ -460,7 +460,7 @@ def fault(project: Project, *options: str) -> str:
 
 
 def restarts(project: Project) -> int:
-    """How often the engine has started the speed layer again since it was last stopped."""
+    """Return the number of restarts of the speed layer by the engine since it was last stopped."""
     [container] = project.inspect("speed")
     return int(container["RestartCount"])
 
@@ -525,7 +525,7 @@ def require_least_rights(project: Project) -> None:
 
 
 def require_airflow(project: Project, checkout: Path) -> None:
-    """It has read the DAGs, and closes the hour before this one by itself."""
+    """Require that Airflow has read the DAGs and closes the previous hour by itself."""
     values = dict(
         re.findall(r"^(\w+)=(.*)$", (checkout / ".env").read_text(encoding="utf-8"), re.MULTILINE)
     )

@@ -1,9 +1,9 @@
 """One story on four catalogs, each configured as in docs/how-to/deploy/services.md: SQLite,
 PostgreSQL, REST and Glue.
 
-Real Kafka, Spark and S3; PostgreSQL's own server, the server of Iceberg's REST compatibility kit,
-moto's for Glue. What each catalog ends with is compared with what Kafka acknowledged, and with what
-the others end with.
+Uses a real Kafka, Spark and S3, a PostgreSQL server, the server of Iceberg's REST compatibility
+kit, and moto's server for Glue. The result on each catalog is compared with the records that Kafka
+acknowledged and with the results on the other catalogs.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]
 
 
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
-    """What the tables hold, without what differs from stream to stream: ids, times, names."""
+    """Return the contents of the tables without the values that differ by stream: ids, times,
+    names."""
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}

@@ -159,7 +159,7 @@ def test_the_dashboard_is_valid_by_grafanas_schema() -> None:
 
 
 def _kept(written: Any, known: Any) -> Any:
-    """Of `written`, what `known` holds too, in the same places."""
+    """Return the part of `written` that `known` contains in the same places."""
     if isinstance(written, dict) and isinstance(known, dict):
         return {key: _kept(value, known[key]) for key, value in written.items() if key in known}
     if isinstance(written, list) and isinstance(known, list):

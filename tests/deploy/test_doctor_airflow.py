@@ -1,5 +1,5 @@
-"""What the doctor finds of a real Airflow: each finding is caused, and its remedy, run as it is
-printed, clears it."""
+"""The doctor's findings on a real Airflow. The test causes each finding and runs its remedy as
+printed, which clears it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_pat
     )
     run(wrong[Issue.AIRFLOW_POOL].remedy)
     assert wrong[Issue.AIRFLOW_SCHEDULER].remedy == printed("airflow scheduler")
-    # Before the DAGs run: there is nothing that they could work on.
+    # This runs before the DAGs, so the scheduler has nothing to work on.
     with serving(
         wrong[Issue.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90
     ):

@@ -38,7 +38,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def secrets() -> dict[str, bytes]:
-    """By name, every text that gives a secret away."""
+    """Return every text that reveals a secret, by name."""
     quoted = KAFKA_PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
     texts = {
         "kafka": KAFKA_PASSWORD,
@@ -59,7 +59,8 @@ def assert_none(where: str, content: bytes, secrets: Mapping[str, bytes]) -> Non
 
 
 def pages(port: int) -> dict[str, bytes]:
-    """What Spark's UI shows of a running application, the plans of its newest queries included."""
+    """Return the pages of a running application's Spark UI, including the plans of its newest
+    queries."""
     address = f"http://{HOST}:{port}"
 
     def get(path: str) -> bytes:

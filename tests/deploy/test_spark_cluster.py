@@ -31,7 +31,7 @@ LONG = pytest.mark.timeout(900)
 PATIENT = 400.0  # seconds to wait for a job on a cluster
 PROBED = "executors: Python workers read certain records"
 LOST = "ExecutorLostFailure"
-# As docs/how-to/deploy/jobs.md has them, for the batch layer.
+# The batch layer's settings from docs/how-to/deploy/jobs.md.
 HANDED_OVER = {
     "spark.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",
@@ -207,7 +207,7 @@ def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_
 
 
 def shown(process: psutil.Process) -> list[str]:
-    """What `ps` shows of a process: its command line and its environment."""
+    """Return the command line and the environment of a process, as `ps` shows them."""
     return [
         " ".join(process.cmdline()),
         *(f"{key}={value}" for key, value in process.environ().items()),
@@ -272,7 +272,7 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
         )
         assert batch.wait() == 0, batch.log[-4000:]
     assert_lost_in_a_task(ui, host)
-    # What only the lost executor held of the decoded hour is read from Kafka again.
+    # Data of the decoded hour that only the lost executor held is read from Kafka again.
     assert bool(TRIED_AGAIN.search(batch.log)) is decoded, batch.log[-4000:]
     assert (one.state.accepted[hour].revision, one.state.served_by(hour)) == (1, "batch")
     assert one.contents() == one.contents("batch") == one.acknowledged()

@@ -35,14 +35,14 @@ _PIECES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r\n|\r|\n|[^\x1b\r\n]+")
 
 @dataclass
 class Terminal:
-    """Where one types: a folder, and a shell's environment."""
+    """A folder to type commands in, and the environment of its shell."""
 
     folder: Path
     environment: dict[str, str]
 
     def type(self, command: str, interrupt_at: str | None = None, seconds: float = 240) -> Step:
-        """What a command prints to a terminal, and its exit code. `interrupt_at`: Ctrl-C once that
-        came twice."""
+        """Return the terminal output and the exit code of a command. Send Ctrl-C once
+        `interrupt_at` was printed twice."""
         ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         # A session of its own replaces a terminal's: its processes end with it.
@@ -75,7 +75,8 @@ class Terminal:
                         interrupt_at = None
                         os.killpg(process.pid, signal.SIGINT)
                 elif process.poll() is not None:
-                    # What outlives the command, as services do, may keep the terminal open.
+                    # A process that outlives the command, such as a service, may keep the terminal
+                    # open.
                     break
             code = process.wait(30)
         finally:

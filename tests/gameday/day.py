@@ -82,8 +82,9 @@ class Front:
 
 @dataclass
 class Day:
-    """What runs, and what is asked. `machine` is of every process of ours: one clock for all.
-    `watch` starts the exporter, the page and Prometheus, which the end of the day stops."""
+    """The processes of the game day and the addresses that are asked about them. `machine` is the
+    environment of all our processes, which share one clock. `watch` starts the exporter, the page
+    and Prometheus; the end of the day stops them."""
 
     story: Story
     space: Workspace
@@ -113,7 +114,7 @@ class Day:
         return running
 
     def shell(self, command: str, codes: Sequence[int] = (0,)) -> str:
-        """What a command prints, typed by an operator at this machine, in the workspace's
+        """Return the output of a command that an operator types at this machine, in the workspace's
         folder."""
         self.story.say(f"$ {command}", "bold green")
         done = subprocess.run(
@@ -133,10 +134,10 @@ class Day:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every process that is started at this machine."""
+        """The environment of every process started at this machine."""
         return self.space._environment | self.machine | self.clock
 
-    # What the three places say.
+    # The state as the page, the alerts and the doctor report it.
 
     def words(self) -> dict[str, str]:
         """The stream's state on the page of streams, with all text beside it."""
@@ -149,7 +150,7 @@ class Day:
         return {re.sub(r"^\W+\s*", "", word): "\n".join([word, *notes])}
 
     def alerts(self) -> dict[str, str]:
-        """Those that fire, with their summary."""
+        """Return the summaries and run-book links of firing alerts, by alert name."""
         url = f"http://{HOST}:{self.prometheus_port}/api/v1/alerts"
         with urllib.request.urlopen(url, timeout=30) as answer:
             firing = [a for a in json.load(answer)["data"]["alerts"] if a["state"] == "firing"]
@@ -161,8 +162,8 @@ class Day:
         }
 
     def findings(self) -> dict[str, str]:
-        """What `anabranch doctor` finds, by its check, as it prints it; those that ask for nothing
-        left out."""
+        """Return the findings of `anabranch doctor` as it prints them, by check, except those that
+        need no action."""
         done = subprocess.run(
             [sys.executable, "-m", "anabranch.cli", "doctor", STREAM, "--output", "json"],
             cwd=self.space.folder,
@@ -183,8 +184,8 @@ class Day:
         }
 
     def is_quiet(self) -> bool:
-        """Nothing to look at, by the page and the alerts; those of an error budget look back on
-        purpose."""
+        """Return whether the page and the alerts report nothing. Alerts of an error budget do not
+        count: they look back on purpose."""
         return "in order" in self.words() and all("Budget" in name for name in self.alerts())
 
 

@@ -30,7 +30,7 @@ LOST = 20
 
 
 class Causes:
-    """What goes wrong, beside what the game day plays."""
+    """Failures that the game day does not play."""
 
     def __init__(self, day: Day) -> None:
         self.day, self.job = day, day.job

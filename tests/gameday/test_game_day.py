@@ -147,8 +147,8 @@ class GameDay:
         self, name: str, done: str, watch: Watch, command: str = "", instead: str = "",
         quiet: Callable[[], bool] | None = None,
     ) -> Iterator[Watch]:  # fmt: skip
-        """In the `with`: cause it, let it be seen, fix it. Its end waits until all is quiet
-        again."""
+        """Run one fault. The `with` block causes it, lets it be seen and fixes it; its exit waits
+        until all is quiet again."""
         self.story.step(name)
         yield watch
         for one in watch.seen:
@@ -424,7 +424,8 @@ class GameDay:
     # The audit.
 
     def compare(self, acks: list[Ack], of: Callable[[str], bool], topic_id: str) -> Reconciliation:
-        """What Kafka acknowledged of one topic against what the hours that are its own serve."""
+        """Reconcile the records of one topic that Kafka acknowledged with those that the topic's
+        hours serve."""
         table, letters = (
             self.job.lake.load(name)
             for name in (self.job.stream.table, self.job.stream.dead_letters_table)

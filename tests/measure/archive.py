@@ -1,6 +1,7 @@
-"""What the archive of Java's classes gives: `make bench WHAT=archive`. Both jobs of a thousand
-records, with it and without, in turn, as the command and as all of its processes: seconds, and CPU
-seconds.
+"""Savings by the archive of Java classes: `make bench WHAT=archive`.
+
+Runs both jobs on a thousand records with and without the archive, in turn. Measures the seconds of
+the command and the CPU seconds of all its processes.
 """
 
 from __future__ import annotations

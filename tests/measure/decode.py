@@ -1,11 +1,11 @@
-"""What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make
+"""Cost of decoding a JSON record, compared with Spark's own `from_json` of the same columns: `make
 bench WHAT=decode`.
 
-CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the
-rows go nowhere. Then of what a Python worker does with the same values:
+Reports the CPU microseconds per record of one task, as Spark counts them in its event log; values
+are cached and the rows are discarded. Then measures a Python worker on the same values:
 `anabranch.records.fast_json` reads them, also where some are odd, and
-`anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is results,
-since whatever else runs only adds to it.
+`anabranch.iceberg.parquet_writer` writes them. All cases take turns. The result is the minimum of
+several rounds, since other load on the machine only adds to it.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def with_values(values: pa.Table, texts: list[bytes]) -> pa.Table:
 
 
 def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
-    """Of reading in several cases, and of writing what was read: CPU microseconds a record, and
-    what was left."""
+    """Return the CPU microseconds per record and the number of records left, for reading in several
+    cases and for writing the rows that were read."""
     unknown = [value[:-1] + b',"more":1}' for value in values["value"].to_pylist()]
     cases = {
         "ordinary records": values,

@@ -1,10 +1,10 @@
-"""What a publish reads, writes and costs, by the micro-batches of an hour, the hours of a table,
-and a stream's width.
+"""Reads, writes and cost of a publish, by the micro-batches of an hour, the hours of a table and
+the width of a stream.
 
-`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. The product's own
-publishes on a local SQLite catalog and a local folder, over files that are only named: no Spark, no
-Kafka, no S3. Times are CPU seconds, which another program on the machine changes least; requests
-are what S3 would be asked at least.
+`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. It runs the product's
+own publishes on a local SQLite catalog and a local folder, with files that exist by name only: no
+Spark, no Kafka, no S3. Times are CPU seconds, which other programs on the machine affect least;
+requests are the minimum that S3 would receive.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How often metadata is loaded for one hour, by step: seal, rebuild, merge, verify, status; and for
-a micro-batch.
+"""Number of metadata loads for one hour, by step (seal, rebuild, merge, verify, status), and for a
+micro-batch.
 
-`make bench WHAT=loads` runs what each task of the hourly DAG runs, with its own connections as a
-process has them, on a real Kafka, a real S3 server and Spark. Loads are those that the product asks
-of the catalog, by table; GETs are all requests for a `metadata.json` as they pass a front of the S3
-server, Spark's and the catalog's own included.
+`make bench WHAT=loads` runs the work of each task of the hourly DAG with its own connections, as a
+process has them, on a real Kafka, a real S3 server and Spark. Loads are the product's requests to
+the catalog, by table; GETs are all requests for a `metadata.json` that pass a front of the S3
+server, including those of Spark and of the catalog.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MICRO_BATCHES = 5
 
 @dataclass
 class Loads:
-    """What a step asked for: loads by table, and requests for metadata files."""
+    """Requests of a step: loads by table, and requests for metadata files."""
 
     tables: Counter[str] = field(default_factory=Counter)
     gets: int = 0

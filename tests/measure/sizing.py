@@ -1,8 +1,8 @@
-"""What a record, a micro-batch and an hour cost: CPU seconds, S3 requests, bytes. `make bench
+"""Cost of a record, a micro-batch and an hour: CPU seconds, S3 requests, bytes. `make bench
 WHAT=sizing`.
 
-From differences between runs, so that what a job spends on its start is apart: CPU seconds of all
-processes of a job, as the kernel counts them, and requests as they pass a front of the S3 server.
+The figures are differences between runs, which excludes the cost of starting a job: CPU seconds of
+all processes of a job, as the kernel counts them, and requests that pass a front of the S3 server.
 The figures and rules are in docs/how-to/deploy/jobs.md.
 """
 
@@ -36,7 +36,7 @@ METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command: CPU seconds, requests by method, micro-batches published."""
+    """Cost of one command: CPU seconds, requests by method, micro-batches published."""
 
     cpu: float
     requests: Counter[str]
@@ -55,7 +55,8 @@ class Meter:
     def run(self, *arguments: str) -> Cost:
         self._front.methods.clear()
         before = children_cpu()
-        # As a job runs that lives long: the workspace leaves the second compiler out.
+        # Like a long-running job: these options replace the workspace's, which disable the second
+        # compiler.
         running = self._space.start(
             *arguments, JDK_JAVA_OPTIONS=f"-Djava.io.tmpdir={self._space.temporary}"
         )
@@ -74,7 +75,7 @@ class Meter:
 
 
 def go_through(front: FlakyS3, space: Workspace) -> None:
-    """From here on the workspace's commands reach S3 through the front."""
+    """Route the S3 requests of the workspace's next commands through the front."""
     file = space.conf / "anabranch.yaml"
     environment = yaml.safe_load(file.read_text())
     environment["s3"]["endpoint"] = f"http://{HOST}:{front.port}"

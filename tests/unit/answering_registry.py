@@ -18,7 +18,7 @@ NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not foun
 
 @dataclass
 class Answering:
-    """What the server says by path, and what it was asked."""
+    """The server's answers by path, and the requests that it received."""
 
     url: str = ""
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def answering_registry() -> Iterator[Answering]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer((HOST, 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))

@@ -1,4 +1,4 @@
-"""What other programs commit to a stream's table, without a JVM."""
+"""Commits of other programs to a stream's table, without a JVM."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
 
 
 def expire_all(lake: StreamLake, name: str | None = None) -> list[str]:
-    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names.
-    Returns the files that the procedure deletes as its last step, found once its commit has
-    landed."""
+    """Expire all snapshots that no branch or tag names, as `expire_snapshots(retain_last => 1,
+    older_than => now)` does. Return the files that the procedure deletes as its last step, found
+    once its commit has landed."""
     table = lake.lake.load(name or lake.name)
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     old = [s for s in table.metadata.snapshots if s.snapshot_id not in named]

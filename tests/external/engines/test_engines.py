@@ -32,8 +32,8 @@ from world import World, event, past_hour
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.offsets.hours import start_of
 
-# What `uv run --with` adds to the project's environment for each engine; nothing for those that it
-# has.
+# Packages that `uv run --with` adds to the project's environment for each engine; empty for engines
+# that it already contains.
 ENGINES = {
     "PyIceberg": (),
     "Polars": (),
@@ -86,7 +86,7 @@ class Served:
         return self.one.job.stream.table
 
     def answers(self) -> list[Any]:
-        """What `engine_readers` answers when all is read rightly."""
+        """Return the answers of `engine_readers` when every read is correct."""
         return [[len(rows), rows] for rows in self.expected]
 
 

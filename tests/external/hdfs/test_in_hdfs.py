@@ -62,7 +62,7 @@ def hdfs(url: str) -> Iterator[WebHdfs]:
 
 
 def settings(url: str, user: str | None = None) -> config.Hdfs:
-    """By default as the user that owns the root, who is the one that started the server."""
+    """Return HDFS settings. The default user started the server and so owns the root."""
     return config.Hdfs(url=url, user=user or getpass.getuser())
 
 
@@ -95,13 +95,13 @@ def run(folder: Path, url: str) -> list[Delivery]:
 
 
 def delivered(hdfs: WebHdfs, lake: StreamLake, hour: str) -> list[tuple[int, int]]:
-    """What a reader that lists an hour's folder reads, and that its manifest and `_SUCCESS` say the
-    same."""
+    """Return the offsets that a reader listing an hour's folder reads. Assert that the manifest and
+    `_SUCCESS` agree."""
     folder = f"/exports/{lake.folder.name}/date={hour[:10]}/hour={hour[11:]}"
     manifest = json.loads(hdfs.read(f"{folder}/_manifest.json") or b"")
     assert hdfs.read(f"{folder}/_SUCCESS") == f"{manifest['delivery']}\n".encode()
     files = {f["name"] for f in manifest["files"]}
-    # What a killed process announced stays until the next delivery of the hour; readers leave out
+    # The announcement of a killed process stays until the next delivery of the hour; readers skip
     # `_` names.
     names = {name for name in hdfs.names(folder) if not name.startswith(BEGUN)}
     assert names == files | {"_manifest.json", "_SUCCESS"}

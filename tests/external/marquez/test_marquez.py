@@ -45,7 +45,7 @@ AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 
 
 def task_started(run_id: str) -> RunEvent:
-    """What Airflow's provider says when the task begins."""
+    """Return the event that Airflow's provider sends when the task begins."""
     job, run = event_v2.Job(AIRFLOW, TASK), event_v2.Run(run_id)
     return RunEvent(
         eventType=RunState.START,

@@ -1,4 +1,4 @@
-"""What the batch layer decides of a staged hour, by the state as it is when it wants to publish."""
+"""Decisions of the batch layer on a staged hour, from the state at the time of the publish."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
     assert lake.publish(lake.speed(lake.stage(ROWS[:2]), {0: 2})) is Outcome.LANDED
     assert ties({"compacted": 1})
     assert ties({"control": 5, "retention": 1})
-    # What the log shows to be no record, or what was not lacking, no micro-batch can bring.
+    # No micro-batch can read offsets that the log shows to be no records, or that were not missing.
     assert not ties({"control": 5, "aborted": 2, "compacted": 0})
     assert not ties(None)
     before = lake.state()

@@ -73,7 +73,7 @@ def row(hour: str, decision: Kind = "refused", quality: Any = None, revision: in
 
 
 def words(page: Path) -> str:
-    """What a page says, without its markup."""
+    """Return the text of a page without its markup."""
     text = re.sub(
         r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
     )
@@ -183,7 +183,7 @@ def evil(plain: bool) -> dict[str, Any]:
     return fields
 
 
-# What Great Expectations says to those who write conditions as text, which it still reads.
+# Great Expectations warns about conditions written as text, which it still reads.
 @pytest.mark.filterwarnings(
     "ignore:(The condition_parser parameter|Passing a string to the row_condition)"
 )
@@ -245,8 +245,8 @@ def test_another_place_than_a_folder_or_s3_is_refused(to: str) -> None:
 
 
 def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> None:
-    """Also in a folder with `#` in its name; a name that a stranger put into the list, outside the
-    site, is none."""
+    """The folder may have `#` in its name. A name outside the site that a stranger put into the
+    list is ignored."""
     to = tmp_path / "docs#1"
     precious = tmp_path / "validations" / "precious.html"
     foreign = to / "validations" / "notes.html"

@@ -1,4 +1,4 @@
-"""What the batch layer requires of Kafka's log before it reads an hour."""
+"""Requirements of the batch layer on Kafka's log before it reads an hour."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HOUR = "2026-11-21T03"
 
 
 def test_an_hour_whose_end_the_log_lost_is_not_read(tmp_path: Any) -> None:
-    """Its ends were decided before; Spark would wait for the lost offsets, or read the records in
-    their place."""
+    """The hour's ends were decided before. Spark would wait for the lost offsets or read the
+    records in their place."""
     broker = Broker(log={0: [1, 2, 3], 1: [1, 2]})
     job = SimpleNamespace(
         environment=new_environment(tmp_path), stream=new_stream(), kafka=broker.adapter

@@ -1,4 +1,4 @@
-"""What a stream's run in a job of many ends with."""
+"""Outcomes of a stream's run in a job of many streams."""
 
 from __future__ import annotations
 

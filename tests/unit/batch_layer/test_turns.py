@@ -1,4 +1,4 @@
-"""Whose hour is next in a job of many streams, and how many at once."""
+"""Order of hours in a job of many streams, and the number of hours at once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Streams:
 
 @contextmanager
 def busy(of: Turns) -> Iterator[None]:
-    """All places taken, so that what comes meanwhile waits."""
+    """Take all places, so that later hours wait."""
     session = of.take(0, "", of.at_once)
     yield
     of.give_back(session, of.at_once)
@@ -122,7 +122,7 @@ def test_small_hours_go_side_by_side_and_a_large_one_alone() -> None:
     for name in ("a", "b"):
         streams.add(name, [(H[5], 10)])
     streams.add("large", [(H[1], LARGE)])
-    # It waits for all slots, and no later stream overtakes it.
+    # The large hour waits for all slots, and no later stream overtakes it.
     streams.add("c", [(H[6], 10)])
     assert (streams.began, streams.working) == ([f"a {H[5]}", f"b {H[5]}"], {"a", "b"})
     streams.end(f"a {H[5]}")

@@ -1,4 +1,4 @@
-"""What a command imports that needs no Spark: most of the time that a short one takes is that."""
+"""Imports of commands that need no Spark: they take most of the time of a short command."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How commands and jobs end: an unexpected error has its own exit code, and is never taken for a
-refusal."""
+"""Exit codes of commands and jobs: an unexpected error has its own exit code and is never mistaken
+for a refusal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.M
 
 
 def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
-    """What a job's steps raise of ours stays itself, through every wrapper."""
+    """Our errors in a job's steps pass through every wrapper unchanged."""
     from datetime import timedelta
     from threading import Event
 

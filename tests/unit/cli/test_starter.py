@@ -1,4 +1,4 @@
-"""What `anabranch init` writes, and where: a newcomer's first minutes."""
+"""Files that `anabranch init` writes, and their places: a newcomer's first minutes."""
 
 from __future__ import annotations
 

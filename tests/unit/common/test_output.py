@@ -1,4 +1,4 @@
-"""What the commands print: exact values, on a terminal and through a pipe."""
+"""Output of the commands: exact values, on a terminal and through a pipe."""
 
 from __future__ import annotations
 

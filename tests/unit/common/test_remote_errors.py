@@ -1,4 +1,5 @@
-"""What a neighbour's error means: the words of real errors, as their clients spell them."""
+"""Classification of errors of other services, on the texts of real errors as their clients write
+them."""
 
 from __future__ import annotations
 
@@ -358,7 +359,7 @@ def test_reading_files_raises_errors_of_ours() -> None:
         raise OSError("gone")
 
 
-# As Spark 4.1 gives them to the driver's Python.
+# The errors as Spark 4.1 passes them to the driver's Python.
 _OVERFLOW = (
     "org.apache.spark.SparkArithmeticException: [ARITHMETIC_OVERFLOW] long overflow. Use 'try_multiply' to tolerate "
     'overflow and return NULL instead. If necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. '
@@ -451,8 +452,8 @@ def test_errors_of_the_program_are_not_retried(error: Exception) -> None:
 )
 def test_an_unexplained_error_is_retried_a_few_times(error: Exception) -> None:
     failure = explain("run stream s", error)
-    # Of a command, which tries once, the next may find otherwise; not of what reaches the end of
-    # the program.
+    # A command tries once, so its next run may succeed; an error that reaches the end of the
+    # program is permanent.
     assert (type(failure), failure.exit_code) == (Unexplained, 75)
     assert classify_unexpected("run the job", error).exit_code == 70
     assert "a few times only" in str(failure)

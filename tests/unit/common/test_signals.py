@@ -1,4 +1,4 @@
-"""What a process does on a signal."""
+"""Behaviour of a process on a signal."""
 
 from __future__ import annotations
 

@@ -736,7 +736,8 @@ SECRET = "hunter2/hunter2@x"
 def test_no_mistake_repeats_a_secret(
     conf: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """Neither in the message nor in what Python prints of the error, with all that it came from."""
+    """Neither the message nor Python's traceback of the error and its causes contains the
+    secret."""
     monkeypatch.setenv("PASSWORD", SECRET)
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
@@ -770,7 +771,7 @@ def test_no_mistake_repeats_a_secret(
 def test_no_mistake_of_a_stream_repeats_the_value_of_a_variable(
     conf: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str], found: str
 ) -> None:
-    """What compares several keys knows only their values."""
+    """Checks that compare several keys see only the values of the keys."""
     monkeypatch.setenv("PASSWORD", "hunter2")
     with pytest.raises(ConfigurationError) as error:
         stream(conf, **values)

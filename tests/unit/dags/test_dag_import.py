@@ -392,7 +392,7 @@ def test_a_cleared_run_and_a_backfill_restate_with_a_reason(parsed: Any) -> None
 def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provider_does(
     parsed: Any,
 ) -> None:
-    """That the provider does so itself: tests/external/marquez."""
+    """tests/external/marquez checks that the provider itself does so."""
     at = datetime(2026, 11, 21, 4, tzinfo=UTC)
 
     def run(name: str) -> str:
@@ -500,7 +500,7 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     # The longest of all; `defaults.yaml` has it.
     assert "seconds=420" in dag["waits"][0]
     assert dag["params"] == ["hour", "restate", "why"]
-    # Its streams' own DAGs are for runs by hand.
+    # The DAGs of its single streams are for runs by hand.
     assert {
         parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")
     } == {None}
@@ -514,8 +514,8 @@ def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) 
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
     listing, each = "streams --all --output json", ["maintain app_gone", "maintain app_x"]
     assert parsed["family"]["done"] == ["", [listing, *each]]
-    # It is listed with exit code 1 where a stream's file is wrong; an error of one stream does not
-    # stop the others.
+    # The list has exit code 1 if a stream's file is wrong; an error of one stream does not stop the
+    # others.
     [kinds, message], commands = parsed["family"]["away"]
     assert (kinds[0], commands) == ("AirflowException", [listing, *each])
     assert "maintain app_gone: expected exit code 0, found 75" in message

@@ -1,5 +1,5 @@
-"""What the demos decide without a service: an event's bytes from its row, and how far the speed
-layer is."""
+"""Decisions of the demos without a service: the bytes of an event from its row, and the progress of
+the speed layer."""
 
 from __future__ import annotations
 

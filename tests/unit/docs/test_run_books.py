@@ -59,7 +59,7 @@ def test_every_command_that_a_test_prints_is_in_a_page() -> None:
 
 
 def _printed_in(file: Path) -> Iterator[str]:
-    """What a file's tests ask `printed` for; none of them may be skipped."""
+    """Yield the arguments of `printed` in a file's tests. None of these tests may be skipped."""
     source = file.read_text(encoding="utf-8")
     if "from run_books import" not in source:
         return
