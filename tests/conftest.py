@@ -1,8 +1,7 @@
-"""What all tests share: nothing of the user's environment reaches them; and the real neighbours,
-once for a test run.
+"""The fixtures of all tests, and the isolation from the user's environment.
 
-A Kafka broker, an S3 server and one Spark session, for those tests that ask for them; unit tests
-never do.
+A Kafka broker, an S3 server and one Spark session start once for a test run, for the tests that ask
+for them; unit tests never do.
 """
 
 from __future__ import annotations
@@ -182,8 +181,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 
 @pytest.fixture
 def steady_hour() -> None:
-    """For a test that counts hours without `environment`: if it fails and an hour ended meanwhile,
-    it is run again."""
+    """Run a test that counts hours without `environment` again if it fails and an hour ended
+    meanwhile."""
 
 
 @pytest.fixture

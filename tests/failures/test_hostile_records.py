@@ -15,8 +15,8 @@ Verdicts = dict[int, str | None]
 
 
 def verdicts(one: World) -> Verdicts:
-    """By offset: the dead letter's code, None for a row; each offset is in exactly one of the two
-    tables."""
+    """Return the dead letter's code by offset, None for a row; each offset is in exactly one of the
+    two tables."""
     rows = [r["kafka_offset"] for r in one.rows()]
     dead = {d["kafka_offset"]: d["error_code"] for d in one.dead()}
     assert len(rows) == len(set(rows)) and not set(rows) & set(dead)

@@ -245,7 +245,7 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     assert row.diff is not None
     assert (row.diff.missing, row.diff.extra, row.diff.changed) == (0, 0, 0)
     assert audit(one.job, (hour, hour), with_kafka=True).agrees
-    # What a topic was is not what it is: its policy says nothing of the log.
+    # A topic is not what it was: its policy says nothing of the log.
     one.set_topic(**{"cleanup.policy": "delete"})
     [again] = one.batch(hour, restate=True, why="its policy was changed")
     assert (again.decision, again.account.good, again.account.gaps) == ("accepted", 7, row.gaps)
@@ -312,7 +312,7 @@ def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers
     boundary = end_of(past_hour(2))
     values: list[tuple[int, datetime, bytes | None]] = []
     for i in range(60):
-        # To and fro across the boundary, two minutes either way.
+        # The records go to and fro across the boundary, two minutes either way.
         at = boundary + timedelta(seconds=(i * 37) % 240 - 120)
         values.append((i % 2, at, event(f"e-{i}", at)))
     one.send(values)
@@ -468,8 +468,8 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
 
 
 def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(world: Make) -> None:
-    """What a version before this one made of a record stamped ahead: hours on end in one, most of
-    it dead letters."""
+    """The damage that an earlier version did with a record stamped ahead: hours on end in one, most
+    of it dead letters."""
     one = world()
     one.topic(1)
     for ago in (6, 5, 4, 3, 2, 1):

@@ -36,8 +36,8 @@ DAYS = 3 * 86_400
 
 @dataclass(frozen=True)
 class Round:
-    """What the layers and the first maintenance die of, and whether the oldest hour is restated and
-    `main` damaged."""
+    """The steps that the layers and the first maintenance die of, and whether the oldest hour is
+    restated and `main` damaged."""
 
     speed: tuple[Step, int]
     batch: tuple[Step, int]
@@ -81,8 +81,8 @@ def tables(one: World) -> list[str]:
 
 
 def named_files(table: Table) -> Iterator[str]:
-    """What any remembered snapshot names, of any branch and tag: as an engine reads it, and as
-    maintenance does."""
+    """Yield the files that any remembered snapshot names, of any branch and tag: as an engine reads
+    it, and as maintenance does."""
     for snapshot in table.snapshots():
         yield snapshot.manifest_list
         for manifest in snapshot.manifests(table.io):
@@ -94,7 +94,7 @@ def named_files(table: Table) -> Iterator[str]:
 
 
 def lost_files(one: World) -> set[str]:
-    """What a table names and storage does not hold."""
+    """Return the files that a table names and storage does not hold."""
     lost = set()
     for name in tables(one):
         table = one.lake.load(name)
@@ -104,7 +104,7 @@ def lost_files(one: World) -> set[str]:
 
 
 def tagged_rows(one: World) -> dict[str, list[Any]]:
-    """By each tag of a replaced revision, what it holds of its hour and all others."""
+    """Return the rows that each tag of a replaced revision holds, of its hour and all others."""
     table = one.lake.load(one.job.stream.table)
     columns = ("kafka_partition", "kafka_offset", "event_id")
     found = {}

@@ -52,7 +52,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(command: str, tools: Path, folder: Path, **environment: str) -> str:
-    """What a command prints, run in a shell, in a folder."""
+    """Run a command in a shell, in a folder, and return what it prints."""
     path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command,

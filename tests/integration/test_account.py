@@ -1,5 +1,4 @@
-"""What a staged hour must be before it is published, and that a rebuild gives the same rows each
-time."""
+"""The conditions for publishing a staged hour; a rebuild gives the same rows each time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def archived(one: World) -> list[tuple[int, int, bytes | None, bytes | None]]:
 
 
 def sent(one: World, *hours: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
-    """What Kafka acknowledged of some hours."""
+    """Return the records of some hours that Kafka acknowledged."""
     ids = tuple(f'{{"event_id": "{hour}'.encode() for hour in hours)
     of = [r for r in one.sent if r.value is not None and r.value.startswith(ids)]
     return sorted(((r.partition, r.offset, b"k", r.value) for r in of), key=lambda at: at[:2])

@@ -30,8 +30,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def classes_of_a_job(one: World, log: Path) -> list[str]:
-    """What Java says of where it has each class of a speed job from; the job's own output is JSON,
-    and no more."""
+    """Return Java's log of where a speed job's classes come from; the job's own output is JSON, and
+    no more."""
     conf = {
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": f"-Xlog:class+load:file={log}",
@@ -74,7 +74,7 @@ def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_n
     ):
         assert any(name in line for line in of_archive), name
 
-    # Of another Java, say: it is passed over without a word.
+    # An archive of another Java, for example, is passed over without a word.
     file.chmod(0o644)
     with file.open("r+b") as archive:
         archive.write(b"\0" * 4096)

@@ -35,7 +35,7 @@ HEADERS = [("trace", b"\x00\xff"), ("ü", b"")]
 
 
 def _decoders(one: World, hour: str) -> list[Decoders | None]:
-    """Of each decision on an hour, what decoded it."""
+    """Return what decoded the hour, for each decision on it."""
     rows = [
         row for row in one.job.ledger.history([hour]) if row.decision in ("accepted", "refused")
     ]
@@ -95,10 +95,10 @@ def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
     assert of_spark is None and of_both is not None
     assert of_both.workers + of_both.spark == 801 + odd
     assert odd <= of_both.spark < 400
-    # Of a small hour all certain records are compared.
+    # All certain records of a small hour are compared.
     assert (of_both.compared, of_both.differing) == (of_both.workers, None)
 
-    # Of a large one some blocks are, or none; with --audit, all.
+    # Some blocks of a large one are, or none; with --audit, all.
     monkeypatch.setattr(sources, "SMALL", 0)
     one.configure(batch=WORKERS | {"compare_one_in": 2**31})
     one.reopen()

@@ -27,7 +27,7 @@ def rows(spark: SparkSession, *values: tuple[Any, ...]) -> DataFrame:
 
 
 def compare(speed: DataFrame, batch: DataFrame, removed: DataFrame, unread: Ranges) -> Difference:
-    """What Spark finds; of the rows of a small hour, without Spark, the same is found."""
+    """Return what Spark finds; the comparison of a small hour without Spark finds the same."""
     found = layer_diff.compare(speed, batch, removed, unread)
     assert compare_hashes(*layer_diff.read_hashes(speed, batch), removed.toArrow(), unread) == found
     return found

@@ -242,7 +242,7 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     assert finding["remedy"] == printed(
         "anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour
     )
-    # What its command does, in this process.
+    # This does what its command does, in this process.
     assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
     assert patient.findings(Issue.LEDGER) == []
 
@@ -277,7 +277,7 @@ def test_an_unreachable_kafka_hides_nothing_else(
 def test_a_catalog_locked_by_another_process(
     patient: Patient, environment: dict[str, Any], transaction: str
 ) -> None:
-    """With an exclusive lock the catalog cannot even be opened."""
+    """The catalog cannot even be opened while another process holds an exclusive lock."""
     holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
     holder.execute(f"BEGIN {transaction}")
     try:
@@ -301,8 +301,8 @@ def test_a_recreated_topic(patient: Patient) -> None:
 def test_the_first_thing_to_run(
     environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path
 ) -> None:
-    """Of a stream that has neither topic nor bucket nor tables, each remedy leads to the next, and
-    the end is ready."""
+    """Each remedy leads to the next and the end is ready, for a stream that has neither topic nor
+    bucket nor tables."""
     bucket = f"doctor-{uuid.uuid4().hex[:8]}"
     settings = environment | {
         "catalog": environment["catalog"]

@@ -1,4 +1,4 @@
-"""What those downstream of `main` are promised, and a consumer in a process of its own that follows
+"""The promises to those downstream of `main`, and a consumer in a process of its own that follows
 it."""
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_records_acknowledged_before_fresh_through_are_in_main(world: Make) -> N
         acknowledged.extend((datetime.now(UTC), record) for record in records)
 
     def publishes() -> list[Snapshot]:
-        """Those of main, in order."""
+        """Return the publishes of main, in order."""
         snapshots = one.lake.load(one.job.stream.table).metadata.snapshots
         of_main = [
             s

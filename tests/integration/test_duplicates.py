@@ -44,7 +44,7 @@ def find_few(rows: DataFrame, key: list[str], served: DataFrame | None) -> Dupli
 
 
 def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
-    """What the rule keeps; and what is found by hashes first is the rest."""
+    """Return the rows that the rule keeps; the search by hashes finds the rest."""
     by_rule = places(drop_duplicates(rows, key, served))
     for find in (find_duplicates, find_few):
         found = find(rows, key, served)

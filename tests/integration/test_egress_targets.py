@@ -38,7 +38,7 @@ def names(one: World, prefix: str) -> set[str]:
 
 
 def exported(one: World, hour: str) -> list[tuple[int, int, str]]:
-    """What a reader by `_SUCCESS` reads of an hour's folder, and that the manifest says the
+    """Return the rows that a reader by `_SUCCESS` reads of an hour's folder; the manifest says the
     same."""
     prefix = f"exports/{one.name}/date={hour[:10]}/hour={hour[11:]}/"
     store = store_of(one)
@@ -76,7 +76,7 @@ def sent(
 
 
 def newest_values(one: World, topic: str) -> dict[bytes, dict[str, Any]]:
-    """What a compacted topic leaves of each key."""
+    """Return the value that a compacted topic leaves of each key."""
     newest = dict(sent(one, topic))
     return {key: json.loads(value) for key, value in newest.items() if value is not None}
 
@@ -252,7 +252,7 @@ def deliver(one: World) -> list[Delivery]:
 
 
 def test_one_of_two_writers_of_a_small_file_is_refused(world: Make) -> None:
-    """What keeps two processes at one folder apart: the store's own word."""
+    """The store's own answer keeps two processes at one folder apart."""
     store = ObjectStore(config.S3.model_validate(world().job.environment.s3.model_dump()))
     store.ensure_bucket(BUCKET)
     key = "exports/one-or-the-other"

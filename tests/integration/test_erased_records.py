@@ -66,7 +66,7 @@ def erase_player(one: World) -> Erased:
 
 
 def left(one: World) -> list[Any]:
-    """What any branch still has of the player."""
+    """Return the rows and dead letters of the player that any branch still has."""
     rows = [(b, r["event_id"]) for b in BRANCHES for r in one.rows(b) if r["player"] == GONE]
     return rows + [
         (b, d["value"]) for b in BRANCHES for d in one.dead(b) if b'"p3"' in (d["value"] or b"")

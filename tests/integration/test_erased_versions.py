@@ -33,7 +33,7 @@ ALL = json.dumps(
 
 
 def policy(*without: str) -> str:
-    """That of `anabranch maintain`, without some of its statements."""
+    """Return the policy of `anabranch maintain`, without some of its statements."""
     text = reduce(
         lambda text, name: text.replace(name, NAMES[name]),
         NAMES,

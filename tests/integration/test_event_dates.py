@@ -18,7 +18,8 @@ DATES = 80
 
 
 def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
-    """By writing task, the event dates of its files in the order in which they were opened."""
+    """Return the event dates of each writing task's files, in the order in which they were
+    opened."""
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for path, date in (
         (f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)

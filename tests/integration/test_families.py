@@ -24,7 +24,7 @@ from speed_layer.group import GroupJob
 
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
-    """By stream: family, topic and state, as `anabranch streams` lists them."""
+    """Return topic, table and state of family `fam` by stream, as `anabranch streams` lists them."""
     done = CliRunner().invoke(
         main, ["streams", "--all", "--output", "json", "--conf", str(one.folder)]
     )

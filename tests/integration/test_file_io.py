@@ -1,5 +1,4 @@
-"""What PyIceberg's files cost: the requests of S3 that a small file takes, and that nothing is lost
-by asking less."""
+"""The requests of S3 that a small file of PyIceberg costs; asking less loses nothing."""
 
 from __future__ import annotations
 

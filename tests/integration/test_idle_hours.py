@@ -1,4 +1,4 @@
-"""What an hour without records costs: its requests to S3, in a process of its own each hour."""
+"""The requests to S3 that an hour without records costs, in a process of its own each hour."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from batch_layer.rebuild import RebuildRequest
 IDLE = 8
 ORDER = RebuildRequest()
 
-# By catalog: files of its own are read and written by its client, or by the server.
+# Counts by catalog: its client, or the server, reads and writes files of its own.
 PUTS = {"sql": 6, "rest": 4}
 REQUESTS = {"sql": 6 + 4, "rest": 4 + 3}
 # Here every third hour moves all branches. In production it is every 37th hour, or maintenance.
@@ -49,7 +49,7 @@ def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def forget(one: World) -> None:
-    """What another process does not know."""
+    """Forget what another process does not know."""
     for known in (ledger._IDS, ledger._REMARKABLE, ledger._HOURS):
         known._known.clear()
     clear_manifest_cache()

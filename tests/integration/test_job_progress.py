@@ -1,4 +1,4 @@
-"""What counts as progress of a running speed job."""
+"""The signs of progress of a running speed job."""
 
 from __future__ import annotations
 

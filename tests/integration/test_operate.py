@@ -1,5 +1,5 @@
-"""What operators do to a stream that lives: adopt, override, restore, maintain; each compared
-record by record."""
+"""The operations on a stream that lives: adopt, override, restore, maintain; each compared record
+by record."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(
     # No hour mixes two topics: the new records are of the next one.
     by_hour = {r["event_id"].split("-")[0]: r["ingest_hour"] for r in one.rows()}
     assert (by_hour["now"], by_hour["new"]) == (past_hour(0), shift(past_hour(0), 1))
-    # What Kafka lost is refused with its reason, once, and stays served by the speed layer; nothing
-    # is lost or twice.
+    # An hour of which Kafka lost records is refused with its reason, once, and stays served by the
+    # speed layer; nothing is lost or twice.
     results = one.batch()
     assert [(r.hour, r.decision) for r in results] == [
         (past_hour(1), "refused"),
@@ -217,8 +217,8 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     job = one.job
     now = datetime.now(UTC)
     one.send([(i % 2, now, event(f"later-{i}", now)) for i in range(4)])
-    # What an attempt that was given up leaves behind, and what a publisher that is paused still
-    # needs.
+    # Files that an attempt that was given up leaves behind, and files that a publisher that is
+    # paused still needs.
     given_up, paused = (
         stage(
             one.spark.table(f"lake.{job.stream.table}").limit(3),

@@ -1,4 +1,4 @@
-"""What a rebuild is at is seen while it works: its pass, and how far Spark is with it."""
+"""A rebuild shows what it is at while it works: its pass, and how far Spark is with it."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def test_each_pass_over_an_hour_names_its_spark_jobs(
             "count unknown fields",
         )
     ]
-    # What comes after it is not the hour's.
+    # A job that comes after it is not the hour's.
     assert one.spark.sparkContext.getLocalProperty("spark.job.description") is None

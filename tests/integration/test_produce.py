@@ -1,5 +1,4 @@
-"""What `dev produce` and the flights' sender say was acknowledged is what a reader finds in the
-topic."""
+"""A reader finds in the topic what `dev produce` and the flights' sender say was acknowledged."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def docs(one: World, *arguments: str) -> dict[str, Any]:
 
 
 def words(page: Path) -> str:
-    """What a page says, without its markup."""
+    """Return the text of a page, without its markup."""
     text = re.sub(
         r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
     )

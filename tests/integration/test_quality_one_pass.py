@@ -307,8 +307,8 @@ def suite(folder: Path, *entries: dict[str, Any]) -> Path:
 def both_ways(
     frame: DataFrame, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[SuiteResult, int], tuple[SuiteResult, int]]:
-    """By the one pass where it knows the type, and by Great Expectations' own execution alone: each
-    verdict, and how many queries it took."""
+    """Return each verdict and how many queries it took: by the one pass where it knows the type,
+    and by Great Expectations' own execution alone."""
     ours = counted(frame, path)
     with monkeypatch.context() as without:
         without.setattr(one_pass, "TYPES", frozenset())
@@ -323,7 +323,7 @@ def counted(frame: DataFrame, path: Path) -> tuple[SuiteResult, int]:
 
 @contextmanager
 def queries(frame: DataFrame) -> Iterator[Callable[[], int]]:
-    """How many queries Spark runs until the end of the `with`."""
+    """Count the queries that Spark runs until the end of the `with`."""
     context, group = frame.sparkSession.sparkContext, str(uuid4())
     context.setJobGroup(group, "a suite")
     try:
@@ -337,8 +337,8 @@ def record(quality: SuiteResult) -> str:
 
 
 def verdicts(frame: DataFrame, entries: list[dict[str, Any]]) -> dict[int, bool | str]:
-    """Whether each expectation is met, or what it raised, without a second reading of those that
-    are not."""
+    """Return whether each expectation is met, or what it raised, without a second reading of those
+    that are not."""
     known = {
         i: Expectation(e["type"], e["kwargs"])
         for i, e in enumerate(entries)

@@ -30,8 +30,8 @@ def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(one: World, command: str, *more: str, expect: int = 0) -> str:
-    """What a command prints, run as an operator types it, in a folder with this world's
-    configuration."""
+    """Run a command as an operator types it, in a folder with this world's configuration, and
+    return what it prints."""
     done = CliRunner().invoke(
         main, [*words(command), *more], env={"ANABRANCH_CONF": str(one.folder)}
     )
@@ -146,7 +146,7 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
     )
     assert list(tmp_path.rglob("*.html"))
 
-    # What changes who serves an hour, and what is left behind.
+    # Commands that change who serves an hour, and what is left behind.
     run(one, f"anabranch serve-hour {name} {PROVEN} --layer speed --why rule")
     lift = printed(
         "anabranch serve-hour STREAM HOUR --layer auto --why TEXT",

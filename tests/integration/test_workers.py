@@ -117,8 +117,8 @@ def arm() -> Iterator[Callable[[World], MicroBatches]]:
 
 
 def explained(one: World, error: BaseException) -> Transient:
-    """What the job makes of what a micro-batch raised: an error that passes for as long as it
-    takes."""
+    """Return what the job makes of an error that a micro-batch raised: one that passes for as long
+    as it takes."""
     failure = explain_spark(one.spark, "publish a micro-batch", error)
     assert isinstance(failure, Transient) and not isinstance(failure, Unexplained), failure
     return failure
@@ -307,7 +307,7 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
         return one.send([(i % 2, now, value) for i, value in enumerate(values)])
 
     def publish_and_look(records: list[Record]) -> tuple[int, list[str]]:
-        """How many of the records workers saw, and who wrote the files that joined."""
+        """Return how many of the records workers saw, and who wrote the files that joined."""
         seen, before = workers.records, writers(one)
         publish(one, by, records)
         require_exact(one)
@@ -497,7 +497,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     def killed(batches: Batches) -> Batches:
         for number, batch in enumerate(batches):
             context = TaskContext.get()
-            # By then it has taken batches, and its files are open.
+            # The task has taken batches by then, and its files are open.
             if (
                 number == 2
                 and context.partitionId() == 0

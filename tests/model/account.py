@@ -107,7 +107,7 @@ def check_rest(world: World) -> None:
     unknown = {
         row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut
     }
-    # What compaction took before anybody read it is counted in the account of its hour.
+    # The account of an hour counts what compaction took before anybody read it.
     if untold := [
         row for row in sorted(lacks - unknown - world.kafka.compacted) if row[:2] not in lost
     ]:
@@ -116,8 +116,8 @@ def check_rest(world: World) -> None:
 
 @cache
 def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[Row]]:
-    """By hour, the rows of `main` and its dead letters, once those that wait are published from the
-    files `named`."""
+    """Return the rows of `main` and its dead letters by hour, once those that wait are published
+    from the files `named`."""
     state = lake.state
     branches = {
         b: {h: list(fs.values()) for h, fs in letters.files_by_hour(b).items()} for b in BRANCHES
@@ -211,8 +211,7 @@ def _check_offsets(
     """Every offset is a row or a dead letter of `main`, or said to be lost."""
     state, main = lake.state, served(lake, letters, named)
     if state.retained_hours:
-        # What a merge kept gives way to the speed layer's rows at once, when these cover the
-        # hour.
+        # The speed layer's rows replace what a merge kept as soon as they cover the hour.
         return
     counts, gone = (
         Counter(row for rows in main.values() for row in rows),
@@ -285,7 +284,7 @@ def _said_lost(
 
 
 def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, LedgerRow]:
-    """By accepted hour, what was decided of its newest revision, recorded or not."""
+    """Return what was decided of the newest revision of each accepted hour, recorded or not."""
     newest: dict[str, LedgerRow] = {}
     for row in (*map(ledger_row, ledger), *lake.state.decisions):
         if row.decision == "accepted" and row.revision >= newest.get(row.hour, row).revision:
@@ -299,7 +298,7 @@ def _rows_of(lake: Lake, recorded: tuple[str, ...], hour: str) -> list[LedgerRow
 
 
 def _current(lake: Lake, recorded: tuple[str, ...], hour: str) -> LedgerRow | None:
-    """What the ledger says of an hour now."""
+    """Return what the ledger says of an hour now."""
     return newest(_rows_of(lake, recorded, hour)).get(hour)
 
 

@@ -60,8 +60,8 @@ def decide(
     needed: tuple[tuple[int, int], ...],
     at_once: int | None,
 ) -> ResolvedState | None:
-    """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the
-    version loaded."""
+    """Return what `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and
+    of the version loaded."""
     upto = dict(needed) or None
     return sealing.resolve_state(
         lake.state, sealing.ask(kafka, TOPIC, last.state, kafka.now, grace, upto, at_most=at_once)
@@ -169,7 +169,7 @@ class Broker(Actor):
 
 @dataclass(frozen=True)
 class Network(Actor):
-    """What lies between publishers and the catalog: a request whose answer is lost lands when it
+    """The network between publishers and the catalog: a request whose answer is lost lands when it
     likes, or never."""
 
     at: str = "deliver"
@@ -187,8 +187,8 @@ class Network(Actor):
 
 @dataclass(frozen=True)
 class Publisher(Actor):
-    """What both layers, the merger and an operator share: publish, look for a lost answer,
-    merge."""
+    """The steps that both layers, the merger and an operator share: publish, look for a lost
+    answer, merge."""
 
     lake: Lake | None = None
     kafka: Kafka | None = None
@@ -206,13 +206,13 @@ class Publisher(Actor):
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
     at_once: int | None = None
-    # What its machine's clock is set to, one after the other, whenever it likes; and when its
-    # process compared it last.
+    # The skews that its machine's clock is set to, one after the other, whenever it likes; and
+    # when its process compared it last.
     jumps: tuple[timedelta, ...] = ()
     watched: bool = False
     compared: datetime | None = None
-    # What follows a publish: the table as it was read for that, dead letters that wait, and what is
-    # done by now.
+    # State of the steps after a publish: the table as it was read for them, dead letters that wait,
+    # and what is done by now.
     seen: Lake | None = None
     letters: Lake | None = None
     decided_by: Lake | None = None
@@ -244,11 +244,12 @@ class Publisher(Actor):
         )  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
-        """What a process is started with again."""
+        """Return the values that a process is started with again."""
         return {}
 
     def current_time(self, world: World) -> Compared | None:
-        """When its clock was compared last, after it was read; None when it is wrong by now."""
+        """Return when its clock was compared last, after it was read; None when it is wrong by
+        now."""
         now = world.kafka.now
         # The object store's clock is right, and so is the monotonic one.
         clock = Clock(lambda: now, lambda: now + self.skew, lambda: now.timestamp())
@@ -405,8 +406,8 @@ class Publisher(Actor):
         )
 
     def waiting_for(self, world: World, then: Actor) -> Iterator[Step]:
-        """Until the turn is gone; or its bound passes, which may be at any time, and it is taken
-        out."""
+        """Wait until the turn is gone; or its bound passes, which may be at any time, and it is
+        taken out."""
         turn = next((t for t in world.lake.line if t.id == self.waits), None)
         if turn is None:
             yield f"sees turn {self.waits} taken back", world, then
@@ -480,14 +481,14 @@ class Publisher(Actor):
         )
 
     def stamped(self, world: World) -> int:
-        """What a commit is stamped with: this machine's clock."""
+        """Return what a commit is stamped with: this machine's clock."""
         return millis(world.kafka.now + self.skew)
 
-    # What follows a publish: the ledger's rows, then the dead letters; of the batch layer the other
-    # way round
+    # Steps after a publish: the ledger's rows, then the dead letters; the batch layer's are the
+    # other way round
 
     def followed_by(self, then: Publisher) -> Publisher:
-        """What its publish is followed by, and `then`."""
+        """Return the steps that follow its publish, and `then`."""
         return then.finishing()
 
     def should_recover(self, world: World) -> bool:
@@ -556,7 +557,7 @@ class Publisher(Actor):
 
     @property
     def item(self) -> Any:
-        """What the table said, as it was loaded, of the dead letters that come next."""
+        """The table's word, as it was loaded, on the dead letters that come next."""
         assert self.seen is not None
         return next(item for item in self.seen.state.dead_letters if item["id"] == self.items[0])
 
@@ -600,7 +601,8 @@ class Publisher(Actor):
         return dead_letters.plan_changes(self.decided_by.state, self.item, files, hours)  # type: ignore[arg-type]
 
     def files_of_letters(self, world: World) -> tuple[File, ...]:
-        """As they were staged, or else as storage has them by the paths that are named."""
+        """Return the files as they were staged, or else as storage has them by the paths that are
+        named."""
         assert self.letters is not None
         staged = self.letters.find_staged(self.items[0])
         if staged is not None:

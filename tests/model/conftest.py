@@ -1,4 +1,4 @@
-"""What all explorations share: few snapshots, hours and ids are remembered, so that forgetting
+"""The setting of all explorations: few snapshots, hours and ids are remembered, so that forgetting
 happens in them."""
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def new_erasure(kafka: Kafka, state: State) -> Erasure:
 
 
 def held_hours(world: World, lake: Lake, one: Erasure) -> str | None:
-    """What of the request is held in a version of the table, as the command finds it."""
+    """Return what of the request is held in a version of the table, as the command finds it."""
     return erasure.held_against(lake.state, one, hours_with(world, lake, one), world.kafka.now)
 
 
@@ -437,7 +437,7 @@ def _all_rows(world: World, state: State) -> list[LedgerRow]:
 
 
 def check_rest(world: World) -> None:
-    """At rest, every erasure is done. Raises Violation."""
+    """Check that every erasure is done, at rest. Raises Violation."""
     for one in world.lake.state.erasures.all:
         if one.done is None:
             raise Violation(

@@ -33,7 +33,7 @@ from batch_layer.plan import plan_recheck
 
 T = TypeVar("T")
 _ONE: dict[object, Any] = {}
-# By the ids of objects in `_ONE`, which keeps them.
+# The keys are the ids of objects in `_ONE`, which keeps them.
 _STEPS: dict[tuple[int, int], list[Step]] = {}
 _CRASHES: dict[tuple[int, int], tuple[str, World, Actor] | None] = {}
 _CHECKED: set[tuple[int, int]] = set()
@@ -112,7 +112,7 @@ def abandoned(world: World, actor: Actor) -> World:
     return world if turn is None else replace(world, abandoned=world.abandoned | {turn})
 
 
-# What must hold
+# Properties that must hold
 
 
 @cache
@@ -149,7 +149,7 @@ def check_version(lake: Lake) -> None:
                 "says so"
             )
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
-    # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
+    # The speed layer's rows replace what a merge kept as soon as they cover the hour.
     if not state.retained_hours and (missing := read - gone - {(p, o) for _, p, o in main}):
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
 
@@ -175,8 +175,8 @@ def expired_places(lake: Lake) -> set[tuple[int, int]]:
 
 
 def check_properties(lake: Lake) -> None:
-    """That the table has the properties that its snapshots refer to, whatever a process remembers
-    of them."""
+    """Check that the table has the properties that its snapshots refer to, whatever a process
+    remembers of them."""
     if not lake.apart:
         return
     state_properties._READ.clear()
@@ -194,8 +194,8 @@ def stated(lake: Lake) -> Watermarks:
 
 
 def check_promises(before: Lake, after: Lake) -> None:
-    """What the table states downstream: hours that are accepted and, when it is stated again, the
-    content of `main`.
+    """Check what the table states downstream: hours that are accepted and, when it is stated again,
+    the content of `main`.
 
     A partition that is new later may have records in an hour that was fresh before there were any.
     """
@@ -301,8 +301,8 @@ def check_lifetimes(before: World, after: World) -> None:
                 f"{gone if ref.id in lake.known else 'no snapshot'}"
             )
     staged = {dict(v.summary).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
-    # Those that it keeps, what has a name or had one before the publish, what is staged with its
-    # parent, what a publish makes, and fences.
+    # The snapshots that it keeps, those that have a name or had one before the publish, those that
+    # are staged with their parent, those that a publish makes, and fences.
     named = len(
         {ref.name for of in (lake, before.lake) for ref in of.refs if not of.is_tag_of_a_head(ref)}
     )
@@ -350,7 +350,7 @@ def check_rest(world: World) -> None:
 
 @dataclass(frozen=True)
 class Explored:
-    """What an exploration has seen."""
+    """The account of what an exploration has seen."""
 
     moments: int
     rests: int

@@ -66,7 +66,7 @@ class Ahead:
     marks: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, Any]:
-        """What a speed layer remembers of the micro-batch that it is about to publish."""
+        """Return what a speed layer remembers of the micro-batch that it is about to publish."""
         kept = {
             "topic_id": self.topic_id,
             "split": self.split,
@@ -97,7 +97,7 @@ class Speed(Publisher):
     early: bool = False
     as_snapshot: bool = False
     ahead: Ahead | None = None
-    # What erased records were left out by.
+    # The marks that erased records were left out by.
     marks: frozenset[str] = frozenset()
     # How old its clock says that all is: read once the heads are loaded.
     clock: timedelta = timedelta(0)
@@ -194,11 +194,12 @@ class Speed(Publisher):
         return super().asking(world, clock=self.compared_before(world), **values)
 
     def compared_before(self, world: World) -> timedelta:
-        """What its clock says before the heads are loaded: nothing that files are judged by."""
+        """Return what its clock says before the heads are loaded: nothing that files are judged
+        by."""
         return timedelta(0)
 
     def compared_after(self, world: World) -> timedelta:
-        """What its clock says once the heads are loaded."""
+        """Return what its clock says once the heads are loaded."""
         return timedelta(0) if self.as_snapshot else world.age
 
     def check(self, world: World) -> Iterator[Step]:
@@ -268,7 +269,7 @@ class Speed(Publisher):
             return
         for again in (False, True) if world.retries and not self.as_snapshot else (False,):
             after, made = self.written(world, plan, decided, again)
-            # Of files, the last task may end long after the first has written its own.
+            # The last task of a write of files may end long after the first has written its own.
             at = "hear" if world.orphans and not self.as_snapshot else "ask"
             staged = replace(actor, at=at, last=self.lake, lake=None, **made.values())
             yield f"stages {plan.by_hour}{', a task of it twice' if again else ''}", after, staged
@@ -432,8 +433,8 @@ class Speed(Publisher):
         return replace(self, at=back, last=self.lake, lake=None)
 
     def done(self) -> Publisher:
-        """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the
-        table."""
+        """Go on after a micro-batch or a skip: to the next piece, the next micro-batch, or back to
+        the table."""
         ended = replace(
             self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0
         )
@@ -455,8 +456,8 @@ def discarded(world: World, staged: Staged | Written | None) -> World:
 
 
 def of_one_try(files: tuple[File, ...], left: tuple[File, ...]) -> tuple[File, ...]:
-    """What a driver knows of the files of its tasks: those of the tries that ended well, not what
-    others `left`."""
+    """Return what a driver knows of the files of its tasks: those of the tries that ended well, not
+    what others `left`."""
     return files
 
 
@@ -548,7 +549,8 @@ class Batch(Publisher):
     lookback: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
     seen: frozenset[Row] = frozenset()
-    # What the speed layer had yet to read of the hour, if the hour has gaps for which that matters.
+    # The part of the hour that the speed layer had yet to read, if the hour has gaps for which that
+    # matters.
     read: frozenset[str] = frozenset()
     given_up: frozenset[str] = frozenset()
     # The classes of gaps that it may accept, the account of what it staged, and its dead letters.

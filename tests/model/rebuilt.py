@@ -1,5 +1,5 @@
-"""What a rebuild of the model reads of an hour, as `HourReader` does, and the account that it
-closes over it."""
+"""A model rebuild's reading of an hour, as `HourReader` does it, and the account that it closes
+over it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def is_left_out(world: World, state: State, hour: str, topic_id: str, row: Row) 
 
 
 def given(world: World, cut: Cut) -> Offsets:
-    """How many records of a cut Kafka gives, by partition."""
+    """Return how many records of a cut Kafka gives, by partition."""
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = trim(cut.ranges, starts)
     is_there = world.kafka.id == cut.topic_id and world.kafka.holds(there)
@@ -126,7 +126,7 @@ def _by_partition(rows: list[Row]) -> Offsets:
 
 
 def _counted(rows: list[Row], ranges: Ranges) -> Counted:
-    """As `counting.count` counts staged files."""
+    """Count rows as `counting.count` counts staged files."""
     inside = {row[:2] for row in rows if _is_in(row, ranges)}
     return Counted(
         dict(Counter(p for p, _ in inside)), len(rows), sum(not _is_in(row, ranges) for row in rows)

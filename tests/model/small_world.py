@@ -141,14 +141,14 @@ class Kafka:
         )
 
     def look(self, partition: int, offsets: Iterable[int]) -> Mapping[str, Mapping[int, int]]:
-        """What the log's batches show of offsets that were not given: how many of each class, by
-        partition."""
+        """Return how many offsets that were not given the log's batches show to be of each class,
+        by partition."""
         shown = Counter(name for o in offsets if (name := self.shown(partition, o)) is not None)
         return {name: {partition: n} for name, n in shown.items()}
 
     def shown(self, partition: int, offset: int) -> str | None:
-        """Of which class the log's batches show an offset to be; None for a record that readers are
-        given."""
+        """Return the class that the log's batches show an offset to be of; None for a record that
+        readers are given."""
         return self._classes.get(self.log[partition][offset].number)
 
     @cached_property
@@ -216,7 +216,7 @@ class Kafka:
 
     @cached_property
     def taken(self) -> frozenset[Row]:
-        """Those of them that cannot be read any more."""
+        """The records of the stream that cannot be read any more."""
         gone = (
             row
             for row in self._rows(self.log)
@@ -245,7 +245,7 @@ class Kafka:
         places = ((p, o) for p, (s, e) in sorted(ranges.items()) for o in range(s, e))
         return tuple((p, o, self.log[p][o].number) for p, o in places if self.shown(p, o) is None)
 
-    # What the product asks of its Kafka adapter.
+    # The product asks this of its Kafka adapter.
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         return Topic(topic, self.id, tuple(range(len(self.log))))
@@ -458,7 +458,7 @@ class Lake:
 
     @cached_property
     def line(self) -> publish_queue.Queue:
-        """Who has the right of way, and who waits for it."""
+        """The queue of who has the right of way, and who waits for it."""
         return publish_queue.read_queue(self.table.properties)
 
     def files(self, branch: str) -> tuple[File, ...]:
@@ -527,12 +527,12 @@ class Lake:
 
     @cached_property
     def updated_ms(self) -> int:
-        """When it was last changed, where snapshots are stamped; else 0."""
+        """The time when it was last changed, where snapshots are stamped; else 0."""
         return max(v.made_ms for v in self.versions)
 
     def stamp(self, made_ms: int) -> int:
-        """What a snapshot is stamped with by a clock that says `made_ms`, as `prepare` does; else
-        0."""
+        """Return the stamp that a snapshot gets from a clock that says `made_ms`, as `prepare`
+        does; else 0."""
         return max(made_ms, self.updated_ms) if self.updated_ms else 0
 
     def has_staged(self, commit: Commit) -> bool:
@@ -541,8 +541,8 @@ class Lake:
         return all(id in self.known for id in commit.staged.values())
 
     def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:
-        """What becomes of this version by a commit that was prepared over `loaded`; None when it is
-        refused."""
+        """Return what becomes of this version by a commit that was prepared over `loaded`; None
+        when it is refused."""
         if any(self.heads.get(ref) != id for ref, id in commit.heads.items()):
             return None
         if not self.has_staged(commit):
@@ -669,8 +669,8 @@ class World:
     retries: int = 0
     letters: Lake | None = None
     ledger: tuple[str, ...] = ()
-    # What the ledger's newest snapshot states of dead letters; each append repeats it, or states
-    # something newer.
+    # The statement of the ledger's newest snapshot on dead letters; each append repeats it, or
+    # states something newer.
     complete: dead_letters.Complete | None = None
 
     def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
@@ -825,7 +825,8 @@ def new_world(
     apart: bool = False,
     **values: object,
 ) -> World:
-    """As `apply` leaves it: an empty log, three branches at one snapshot without rows, position 0.
+    """Return the world as `apply` leaves it: an empty log, three branches at one snapshot without
+    rows, position 0.
 
     With `accounts`, the ledger and the dead letters' table too. Without `stamped` all snapshots are
     made at one moment, so that more ways to a table meet.

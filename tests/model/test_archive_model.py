@@ -169,7 +169,7 @@ class Moment:
 
 
 def problem(moment: Moment) -> str | None:
-    """What does not hold."""
+    """Return what does not hold."""
     archived = sorted(record for _, records in moment.world.files for record in records)
     if len(archived) != len(set(archived)):
         return f"twice: {archived}"

@@ -353,7 +353,8 @@ def by_the_position_alone(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def concluding_control(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What a reader is not given is taken for control records, as it is in most topics."""
+    """Return a control that takes what a reader is not given for control records, as it is in most
+    topics."""
     return lambda missing, seen: {"control": {p: n for p, n in missing.items() if n}}
 
 
