@@ -152,7 +152,7 @@ class StreamLake:
     def speed(
         self, staged: Staged, offsets: dict[int, int], state: State | None = None, **values: Any
     ) -> Publish:
-        """What the speed layer publishes: rows to `speed` and `main`, and its position."""
+        """Return a publish of the speed layer: rows to `speed` and `main`, and its position."""
         state = state or self.state()
         changes = (Change("speed", staged.files), Change("main", staged.files))
         position = Position("t", state.position.offsets | offsets)
@@ -165,8 +165,8 @@ class StreamLake:
     def accept(
         self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any
     ) -> Publish:
-        """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were
-        there."""
+        """Return a publish of the batch layer: an hour's rows for `batch` and `main`, which replace
+        those already there."""
         state = state or self.state()
         changes = (
             Change(
@@ -280,8 +280,8 @@ def _create(lake: Lake, tables: Iterable[NewTable]) -> None:
 
 
 def copied_lake(folder: Path, stream: config.Stream, tables: tuple[NewTable, ...]) -> StreamLake:
-    """A stream's tables in a folder, on SQLite and files. Those that are the same but for the
-    folder are created once and copied from then on, in a tenth of the time."""
+    """Return a stream's tables in a folder, on SQLite and files. Tables that are equal except for
+    the folder are created once and then copied, which takes a tenth of the time."""
     environment = new_environment(folder)
     made = StreamLake(folder, Lake(environment), stream, environment)
     if folder.joinpath("catalog.db").exists():

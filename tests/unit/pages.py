@@ -29,8 +29,8 @@ _VOID = {"meta", "link", "input", "br"}
 
 @dataclass
 class Parsed(HTMLParser):
-    """What a page is made of: its text, its elements by tag with their attributes, and what was
-    closed wrongly."""
+    """The parts of a page: its text, its elements by tag with their attributes, and wrongly closed
+    tags."""
 
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -80,7 +80,8 @@ def new_page(
 
 
 def browser(page: Page, host: str = "localhost") -> TestClient:
-    """Without the page's own threads: its start is not run."""
+    """Return a client of the page without the page's own threads: it does not run the page's
+    start."""
     from starlette.testclient import TestClient
 
     return TestClient(

@@ -100,7 +100,7 @@ def sealed(one: StreamLake) -> None:
 
 
 def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts: Any) -> None:
-    """Of NEXT; its dead letter is at offset 6."""
+    """Publish and record an acceptance of NEXT. Its dead letter is at offset 6."""
     assert (
         one.publish(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT)))
         is Outcome.LANDED

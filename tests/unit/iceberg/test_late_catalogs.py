@@ -23,7 +23,7 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import BRANCHES, has_landed
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
-# How often a client asks by itself.
+# The number of requests that a client sends for one commit by itself.
 ASKED = {"glue": 2, "rest": 1}
 
 Server = Glue | Rest
@@ -56,8 +56,8 @@ def lake(kind: str, server: Server, tmp_path: Path) -> StreamLake:
 
 @contextmanager
 def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[None]:
-    """What the server keeps back arrives after so many looks at the table, or at the end for
-    None."""
+    """Release the commits that the server holds back after `looks` loads of the table, or at the
+    end if None."""
     real, left = lake.lake.load, [looks]
 
     def load(name: str) -> Any:

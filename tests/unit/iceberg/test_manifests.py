@@ -191,7 +191,7 @@ def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(
 def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(
     lake: StreamLake,
 ) -> None:
-    """What readers that follow the snapshots of `main` go by."""
+    """Readers that follow the snapshots of `main` rely on this."""
     by_path = {}
     for _ in range(30):
         files = named_files(lake, FIRST, 1)

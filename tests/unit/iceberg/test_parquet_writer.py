@@ -252,7 +252,7 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
 
 def test_the_statistics_are_those_that_pyiceberg_gives_the_same_rows(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    # Of texts, the start is enough.
+    # The statistics of a text contain only its start.
     table = wide_table(lake, **{"write.metadata.metrics.column.never": "none"})
     rows = wide_rows(table, 40).set_column(0, "id", pa.array([f"{'x' * 40}{i}" for i in range(40)]))
     tx = Transaction(table)
@@ -336,7 +336,7 @@ def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None
             "s3.secret-access-key": "b",
             "s3.session-token": "first",
         }
-        # As a stream that had no records for hours has it.
+        # A stream without records for hours still has the old token.
         table = lake.table()
         assert table.io.properties["s3.session-token"] == "first"
         rest.config |= {"s3.session-token": "second"}
@@ -347,7 +347,7 @@ def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None
 def _write_what_fits(
     lake: StreamLake, batches: list[pa.Table]
 ) -> tuple[list[Output], list[list[int]]]:
-    """What a writer has written, and by batch the offsets that it left."""
+    """Return the files of a writer, and the offsets that it left, by batch."""
     target = target_of(lake.table())
     assert target is not None
     writer, left = FileWriter(target), []
@@ -385,7 +385,7 @@ def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written
 ) -> None:
     lake = new_lake(tmp_path)
     batches = [narrow_rows(_days(MOST_OPEN_FILES))]
-    # Of open files and of others; of others alone; of open ones alone.
+    # Partitions of open and other files; of other files only; of open files only.
     for partitions in (_days(4, MOST_OPEN_FILES - 2), _days(3, MOST_OPEN_FILES), _days(5)):
         batches.append(narrow_rows(partitions, first=sum(map(len, batches))))
     outputs, left = _write_what_fits(lake, batches)

@@ -1,4 +1,4 @@
-"""What a rebuild reads outlives the publishes of the speed layer beside it."""
+"""Snapshots that a rebuild reads outlive concurrent publishes of the speed layer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HOUR = "2026-11-21T00"
 
 
 def publish_and_expire(one: StreamLake, offset: int) -> None:
-    """As the speed layer beside a rebuild does, from a catalog of its own, with a hundred snapshots
-    kept made two."""
+    """Publish and expire as the speed layer does beside a rebuild: from its own catalog, but
+    keeping two snapshots instead of a hundred."""
     assert one.publish(one.speed(one.stage([(HOUR, 0, offset)]), {0: offset + 1})) is Outcome.LANDED
     other = one.again()
     table = other.load(one.name)
@@ -49,7 +49,7 @@ def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: 
     one = new_lake(tmp_path)
     publish_and_expire(one, 0)
     read = set(one.state().heads.values())
-    # Without a hold they are gone soon: the race is there.
+    # Without a hold the heads soon expire, which proves the race.
     lost = set(one.state().heads.values())
     publish_and_expire(one, 1)
     publish_and_expire(one, 2)
@@ -80,7 +80,7 @@ def test_a_rebuild_holds_the_heads_that_it_started_from(
     def build(
         self: Rebuilder, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest
     ) -> Result:
-        """In the place of the passes over an hour, which need Spark."""
+        """Replace the passes over an hour, which need Spark."""
         for offset in range(1, 4):
             publish_and_expire(one, offset)
         assert set(state.heads.values()) <= snapshots(one)

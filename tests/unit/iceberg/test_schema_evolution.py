@@ -1,4 +1,4 @@
-"""What `apply` does to a table's columns and what it refuses, on real tables with rows written
+"""Changes of a table's columns that `apply` makes or refuses, on real tables with rows written
 before and after."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
     lake, table = table_of(folder, before)
     with pytest.raises(Refused) as error:
         evolve(lake, "games.other", rows_columns(stream_of(after, key)))
-    # Nothing half applied, and the table is still the old stream's.
+    # No change is half applied, and the table is still the old stream's.
     assert lake.load("games.other").metadata_location == table.metadata_location
     return str(error.value)
 
@@ -357,7 +357,7 @@ def follow(one: StreamLake, stream: Stream, command: list[str]) -> list[str]:
     return apply(one, stream, "--rolled-back" in command)
 
 
-# What a stream's columns were, and what they are in the file of a job.
+# The columns of a stream before, and the columns in the file of a job.
 BOTH = "id STRING NOT NULL, n INT"
 WIDER = "id STRING NOT NULL, n BIGINT, colour STRING, s STRUCT<a: INT, b: STRING>"
 
@@ -399,7 +399,7 @@ def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(
     # The first is for a job with the newer file: nothing is left to do, and it starts.
     assert follow(one, newer, again) == []
     require_columns(one.table(), newer)
-    # With the older one it is refused, and says what the job said.
+    # The older file is refused with the message of the job.
     with pytest.raises(Refused) as refused:
         follow(one, older, again)
     assert remedies(str(refused.value)) == [back]
@@ -418,7 +418,7 @@ def test_a_file_that_cannot_become_the_tables_schema_is_refused_at_once(tmp_path
     assert "--rolled-back" not in str(ended.value)
     with pytest.raises(Refused, match="put the type back"):
         apply(one, other, rolled_back=True)
-    # As it says: the type is put back, and a column is added beside it.
+    # Follow the message: put the type back and add a column beside it.
     back = stream_of(f"{BOTH}, text STRING")
     assert apply(one, back) == ["added column text to games.events"]
     require_columns(one.table(), back)
@@ -448,7 +448,7 @@ def test_a_file_is_rolled_back_and_forward(tmp_path: Path) -> None:
     with pytest.raises(Terminal, match="--rolled-back"):
         require_columns(one.table(), older)
     assert apply(one, newer) == []
-    # Or on to a third, in one step.
+    # The table can also go on to a third schema in one step.
     apply(one, older, rolled_back=True)
     third = stream_of(f"{WIDER}, size INT")
     assert apply(one, third) == [

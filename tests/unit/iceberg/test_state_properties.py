@@ -69,8 +69,8 @@ ALLOWED = 64 * 1024
 
 
 def offsets_at(hour: int, partitions: int) -> Offsets:
-    """Where an hour begins: offsets of ten digits whose steps differ, so that they pack as real
-    ones do."""
+    """Return the offsets at the start of an hour. They have ten digits and differing steps, so that
+    they pack like real ones."""
     drawn = random.Random(hour)
     return {p: 1_000_000_000 + 100_000 * hour + drawn.randrange(30_000) for p in range(partitions)}
 
@@ -84,7 +84,7 @@ def cuts_of(hours: int, partitions: int) -> dict[str, Cut]:
 
 
 def sizes(table: Table) -> dict[str, int]:
-    """By branch, the bytes of what its head says itself."""
+    """Return the bytes of the properties in the head snapshot itself, by branch."""
     return {b: said_bytes(table, b) for b in snapshots.BRANCHES}
 
 
@@ -120,8 +120,8 @@ def state_of(table: Table) -> dict[str, str]:
 def summary_with_a_side_file(
     table: Table, branch: str, properties: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What a version before table properties wrote: an immutable file, used again while the branch
-    says the same."""
+    """Write what versions before table properties wrote: an immutable file, reused while the
+    branch's content is unchanged."""
     before = snapshots.last_publish(table, branch)
     own = snapshots._own_properties(before) if before is not None else {}
     itself, aside = state_properties.plan_split(properties, state_properties.load_all(table, own))
@@ -137,7 +137,7 @@ def summary_with_a_side_file(
 
 
 def forget_what_was_read() -> None:
-    """As another process sees it."""
+    """Clear the caches, as in another process."""
     side_files._READ.clear()
     state_properties._READ.clear()
 
@@ -371,7 +371,7 @@ def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> N
     assert state_of(long.table()) == before
 
 
-# What the properties are, and for how long they are needed
+# Place and lifetime of the properties
 
 
 def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
@@ -396,7 +396,7 @@ def test_a_version_without_side_files_stops_at_the_timeline(long: StreamLake) ->
 def test_a_version_with_side_files_alone_fails_on_a_file_name_with_the_reason(
     long: StreamLake, has_timeline: bool
 ) -> None:
-    """As those versions read a snapshot's properties. Of a table without hours there is no timeline
+    """Reads as those versions read a snapshot's properties. A table without hours has no timeline
     to stop at."""
     text = json.dumps({"x": [str(i) for i in range(1_000)]})
     summary, _ = state_properties.plan_summary({TIMELINE if has_timeline else LOST: text}, {})
@@ -534,7 +534,7 @@ def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
 def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(
     long: StreamLake,
 ) -> None:
-    """What Iceberg's own remove_orphan_files leaves: metadata, manifest lists, manifests, data
+    """Iceberg's own remove_orphan_files leaves only metadata, manifest lists, manifests and data
     files."""
     before = long.state()
     table = long.table()

@@ -1,4 +1,4 @@
-"""What the Kafka adapter makes of brokers that do not answer, or not to us."""
+"""Behaviour of the Kafka adapter with brokers that do not answer, or refuse to answer us."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_wrong_address_of_the_brokers_is_reported_within_seconds(
 def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 1_000)
     began = time.monotonic()
-    # It takes the connection and says nothing.
+    # The server accepts the connection and sends nothing.
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Transient):
         client.KafkaAdapter(
             config.Kafka(bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
@@ -174,9 +174,9 @@ def test_a_right_of_another_resource_is_not_named() -> None:
 @pytest.mark.parametrize(
     ("logged", "most"),
     [
-        # After a refusal the broker hangs up, and that it hung up is what is logged last.
+        # The broker hangs up after a refusal, and the client logs the disconnection last.
         (["SaslAuthenticationFailedError", "socket disconnected"], "SaslAuthenticationFailedError"),
-        # Of the attempt that is under way when the time is over, only that it was cut off.
+        # The attempt under way at the timeout logs only that it was cut off.
         (["111 ECONNREFUSED", "Connection timed out"], "111 ECONNREFUSED"),
         (["Connection timed out"], "Connection timed out"),
         (["111 ECONNREFUSED", "socket disconnected"], "socket disconnected"),
@@ -256,7 +256,7 @@ def test_data_before_the_end_of_a_connection_is_read() -> None:
 
 
 def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[str]:
-    """What an installation of `package` brings, by the requirements of the packages as they are
+    """Return the packages that installing `package` brings, by the requirements of the packages
     installed here."""
     found: set[str] = set()
     waiting = [(package, extras)]
@@ -324,7 +324,7 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
         (16 << 10, [], 15, 16 << 10),
         (16 << 10, [20_000], 15, 600_000),
         (16 << 10, [1_000_000], 15, 4 << 20),
-        # What another look needed is kept.
+        # The size that another look needed is kept.
         (600_000, [200], 15, 600_000),
     ],
 )

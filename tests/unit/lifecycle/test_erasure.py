@@ -107,7 +107,7 @@ def test_erased_records_leave_the_archive(
     done = people.erase(replace(ORDER, until=timedelta(0)))
     assert (done.left, done.removed.rows, done.removed.dead) == (None, 4, 2)
     assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)}
-    # Its replaced files are named until storage has them no more.
+    # The replaced files of the archive are named until storage no longer has them.
     [status] = read_statuses(people.job, datetime.now(UTC))
     before = [path for path in _replaced(people) if "events_archive" in path]
     assert len(set(before)) == 2 and not status.is_certificate
@@ -143,7 +143,7 @@ def test_files_that_are_archived_while_others_are_searched_are_searched_too(
 
 
 def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_path: Path) -> None:
-    """Of a record that is no text, the row of its offset alone shows whose it is."""
+    """Only the row at a record's offset shows whose record it is if the record is not text."""
     people = People(tmp_path, archive=True)
     people.archive([0, 1], {0: b"\x00", 1: b"\x01"})
     table = people.lake.lake.load(people.lake.stream.archive_table)
@@ -472,7 +472,7 @@ def test_records_that_arrived_since_are_erased_by_a_request_again(people: People
         0,
     )
     assert second.erasure.id != first.erasure.id
-    # From now on the newer request is the one that goes on.
+    # The newer request is now the one that continues.
     assert run.erase(job, publisher, ORDER).erasure.id == second.erasure.id
     assert {status.id for status in read_statuses(job, datetime.now(UTC))} == {
         first.erasure.id,
@@ -496,7 +496,7 @@ def test_an_erasure_that_is_not_done_goes_on_under_a_new_key(people: People) -> 
 
 
 def test_a_topic_that_was_made_again_is_adopted_first(people: People) -> None:
-    """Its records were accepted before the request, and no erasure would be of them."""
+    """The old topic's records were accepted before the request, and no erasure would cover them."""
     job = replace(people.job, kafka=Broker("u", log={0: [0]}).adapter)
     with pytest.raises(PositionError, match="anabranch adopt"):
         run.erase(job, Publisher(job.lake, job.stream), ORDER)
@@ -603,7 +603,7 @@ def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
     values = tmp_path / "values.txt"
-    # As an editor of Windows writes it.
+    # An editor on Windows writes this.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
     call = CliRunner().invoke
@@ -775,7 +775,7 @@ def test_an_erasure_is_remembered_while_the_archive_has_hours_of_it(
     plan = partial(erasure.plan_forget, state, {0: 12}, {one.id}, "id", NOW + timedelta(days=400))
     assert plan() is not None
     assert (plan([hour]) is not None) == is_over
-    # Of an hour that nothing is known of, it may have any.
+    # An hour about which nothing is known may contain any of its records.
     assert plan([shift(NEXT, 1)]) is None
 
 

@@ -59,7 +59,8 @@ def test_dead_letters_of_held_hours_are_not_erased(people: People) -> None:
 
 
 def test_archived_records_of_held_hours_are_not_erased(tmp_path: Path) -> None:
-    """Those that a word of an archived record alone shows, and those of rows."""
+    """The refusal covers records found only by a word of the archived record and records found by
+    their rows."""
     people = People(tmp_path, archive=True)
     hold_in(people, FIRST)
     with pytest.raises(Refused, match=f"found some of hour {FIRST}"):

@@ -33,7 +33,7 @@ def people(tmp_path: Path) -> People:
 
 
 def found(people: People) -> dict[str, set[str]]:
-    """By table, where the scan finds the person."""
+    """Return the places where the scan finds the person, by table."""
     places: dict[str, set[str]] = {}
     for hit in scan(people.job, ANNA).hits:
         places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(

@@ -30,7 +30,7 @@ def one(tmp_path: Path) -> StreamLake:
 
 
 def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values: Any) -> None:
-    """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
+    """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger."""
     staged = stage_rows(one, rows)
     state = one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}

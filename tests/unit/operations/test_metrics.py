@@ -143,7 +143,8 @@ class _Fixed(Collector):
 
 
 def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str, ...], float]:
-    """By name and labels, in the order of the labels' names; of histograms or of all else."""
+    """Return the values of histograms, or of all other metrics, by name and labels in the order of
+    the labels' names."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return {

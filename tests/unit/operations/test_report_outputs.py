@@ -1,6 +1,6 @@
-"""What the views print, byte for byte: scripts read the JSON, and its keys are a contract.
+"""Output of the views, byte for byte: scripts read the JSON, and its keys are a contract.
 
-`report_outputs.txt` holds it. After a change that is meant, run this file with
+`report_outputs.txt` contains the output. After an intended change, run this file with
 `ANABRANCH_WRITE_VIEWS=1`.
 """
 

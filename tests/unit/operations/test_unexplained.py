@@ -1,4 +1,4 @@
-"""What explains a difference of the layers, and what nothing does: values alone."""
+"""Explained and unexplained differences of the layers, on values only."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def an_erasure(lake: StreamLake) -> Erasure:
 
 
 def record_erasure(lake: StreamLake) -> None:
-    """What `anabranch erase` does first, in this order: the branches record it, the archive's head
-    moves."""
+    """Record an erasure in the branches: the first step of `anabranch erase`, before it moves the
+    archive's head."""
     publish = erasure.plan_request(lake.state(), an_erasure(lake), new_id())
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
 
@@ -100,7 +100,7 @@ def test_of_two_writers_of_an_hour_one_lands_and_another_hour_is_no_obstacle(
     one, other, later = (staged(lake, records) for records in (RECORDS, RECORDS, [(SECOND, 0, 10)]))
     assert land(lake, later, SECOND)
     assert land(lake, one)
-    # Its records were looked for before the first one's came.
+    # The second writer looked for the hour's records before the first writer's arrived.
     assert not land(lake, other)
     assert archived(lake) == [*RECORDS, (SECOND, 0, 10)]
     files = files_by_hour(lake.lake.load(lake.stream.archive_table), "main")[FIRST]

@@ -179,7 +179,7 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters
     assert lake.dead("batch") == D[:1]
 
 
-# What waits, however long, and what is gone all the same
+# Batches that wait, however long, and batches that are gone all the same
 
 
 def age(lake: StreamLake, name: str, by: timedelta) -> None:
@@ -199,7 +199,7 @@ def named(lake: StreamLake) -> tuple[Staged, State]:
 
 
 def forget_staged(lake: StreamLake, staged: Staged) -> None:
-    """What no code of ours does any more: the snapshot goes though a publish names it."""
+    """Delete the snapshot although a publish names it, which our code no longer does."""
     lake.lake.discard(lake.stream.dead_letters_table, staged)
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), staged.wap_id) is None
 
@@ -245,7 +245,7 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     for again in (state, lake.state()):
         assert roll(lake, again) == {staged.wap_id}
     assert lake.dead("main") == lake.dead("speed") == D
-    # As they were staged: what a reader leaves files out by is right too.
+    # The files are as they were staged, including the values by which readers skip files.
     table = lake.lake.load(lake.stream.dead_letters_table)
     files = files_of(table, "main", FIRST)
     assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in files] == [
@@ -364,7 +364,7 @@ def test_missing_files_of_the_speed_layer_block_no_publisher(
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"dead letters {lost.wap_id}" in message
     assert "when it rebuilds their hours" in message
-    # As it says.
+    # Follow the message.
     roll(
         lake,
         batch_said(
@@ -406,11 +406,11 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     assert lake.dead("main") == lake.dead("batch") == D
 
 
-# What the ledger states as complete
+# Dead letters that the ledger states as complete
 
 
 def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> State:
-    """What the batch layer publishes of an hour, with its decision; the job dies before anything
+    """Publish an hour with its decision, as the batch layer does; the job dies before anything
     follows."""
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(staged, FIRST, revision, NOW, f"{rows.wap_id}-{FIRST}"),)

@@ -89,7 +89,7 @@ def accept(
     revision: int = 1,
     reason: str | None = None,
 ) -> None:
-    """What the batch layer publishes of an hour, and the ledger's row; the dead letters are yet to
+    """Publish an hour and its ledger row, as the batch layer does; the dead letters have yet to
     follow."""
     rows = lake.stage([(H[i], 0, o) for o in offsets])
     staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None

@@ -1,4 +1,5 @@
-"""What waits in a branch's properties: tables hold it, and other versions of the code read it."""
+"""Decisions that wait in a branch's properties: tables contain them, and other versions of the code
+read them."""
 
 from __future__ import annotations
 

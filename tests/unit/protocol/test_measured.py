@@ -1,4 +1,4 @@
-"""What the jobs measured: totals in a property of `main`, and what is read of the content for the
+"""Measurements of the jobs: totals in a property of `main`, and the content that is read for the
 metrics."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def reported(
 def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() -> None:
     tally, main = Tally(), dict[str, str]()
     tally.count(RETRIES, "s3", 99)
-    # Of a job before it, in the same process.
+    # The 99 retries belong to an earlier job in the same process.
     speed, batch = Meter("speed", tally), Meter("batch", Tally())
     tally.count(RETRIES, "s3", 2)
     refused = speed.to_properties(dict(main), [(STAGE, 0.4)])
@@ -177,7 +177,7 @@ def test_how_long_the_oldest_row_has_waited(
     tmp_path: Path, ago: int, fresh: int | None, waited: float
 ) -> None:
     one = new_lake(tmp_path)
-    # Its rows are stamped with the first moment of the day.
+    # The rows are stamped with the first moment of the day.
     rows = one.stage([(FIRST, 0, 0)])
     now = start_of(FIRST) + timedelta(seconds=ago)
     main = (
@@ -186,7 +186,7 @@ def test_how_long_the_oldest_row_has_waited(
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
     assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
-    # Nothing of it is for `main`: readers have it from the batch layer, or it has no rows.
+    # No row is for `main`: readers have the hour from the batch layer, or the batch has no rows.
     served = replace(state, overrides={FIRST: "batch"})
     assert readable_after(served, StagedBatch("t", {}, rows, None), hours, now) is None
     assert readable_after(state, StagedBatch("t", {}, one.stage([]), None), {}, now) is None
@@ -220,7 +220,7 @@ def test_the_files_of_main_by_layer_and_hour(
     assert found.rows == {"speed": 22, "batch": 20}
     assert (found.running.rows, found.running.files) == (2, 1)
     assert found.running.bytes > 1000
-    # Of the newest hours alone.
+    # Dead letters are those of the newest hours only.
     assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
     # No file and no manifest is read twice.
     monkeypatch.setattr(content, "_reasons", None)

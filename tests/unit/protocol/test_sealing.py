@@ -1,5 +1,4 @@
-"""What a decision makes of Kafka's answers and of a table that moved on since they were asked
-for."""
+"""Decisions on Kafka's answers, and on a table that moved on since the questions were asked."""
 
 from __future__ import annotations
 
@@ -157,7 +156,7 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
         (hour, "accepted", 1) for hour in empty
     ]
     assert len(joined.state().table.metadata.metadata_log) == before + 1
-    # What the seal and the acceptance publish one after the other.
+    # The joint publish equals the separate publishes of the seal and the acceptance.
     expected, found = apart.state(), joined.state()
     for name in (
         "timeline",

@@ -1,5 +1,5 @@
-"""What a table says about itself: overrides, acceptance, forgotten hours, the topic that the
-position is bound to."""
+"""The state that a table holds: overrides, acceptance, forgotten hours, the topic of the
+position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a publish promises downstream: complete through an hour, fresh through a moment."""
+"""Promises of a publish to downstream readers: complete through an hour, fresh through a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def at(n: int) -> str:
 
 
 def cut(n: int) -> Cut:
-    """Of hour n: ten offsets of one partition."""
+    """Return the cut of hour n: ten offsets of one partition."""
     return Cut("t", {0: (10 * n, 10 * n + 10)})
 
 
@@ -110,8 +110,7 @@ def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataO
 
 
 def test_fresh_is_the_end_of_the_complete_hours_of_main() -> None:
-    # By the speed layer's position, by what is accepted ahead of it, and not behind an hour that is
-    # neither.
+    # The position and accepted hours ahead of it count, up to the first hour that neither covers.
     assert fresh(sealed_state(3, position=25)) == end_of(at(1))
     assert fresh(sealed_state(4, accepted=[2, 3], position=20)) == end_of(at(3))
     assert fresh(sealed_state(4, accepted=[0, 3], position=19)) == end_of(at(0))
@@ -133,7 +132,7 @@ def test_the_speed_layers_statement_counts_unless_an_hour_lacks_skipped_offsets(
     assert fresh(jumped, read_until=word) == end_of(at(1))
     accepted = sealed_state(4, accepted=[2], position=45, timeline={"skipped": (at(2),)})
     assert fresh(accepted, read_until=word) == word
-    # Of the running hour too.
+    # This also holds for the running hour.
     running = sealed_state(4, position=45, timeline={"skipped": (at(4),)})
     assert fresh(running, read_until=word) == end_of(at(3))
 
@@ -195,7 +194,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def stated(lake: StreamLake) -> tuple[Watermarks, Watermarks]:
-    """By the table, and by the snapshot that `main` is at."""
+    """Return the watermarks in the table's properties and in the snapshot at the head of `main`."""
     table = lake.table()
     summary = snapshots.head(table, "main").summary
     assert summary is not None

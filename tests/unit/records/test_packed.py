@@ -31,7 +31,7 @@ from anabranch.records.packed import (
 
 HOUR = "2026-11-21T03"
 AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
-# As Spark writes the headers {h: v, h: null} for workers.
+# The headers {h: v, h: null} as Spark writes them for workers.
 HEADERS = b'[{"key":"68","value":"76"},{"key":"68"}]'
 
 Values = list[bytes | None]
@@ -50,7 +50,7 @@ def _spec(takes_unknown: bool = False, one_in: int = 1) -> PackSpec:
 
 
 def _of_spark(value: bytes | None, offset: int) -> dict[str, Any]:
-    """What Spark decodes of a record."""
+    """Return the row that Spark decodes from a record."""
     row: dict[str, Any] = {
         "id": None,
         "level": None,
@@ -176,7 +176,7 @@ def test_records_without_headers_have_none() -> None:
 
 
 def test_blocks_are_chosen_by_the_hours_name_and_one_in_so_many() -> None:
-    """And whatever the order in which records are read."""
+    """The order in which records are read does not matter."""
     hours = [f"2026-11-21T{h:02}" for h in range(6)]
     offsets = np.arange(0, 1_000 * BLOCK, BLOCK // 2)
     partitions = np.zeros(len(offsets), np.int32)

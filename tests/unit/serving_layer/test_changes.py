@@ -46,7 +46,8 @@ def row(
 
 @dataclass
 class Stream:
-    """What `main` serves of each hour, the ledger, and the decisions that wait for it."""
+    """The content that `main` serves of each hour, the ledger, and the decisions that wait for
+    it."""
 
     served: dict[str, Content] = field(default_factory=dict)
     erasures: dict[str, int] = field(default_factory=dict)
@@ -89,13 +90,14 @@ class Stream:
 
     @property
     def contents(self) -> dict[str, tuple[Content, int]]:
-        """What a consumer of every complete hour has."""
+        """Return the content that a consumer of every complete hour has."""
         return {
             hour: (content, self.erasures.get(hour, 0)) for hour, content in self.served.items()
         }
 
     def record(self) -> None:
-        """In one append; written decisions wait until the next publish."""
+        """Write new decisions to the ledger in one append; they stay waiting until the next
+        publish."""
         known = {r.decision_id for r in self.rows}
         sequence = len(self.rows) + 1
         new = [replace(r, sequence=sequence) for r in self.waiting if r.decision_id not in known]
@@ -119,7 +121,7 @@ class Stream:
         )
 
     def poll(self, token: Token, at_once: int) -> Iterator[plan.PlannedChange]:
-        """As `changes.poll`, over values."""
+        """Yield changes as `changes.poll` does, over values."""
         new = plan.rows_after(self.rows, token.cursor)
         assert new is not None
         todo, ids = plan.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
@@ -149,8 +151,8 @@ STEPS = st.one_of(
 def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(
     steps: list[Any], at_once: int
 ) -> None:
-    """Through restatements, overrides, erasures, rows that are recorded late, and kills between any
-    two changes."""
+    """This holds through restatements, overrides, erasures, rows recorded late, and kills between
+    any two changes."""
     world, token, held = Stream(), Token("events"), dict[str, tuple[Content, int]]()
     for step, *arguments in [*steps, ("follow",)]:
         if step in ("killed after", "follow"):
@@ -277,7 +279,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def in_main(lake: StreamLake) -> dict[str, list[str]]:
-    """By complete hour, its files in `main`."""
+    """Return the files of each complete hour in `main`."""
     state = lake.state()
     return {
         h: sorted(f.file_path for f in files_of(state.table, "main", h))
@@ -390,8 +392,7 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
 
 
 def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a token from before an erasure, the hours that it was given come again; none with an
-    erased row."""
+    """A token from before an erasure gets the affected hours again, without erased rows."""
     job = job_of(lake)
     accept(lake, FIRST, 3)
     accept(lake, HOURS[1], 3)
@@ -400,7 +401,7 @@ def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixtu
     (one,) = feed.poll(job, feed.start_from(job, before[-1].token))
     assert (one.hour, one.kind, one.revision, one.replaces, one.rows) == (FIRST, "erased", 1, 1, 2)
     assert (one.erasures, one.removed) == ((done.erasure.id,), before[0].added)
-    # Of two erasures between two polls both are named; the files are relative to what was given.
+    # Two erasures between two polls are both named; the files are relative to those given before.
     accept(lake, HOURS[2], 3)
     more = {erase(lake, 2).erasure.id, erase(lake, 0, 20).erasure.id}
     two, three = feed.poll(job, feed.start_from(job, one.token))

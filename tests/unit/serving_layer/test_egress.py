@@ -89,7 +89,8 @@ def parquet_in(folder: Path) -> set[str]:
 
 
 def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
-    """What a reader of the manifest reads of an hour's folder."""
+    """Return the offsets that a reader of the manifest reads from an hour's folder; None without a
+    manifest."""
     path = folder / "_manifest.json"
     if not path.exists():
         return None
@@ -105,8 +106,8 @@ def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
 
 
 def check(folder: Path, contents: dict[str, list[list[tuple[int, int]]]]) -> None:
-    """At any moment the manifest names one content of the hour, and so does a glob of a folder with
-    _SUCCESS."""
+    """Assert that the manifest names one content of the hour, and that a glob of a folder with
+    _SUCCESS finds one. This holds at any moment."""
     for hour, allowed in contents.items():
         own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
         rows = by_manifest(own)
@@ -122,7 +123,7 @@ def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
 
 
 def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
-    """What a reader that globs reads, after it has seen _SUCCESS."""
+    """Return the offsets that a globbing reader reads after it has seen _SUCCESS."""
     own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
     assert (own / "_SUCCESS").exists()
     rows = [r for path in sorted(own.glob("*.parquet")) for r in pq.read_table(path).to_pylist()]
@@ -265,8 +266,8 @@ def test_the_refused_one_of_two_processes_deletes_its_files(
 def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a store says when a client repeats a conditional write whose answer never came. Twice:
-    with files, and for what another process began, whose files the manifest names."""
+    """A store answers so when a client repeats a conditional write whose answer was lost. Runs
+    twice: with new files, and for a delivery of another process, whose files the manifest names."""
     real = LocalStorage.replace
 
     def repeated(self: LocalStorage, path: str, body: bytes, before: SmallFile | None) -> bool:
@@ -498,7 +499,7 @@ def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
 
 
 def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Path) -> None:
-    """What a restore needs where no hour is accepted again that the lost commits had delivered."""
+    """A restore needs this if the lost commits delivered hours that are not accepted again."""
     accept(lake, FIRST, 7)
     run(tmp_path)
     shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")

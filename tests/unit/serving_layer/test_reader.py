@@ -1,5 +1,5 @@
-"""What people read: as of when, of which hours, by the command and from Python, and what a result
-rests on."""
+"""Reads by people, with the command and from Python: the time and the hours they select, and the
+provenance of a result."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def configure(made: StreamLake, ddl: str = DDL) -> None:
 
 
 def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]]) -> None:
-    """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
+    """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger."""
     staged, state = stage_rows(one, rows), one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
     built = Rebuilt(

@@ -1,5 +1,5 @@
-"""What a group hands to its streams, with real tables and without Spark: a stream that fails, stops
-or waits."""
+"""Operation of a group's streams with real tables and without Spark: a stream that fails, stops or
+waits."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_stream_that_was_set_aside_takes_no_turn_to_start(
     one.failure = failure
 
     def start() -> None:
-        # Until it is certain that a topic is gone, this takes seconds.
+        # Confirming that a topic is gone takes seconds.
         raise ConfigurationError(f"free turns: {one._turns._free._value}")
 
     monkeypatch.setattr(one._start, "run", start)
@@ -248,7 +248,7 @@ def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_a
     group = group_of(retrying=retrying, waiting=waiting)
     group._leaving = {"leaving": leaving}
     assert group.set_aside == {}
-    # What `publish.within` allows is no stall.
+    # A wait that `publish.within` allows is not a stall.
     for one in (retrying, leaving, waiting):
         one._moved -= PATIENCE.total_seconds() + 10
     said = group.set_aside

@@ -1,4 +1,4 @@
-"""What a group's speed layer reads next, and when."""
+"""The next reads of a group's speed layer, and their time."""
 
 from __future__ import annotations
 

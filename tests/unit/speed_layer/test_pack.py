@@ -1,4 +1,4 @@
-"""What the archive of packages for executors contains."""
+"""Contents of the archive of packages for executors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the speed layer decides: hours of a micro-batch, how it comes back from an outage, pieces of
-a range."""
+"""Decisions of the speed layer: the hours of a micro-batch, recovery from an outage, chunks of a
+range."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
         decided_then.hours,
         decided_then.trimmed,
     )
-    # Of another log, it is staged again.
+    # A batch of another log is staged again.
     other = replace(after, position=Position("u", after.position.offsets))
     assert plan_micro_batch(other, following, staged, decided.now).next is Next.STAGE
 

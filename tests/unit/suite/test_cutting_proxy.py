@@ -57,7 +57,7 @@ def wire(service: socketserver.ThreadingTCPServer) -> Iterator[CuttingProxy]:
 
 
 def ask(port: int) -> bytes:
-    """What comes of an answer, until it is whole or the connection ends."""
+    """Return the bytes received of an answer until it is whole or the connection ends."""
     answer = b""
     try:
         with socket.create_connection((HOST, port), timeout=30) as client:

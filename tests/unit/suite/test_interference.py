@@ -1,5 +1,5 @@
-"""What the soak does to a process from inside: its clock is set, a commit of it is lost and lands
-whenever it likes."""
+"""Interference of the soak inside a process: it sets the clock, and delays or loses a commit, which
+may land at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the soak's dice decide: how a stream's file changes, and which timestamps records get."""
+"""Random choices of the soak: the changes of a stream's file, and the timestamps of records."""
 
 from __future__ import annotations
 
