@@ -79,6 +79,11 @@ PROSE = (
 )
 """For comments, docstrings, messages and pages."""
 
+DOCSTRINGS = (
+    _rule(r"\A\s*(that|what|whose|of|by|to|those|such)\b", "the subject or an imperative first"),
+)
+"""For the first word of a docstring."""
+
 MESSAGES = (_rule(r"(?<!anabranch )(?<!-of-)\b(holds?|held)\b", "contains, has"),)
 """For messages: texts that a program prints, logs or raises."""
 
@@ -127,7 +132,13 @@ def check_python(path: str, source: str) -> list[Finding]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_message = id(node) not in docstrings and " " in node.value
-            rules = (*PROSE, *MESSAGES) if is_message else PROSE if id(node) in docstrings else ()
+            rules = (
+                (*PROSE, *MESSAGES)
+                if is_message
+                else (*PROSE, *DOCSTRINGS)
+                if id(node) in docstrings
+                else ()
+            )
             found += _apply(rules, path, node.lineno, node.value)
         for name in _defined(node):
             found += _apply(IDENTIFIERS, path, getattr(node, "lineno", 1), name)

@@ -1,1 +1,1 @@
-"""What operators use: reports, doctor, audit and status page."""
+"""The tools of operators: reports, doctor, audit and status page."""

@@ -29,6 +29,8 @@ def words() -> ModuleType:
         ('"""Readers are told."""', 1, "told"),
         ('"""One.\n\nWhoever asks waits."""', 3, "Whoever"),
         ('"""What is left is deleted."""', 1, "What is"),
+        ('def f() -> None:\n    """Of an hour, its files."""', 2, "Of"),
+        ('"""That no two files have a table in common."""', 1, "That"),
         ("a = 1  # Nobody reads it anew.", 1, "Nobody"),
         ("a = 1  # Nobody reads it anew.", 1, "anew"),
         ('raise ValueError(f"file {name} holds no rows")', 1, "holds"),
@@ -47,6 +49,7 @@ def test_a_finding_has_its_line(words: ModuleType, source: str, line: int, found
         '"""Readers are notified. What is a duplicate? See the glossary."""',
         "size = sink.tell()",
         '"""A lock that a process holds."""',
+        '"""Files of an hour. By then it is open."""',
         "raise ValueError('expected a standalone cluster, found none')",
     ],
 )
