@@ -57,7 +57,7 @@ CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
 _CUT_OFF = "Connection timed out"
 
 
-class Failures(logging.Handler):
+class FailureHandler(logging.Handler):
     """A log handler that keeps kafka-python's failed connections: its errors say only that no
     broker answered. The lines are not logged, since the adapter's error contains them.
     """
@@ -88,7 +88,7 @@ class Failures(logging.Handler):
         )
 
 
-FAILURES = Failures()
+FAILURES = FailureHandler()
 # kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 logging.getLogger("kafka").addHandler(FAILURES)

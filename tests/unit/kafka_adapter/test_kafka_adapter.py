@@ -183,7 +183,7 @@ def test_a_right_of_another_resource_is_not_named() -> None:
     ],
 )
 def test_the_most_specific_connection_error_is_reported(logged: list[str], most: str) -> None:
-    failures = client_errors.Failures()
+    failures = client_errors.FailureHandler()
     for text in logged:
         error = errors.KafkaConnectionError(text)
         failures.emit(
@@ -194,7 +194,7 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
 
 
 def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
-    failures = client_errors.Failures()
+    failures = client_errors.FailureHandler()
     error = errors.KafkaConnectionError("111 ECONNREFUSED")
     record = logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
     record.threadName = f"{IO_THREAD}kafka:9092"
