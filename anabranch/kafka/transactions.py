@@ -99,7 +99,7 @@ class TransactionalProducer:
         except Exception as error:
             if any(name in repr(error) for name in _FENCED):
                 raise Transient(
-                    f"{doing}: expected to be the only process, found that one started later has "
+                    f"{doing}: expected to be the only process, found that another process has "
                     "replaced it (fenced its producer); nothing is lost: stop one of the two"
                 ) from error
             right = "--operation Write --operation Describe --topic TOPIC"

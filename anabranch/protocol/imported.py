@@ -83,13 +83,13 @@ def plan_hours(
     if end >= first_of_kafka:
         raise Refused(
             f"import: expected hours before {first_of_kafka}, where the stream begins in Kafka, "
-            f"found {end}; `--hours {first}..` imports all hours before it"
+            f"found {end}; use `--hours {first}..` for all hours before it"
         )
     if end < shift(known, -1):
         raise Refused(
             f"import: expected hours up to {shift(known, -1)}, the one before the table's first, "
             f"found {end}: the hours between would count as complete without an account; "
-            f"`--hours {first}..` imports them too"
+            f"use `--hours {first}..` to import them too"
         )
     if state.expired.before:
         raise Refused(

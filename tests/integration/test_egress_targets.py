@@ -152,7 +152,7 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
         ]  # fmt: skip
         sleeper.resume()
         assert sleeper.wait() == 75
-        assert "another was started since" in sleeper.log
+        assert "another process has replaced it" in sleeper.log
     for hour in (older, newer):
         assert exported(one, hour) == in_main(one, hour)
     values = newest_values(one, topic)

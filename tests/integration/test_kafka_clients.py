@@ -163,7 +163,7 @@ def test_a_process_that_was_replaced_commits_nothing(kafka: config.Kafka) -> Non
     with KafkaAdapter(kafka) as adapter, closing(TransactionalProducer(kafka, topic)) as replaced:
         replaced.send(topic, [Outgoing(b"a", b"1")], "one")
         with closing(TransactionalProducer(kafka, topic)) as newer:
-            with pytest.raises(Transient, match="another was started since"):
+            with pytest.raises(Transient, match="another process has replaced it"):
                 replaced.send(topic, [Outgoing(b"b", b"2")], "two")
             assert newer.committed(topic, adapter) == "one"
             newer.send(topic, [Outgoing(b"c", b"3")], "three")

@@ -46,7 +46,7 @@ def test_files_that_took_too_long_to_stage_are_staged_again(tmp_path: Path) -> N
     files."""
     lake = new_lake(tmp_path)
     late: Any = Frame(lake, WITHIN + timedelta(seconds=1))
-    with pytest.raises(Transient, match="its files may be deleted"):
+    with pytest.raises(Transient, match="orphan removal may have deleted its files"):
         stage(late, lake.lake, "lake", lake.name, "late")
     assert find_staged(lake.table(), "late") is None
     in_time: Any = Frame(lake, WITHIN)

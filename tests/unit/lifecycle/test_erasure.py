@@ -681,7 +681,7 @@ def test_another_source_of_the_column_brings_no_erased_record_back(people: Peopl
     assert load(job) is not None and load(made_of(job, "id")) is not None
     lower = made_of(job, {"sql": "lower(id)", "type": "STRING"})
     before = heads(people.lake.table())
-    found = r'select: id: expected "id", as when erasure \w+ was requested, found {"sql": "lower\(id\)".*; set it back'
+    found = r'select: id: expected "id", as when erasure \w+ was requested, found {"sql": "lower\(id\)".*; restore it until'
     with pytest.raises(ConfigurationError, match=found):
         load(lower)
     with pytest.raises(ConfigurationError, match=found):
