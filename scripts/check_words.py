@@ -131,14 +131,12 @@ def check_python(path: str, source: str) -> list[Finding]:
                 docstrings.add(id(statement.value))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            is_message = id(node) not in docstrings and " " in node.value
-            rules = (
-                (*PROSE, *MESSAGES)
-                if is_message
-                else (*PROSE, *DOCSTRINGS)
-                if id(node) in docstrings
-                else ()
-            )
+            if id(node) in docstrings:
+                rules: tuple[Rule, ...] = (*PROSE, *DOCSTRINGS)
+            elif " " in node.value:
+                rules = (*PROSE, *MESSAGES)
+            else:
+                rules = ()
             found += _apply(rules, path, node.lineno, node.value)
         for name in _defined(node):
             found += _apply(IDENTIFIERS, path, getattr(node, "lineno", 1), name)

@@ -538,10 +538,12 @@ def test_two_streams_of_a_process_compact_at_once_and_others_wait(
     for one, rolling in zip(lakes, streams, strict=True):
         publish(one, 10)
         rolling.published(PASS_AFTER)
-    first = {entered.get(timeout=300), entered.get(timeout=300)}
-    streams[3].close()
-    assert entered.empty(), "a stream that waits for a thread has begun nothing"
-    go.set()
+    try:
+        first = {entered.get(timeout=300), entered.get(timeout=300)}
+        streams[3].close()
+        assert entered.empty(), "a stream that waits for a thread has begun nothing"
+    finally:
+        go.set()
     for rolling in streams[:3]:
         rolling.finish()
         rolling.close()
