@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.elapsed import Compared, elapsed_seconds
-from anabranch.common.errors import NoAnswer, Transient
+from anabranch.common.errors import ConfigurationError, NoAnswer, Transient
 from anabranch.common.remote_errors import explain
 
 # S3's own limit for one request.
@@ -261,21 +261,24 @@ class ObjectStore:
         self._delete(bucket, [{"Key": key} for key in keys], "objects", "s3:DeleteObject")
 
     def _delete(self, bucket: str, named: Sequence[dict[str, str]], what: str, right: str) -> None:
-        left: list[str] = []
+        left: list[dict[str, str]] = []
         for i in range(0, len(named), _DELETED_AT_ONCE):
             some = named[i : i + _DELETED_AT_ONCE]
             with self._errors(f"delete {len(some)} {what} of bucket {bucket}"):
                 answer = self._client.delete_objects(
                     Bucket=bucket, Delete={"Objects": some, "Quiet": True}
                 )
-            left += [
-                f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())
-            ]
+            left += answer.get("Errors", ())
         if left:
-            raise Transient(
+            first = left[0]
+            message = (
                 f"delete {len(named)} {what} of bucket {bucket}: expected all to be deleted, found "
-                f"{len(left)} left, first {left[0]}; check the policy ({right}), then run it again"
+                f"{len(left)} left, first {first['Key']}: {first.get('Code')} "
+                f"{first.get('Message')}"
             )
+            if any(one.get("Code") == "AccessDenied" for one in left):
+                raise ConfigurationError(f"{message}; allow {right} in the bucket's policy")
+            raise Transient(f"{message}; run it again")
 
     def has_bucket(self, bucket: str) -> bool:
         """Return whether the bucket exists. Raises ConfigurationError (keys, permissions) or

@@ -134,7 +134,7 @@ def open_query(
                 if name in derived:
                     made = derived[name]()
                     if not mentioned:
-                        _register(connection, catalog, name, made.columns_only())
+                        _register(connection, name, made.columns_only())
                         continue
                     made.register(connection, reading)
                     _create_view(connection, name, made.sql)
@@ -142,7 +142,7 @@ def open_query(
                     continue
                 table = tables[name]
                 if not mentioned:
-                    _register(connection, catalog, name, columns_only(table))
+                    _register(connection, name, columns_only(table))
                     continue
                 selected = select(name, table)
                 planned = plan_files(name, table, selected.snapshot_id, selected.hours)
@@ -153,7 +153,7 @@ def open_query(
                 absent[name] = error
                 continue
             files.append(planned)
-            _register(connection, catalog, name, source)
+            _register(connection, name, source)
         _lock(connection)
         listed = [name for name in names if name not in unlisted]
         explained = partial(_explained, tables=listed, absent=absent)
@@ -267,12 +267,9 @@ def _mentions(sql: str, name: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 
 
-def _register(
-    connection: duckdb.DuckDBPyConnection, catalog: str, name: str, dataset: ds.Dataset
-) -> None:
-    connection.register(
-        name, dataset
-    )  # one identifier with a dot in it, which no other name collides with
+def _register(connection: duckdb.DuckDBPyConnection, name: str, dataset: ds.Dataset) -> None:
+    # One identifier with a dot in it, which no other name collides with.
+    connection.register(name, dataset)
     _create_view(connection, name, f"SELECT * FROM {source(name)}")
 
 

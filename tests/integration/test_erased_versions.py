@@ -18,7 +18,8 @@ from people import ORDER, People
 from pydantic import SecretStr
 
 from anabranch import config
-from anabranch.common.errors import AnabranchError
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.iceberg.s3 import Version, open_store
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import read_statuses
@@ -91,6 +92,26 @@ def run_into_versions(job: Job, later: datetime, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(end, "end_versions", interrupted)
         maintain(job, later)
+
+
+def test_a_version_that_may_not_be_deleted_ends_the_deletion_with_the_right(tmp_path: Path) -> None:
+    with running_aws(tmp_path) as aws:
+        everything = aws.user("everything", ALL)
+        root = aws.client("s3")
+        root.create_bucket(Bucket="lake", ObjectLockEnabledForBucket=True)
+        locked = {
+            "ObjectLockMode": "COMPLIANCE",
+            "ObjectLockRetainUntilDate": datetime.now(UTC) + timedelta(days=1),
+        }
+        for key, lock in (("free", {}), ("locked", locked)):
+            root.put_object(Bucket="lake", Key=key, Body=b"", **lock)
+        store = open_store(settings(aws, everything))
+        listed = root.list_object_versions(Bucket="lake")["Versions"]
+        some = [Version("lake", v["Key"], v["VersionId"], v["LastModified"]) for v in listed]
+        with pytest.raises(ConfigurationError, match=r"1 left, first locked: .*s3:DeleteObjectVer"):
+            store.delete_versions("lake", some)
+        left = root.list_object_versions(Bucket="lake")["Versions"]
+    assert [v["Key"] for v in left] == ["locked"]
 
 
 def test_versions_of_files_with_erased_records_end_at_the_deadline(

@@ -18,6 +18,7 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
+_ANSWER_SECONDS = 120
 # The prefix of each DAG id of a stream, and the effect of pausing that DAG.
 _DAGS = {
     "anabranch_hourly": "hours are not rebuilt",
@@ -67,9 +68,16 @@ def _command() -> list[str]:
 
 
 def _ask(*question: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*_command(), *question], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [*_command(), *question]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ConfigurationError(
+            f"airflow {' '.join(question)}: expected an answer within {_ANSWER_SECONDS} s, found "
+            "none; check that Airflow's database answers"
+        ) from late
 
 
 def _listed(question: list[str]) -> list[dict[str, Any]]:

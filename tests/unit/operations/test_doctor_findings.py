@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 import threading
@@ -620,3 +621,17 @@ def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.Monke
     assert not airflow.is_configured()
     monkeypatch.setenv(airflow.HOME, "/nowhere")
     assert airflow.is_configured()
+
+
+def test_an_airflow_command_without_an_answer_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = tmp_path / "airflow"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(airflow, "_ANSWER_SECONDS", 0.2)
+    with pytest.raises(
+        ConfigurationError, match=r"airflow \w+ .*: expected an answer within 0.2 s"
+    ):
+        airflow.read()
