@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
-from typing import Protocol
 
 from anabranch.common.errors import ConfigurationError, NotYet, PositionError
 from anabranch.common.fail_points import Step, reach
@@ -71,21 +70,6 @@ class ResolvedState:
     now: datetime
 
 
-class OffsetSource(Protocol):
-    """The requests of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements
-    them."""
-
-    def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
-    def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
-    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
-    def first_later(
-        self, topic: Topic, records: Mapping[int, Stamped]
-    ) -> dict[int, Stamped | None]: ...
-    def stamps_from(
-        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
-    ) -> dict[int, hour_ends.Window]: ...
-
-
 Seen = dict[tuple[str, int], dict[int, hour_ends.Window]]
 """Windows of the log that cannot change any more, by topic id and partition, then by offset."""
 
@@ -93,7 +77,7 @@ _SEEN_AT_MOST = 20_000
 
 
 def ask(
-    kafka: OffsetSource,
+    kafka: KafkaAdapter,
     topic_name: str,
     state: State,
     now: datetime,
@@ -155,7 +139,7 @@ def ask(
 
 
 def _correct_answers(
-    kafka: OffsetSource,
+    kafka: KafkaAdapter,
     topic: Topic,
     moment: datetime,
     stamps: Mapping[int, Stamped | None],
@@ -192,7 +176,7 @@ def _correct_answers(
     return {p: None if (o := offsets.get(p)) is None else Stamped(o, moment_ms) for p in stamps}
 
 
-def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
+def first_after(kafka: KafkaAdapter, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
     """Return, by partition, the first record from which on the log was received at `moment` or
     later, by the majority of timestamps.
 
