@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from run_books import printed
 from world import World, event, past_hour, spread
 
@@ -101,7 +102,18 @@ class Stream:
     def call(self, table: str, procedure: str, *arguments: str) -> None:
         name = self.one.job.environment.catalog.name
         given = ", ".join((f"table => '{table}'", *arguments))
-        self.one.spark.sql(f"CALL {name}.system.{procedure}({given})").collect()
+        self.sql(f"CALL {name}.system.{procedure}({given})")
+
+    def sql(self, statement: str) -> None:
+        """Run a statement as its user would: again if another commit came first."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.one.spark.sql(statement).collect()
+                return
+            except Py4JJavaError as error:
+                if "CommitFailedException" not in str(error) or time.monotonic() > deadline:
+                    raise
 
     def set_main(self, back: int) -> int:
         """The publish of `main` so many before its newest."""
@@ -172,11 +184,9 @@ def set_main(s: Stream) -> None:
 
 def use_a_foreign_branch(s: Stream) -> None:
     name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
-    s.one.spark.sql(
-        f"ALTER TABLE {name} CREATE OR REPLACE BRANCH audits AS OF VERSION {s.set_main(1)}"
-    )
+    s.sql(f"ALTER TABLE {name} CREATE OR REPLACE BRANCH audits AS OF VERSION {s.set_main(1)}")
     s.call(s.tables[0], "fast_forward", "branch => 'audits'", "to => 'main'")
-    s.one.spark.sql(f"ALTER TABLE {name} DROP BRANCH audits")
+    s.sql(f"ALTER TABLE {name} DROP BRANCH audits")
 
 
 def expire_by_pyiceberg(s: Stream) -> None:
@@ -186,21 +196,19 @@ def expire_by_pyiceberg(s: Stream) -> None:
 
 def alter_properties(s: Stream) -> None:
     name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
-    s.one.spark.sql(
+    s.sql(
         f"ALTER TABLE {name} SET TBLPROPERTIES ('team' = 'platform', 'read.split.target-size' = "
         "'1048576')"
     )
-    s.one.spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('read.split.target-size')")
-    s.one.spark.sql(
-        f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')"
-    )
+    s.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('read.split.target-size')")
+    s.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')")
     namespace, table = s.tables[0].split(".")
     end = printed(
         "ALTER TABLE lake.NAMESPACE.NAME UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')",
         NAMESPACE=namespace,
         NAME=table,
     )
-    s.one.spark.sql(end)
+    s.sql(end)
 
 
 OPERATIONS: list[Operation] = [

@@ -84,11 +84,11 @@ def changed_code(folder: Path) -> Path:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / "speed_layer" / "job.py"
     text = source.read_text(encoding="utf-8")
-    line = "        frame = read_stream("
-    assert text.count(line) == 1
-    end = text.index("\n", text.index(line))
-    added = '\n        frame = frame.repartition(3)\n        LOG.info("changed code")'
-    source.write_text(text[:end] + added + text[end:], encoding="utf-8")
+    assert text.count("        frame = read_stream(") == 1
+    behind = "        def publish_batch("
+    assert text.count(behind) == 1
+    added = '        frame = frame.repartition(3)\n        LOG.info("changed code")\n'
+    source.write_text(text.replace(behind, added + behind), encoding="utf-8")
     return copy
 
 

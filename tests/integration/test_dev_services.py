@@ -21,6 +21,8 @@ from kafka.admin import NewTopic
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.dev import services
+from anabranch.dev.demo.story import Story
+from anabranch.dev.demo.workspace import open_workspace
 from anabranch.dev.services import Home, Services
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import Jars, ensure_jars, jvm_folder, verify
@@ -252,3 +254,14 @@ def test_running_starts_services_and_stops_them(tmp_path: Path, jars: Jars) -> N
         assert _s3(running).list_buckets()["Buckets"] == []
         assert len(_alive(running.home)) == 2
     assert _alive(running.home) == []
+
+
+@pytest.mark.full
+def test_a_closed_workspace_leaves_the_handlers_of_signals_as_they_were() -> None:
+    """Processes that start after it would ignore SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with open_workspace(Story(is_brief=True), "game_events") as space:
+        folder = space.folder
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert not folder.exists()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -371,19 +370,12 @@ def _cpu(running: Running) -> dict[str, float]:
 @contextmanager
 def real_hours() -> Iterator[RealHours]:
     """Provide a stream with running services. The end of the `with` stops everything."""
-    # The end of a workspace sets signals to be ignored; a test process needs its handlers again.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        with (
-            open_workspace(Story(), STREAM) as space,
-            running_flaky_s3(space.services.s3_port, seed=0) as front,
-        ):
-            job = space.job(STREAM)
-            try:
-                yield RealHours(space, job, front)
-            finally:
-                job.kafka.close()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with (
+        open_workspace(Story(), STREAM) as space,
+        running_flaky_s3(space.services.s3_port, seed=0) as front,
+    ):
+        job = space.job(STREAM)
+        try:
+            yield RealHours(space, job, front)
+        finally:
+            job.kafka.close()

@@ -310,7 +310,8 @@ def open_workspace(
     story: Story, stream: str, external: ExternalServices = _NO_EXTERNAL_SERVICES
 ) -> Iterator[Workspace]:
     """Open a workspace with running services. The end of the `with` stops everything that was
-    started in it."""
+    started in it; signals that arrive meanwhile are ignored."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     # Resolved, since the services' marker and Spark's file URLs contain it.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
     failed = False
@@ -342,6 +343,8 @@ def open_workspace(
             story.say(f"Stopped everything; logs and data are kept in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def main(run: Callable[[Story], None], is_brief: bool = False) -> int:
