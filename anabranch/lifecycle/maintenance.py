@@ -370,12 +370,25 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
         commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
         return commit if commit.changes[0].clear or commit.expire else None
 
-    done = (
-        plan(lake.load(name))
-        if dry_run
-        else lake.commit_until_landed(name, f"maintain {name}", plan)
-    )
-    return len(done.expire) if done is not None else 0
+    return _land(job, name, plan, dry_run)
+
+
+def _land(job: Job, name: str, plan: Callable[[Table], Commit | None], dry_run: bool) -> int:
+    """Commit the results of `plan` until one clears fewer than _HOURS_A_COMMIT hours of its branch.
+    Return the number of expired snapshots."""
+    if dry_run:
+        commit = plan(job.lake.load(name))
+        return len(commit.expire) if commit is not None else 0
+    expired = 0
+    while (landed := job.lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
+        expired += len(landed.expire)
+        hours = landed.changes[0].clear
+        if hours:
+            LOG.info("table %s: cleared hours=%d last=%s", name, len(hours), hours[-1])
+        # Expired snapshots do not count: the commit adds one, so there may always be some.
+        if len(hours) < _HOURS_A_COMMIT:
+            break
+    return expired
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
@@ -391,39 +404,22 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
             return None
         return Commit(new_id(), heads(table), (Change("main", clear=gone),), expire=expire)
 
-    if dry_run:
-        return len(plan_expiry(job.lake.load(name), None, now, gone_before=known.at))
-    expired = 0
-    while (landed := job.lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
-        expired += len(landed.expire)
-    return expired
+    return _land(job, name, plan, dry_run)
 
 
 def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
     """Remove from the archive the hours kept for `archive.raw` and expired hours, some in a commit,
     and expire snapshots. Return the number of these."""
     lake, stream = job.lake, job.stream
-    name, kept = stream.archive_table, stream.archive
+    kept = stream.archive
     assert kept is not None
 
     def plan(table: Table) -> Commit | None:
         state = load_state(lake, stream.table)
-        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)[
-            :_HOURS_A_COMMIT
-        ]
-        return archive.plan_remove(table, due, new_id(), now)
+        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)
+        return archive.plan_remove(table, due[:_HOURS_A_COMMIT], new_id(), now)
 
-    if dry_run:
-        commit = plan(lake.load(name))
-        return len(commit.expire) if commit is not None else 0
-    expired = 0
-    while (landed := lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
-        expired += len(landed.expire)
-        if hours := landed.changes[0].clear:
-            LOG.info(
-                "stream %s: expired archive hours=%d last=%s", stream.name, len(hours), hours[-1]
-            )
-    return expired
+    return _land(job, stream.archive_table, plan, dry_run)
 
 
 def _maintain_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pyarrow as pa
+import pytest
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
@@ -27,7 +30,7 @@ from anabranch import config
 from anabranch.common.temporary import process_folder
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, table_schemas
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.prepare import set_ref
@@ -393,3 +396,29 @@ def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **value
         "branch_properties": {},
     }
     return State(**(given | values))
+
+
+def add_snapshots(lake_: Lake, name: str, count: int, files: Iterable[DataFile] = ()) -> None:
+    """Commits to `main` of a table that expire nothing, the first one with `files`."""
+    added = tuple(files)
+    for _ in range(count):
+        table = lake_.load(name)
+        commit = Commit(new_id(), heads(table), (Change("main", added),))
+        assert lake_.commit(table, commit) is Outcome.LANDED
+        added = ()
+
+
+def limit_commits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """From now on, fail after `most` calls of `commit_until_landed` for one table."""
+    calls, original = Counter[str](), Lake.commit_until_landed
+
+    def limited(lake_: Lake, name: str, *given: Any) -> Commit | None:
+        calls[name] += 1
+        assert calls[name] <= most, f"expected at most {most} commits of {name}, found no end"
+        return original(lake_, name, *given)
+
+    monkeypatch.setattr(Lake, "commit_until_landed", limited)
+
+
+def snapshots(lake_: Lake, name: str) -> set[int]:
+    return {s.snapshot_id for s in lake_.load(name).snapshots()}

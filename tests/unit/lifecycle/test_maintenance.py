@@ -10,17 +10,30 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
-from lakes import StreamLake, new_environment, new_lake, new_state
+from lakes import (
+    StreamLake,
+    add_snapshots,
+    limit_commits,
+    new_environment,
+    new_lake,
+    new_state,
+    new_stream,
+    rows,
+    snapshots,
+    stage,
+)
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.cli import main
 from anabranch.cli.many import Many
 from anabranch.cli.render.maintenance import print_maintenance
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
-from anabranch.iceberg import expiry, ledger_files, table_schemas
+from anabranch.iceberg import admin, expiry, ledger_files, table_schemas
 from anabranch.iceberg import lake as lakes_module
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.files import Stored, same_file
@@ -480,6 +493,29 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 5
     assert len(lake.ledger.history()) == rows
     assert lake.dead("main") == [(H[0], 0, 2)]
+
+
+def test_maintenance_ends_with_more_snapshots_of_the_archive_than_it_keeps(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
+    monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
+    name, stream = lake.stream.archive_table, new_stream(archive={"raw": "2 days"})
+    kept, given = hour_of(NOW), table_schemas.archive_schema()
+    admin.create(lake.lake, name, given, ("ingest_hour",), admin.TABLE_PROPERTIES)
+    admin.add_branches(lake.lake, name, {})
+    schema = schema_to_pyarrow(lake.lake.load(name).schema())
+    columns = {"topic_id": "t", "kafka_partition": 0, "kafka_offset": 0, "value": b"{"}
+    records = [columns | {"ingest_hour": hour} for hour in (H[0], H[1], kept)]
+    staged = stage(lake.lake, name, pa.Table.from_pylist(records, schema=schema))
+    add_snapshots(lake.lake, name, 9, staged.files)
+    before = snapshots(lake.lake, name)
+    limit_commits(monkeypatch, 6)
+    done = maintenance.maintain(replace(job(lake), stream=stream), datetime.now(UTC))
+    assert rows(lake.lake, name, "main") == [(kept, 0, 0)]
+    assert len(before - snapshots(lake.lake, name)) >= 5
+    assert done.expired[name] >= 5
 
 
 def test_hours_that_main_alone_lists_are_listed_on_batch(

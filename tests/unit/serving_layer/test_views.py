@@ -23,7 +23,18 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import run_armed
-from lakes import NewTable, StreamLake, copied_lake, new_environment, new_state, new_stream, stage
+from lakes import (
+    NewTable,
+    StreamLake,
+    add_snapshots,
+    copied_lake,
+    limit_commits,
+    new_environment,
+    new_state,
+    new_stream,
+    snapshots,
+    stage,
+)
 from proofs import job
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Transaction
@@ -36,7 +47,7 @@ from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
-from anabranch.iceberg import admin, table_schemas
+from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
@@ -759,6 +770,23 @@ def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path
     assert name in done.expired
     assert len(taken(one)) == 3
     assert read(one, view) == before
+
+
+def test_maintenance_ends_with_more_snapshots_of_partials_than_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
+    one = new_story(tmp_path).one
+    [view] = one.stream.views
+    fill(one.lake, one.stream, view)
+    name, partials = one.stream.partials_table(view), read(one, view)
+    add_snapshots(one.lake, name, 9)
+    before = snapshots(one.lake, name)
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
+    limit_commits(monkeypatch, 6)
+    expired = maintain(job(one), datetime.now(UTC)).expired[name]
+    assert expired == len(before - snapshots(one.lake, name)) > 0
+    assert read(one, view) == partials and len(taken(one)) == 3
 
 
 def test_a_query_of_a_view_opens_each_manifest_of_its_partials_once(tmp_path: Path) -> None:
