@@ -16,8 +16,9 @@ from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import made_at
-from anabranch.offsets.hours import hour_of, hours_between, shift
+from anabranch.offsets.hours import hours_between, shift
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.completeness import plan_hours
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from serving_layer.query.datasets import TableFiles
@@ -188,19 +189,13 @@ def _date(
 def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
     """Return whether all hours that can contain records of an event date are accepted, and the
     reason if not. Pure."""
-    bounds = stream.event_time
-    if (
-        bounds is None
-        or bounds.past is None
-        or bounds.future is None
-        or stream.most_event_dates is None
-    ):
+    bounds, begin = stream.event_time, datetime.combine(day, time(), UTC)
+    first = last = None
+    if bounds is not None:
+        first, last = plan_hours(bounds, begin, begin + timedelta(days=1))
+    if first is None or last is None or stream.most_event_dates is None:
         return False, "its late records have no bound (event_time.past, event_time.future)"
-    begin = datetime.combine(day, time(), UTC)
-    end = begin + timedelta(days=1)
     timeline = seen.state.timeline
-    # Bounds are relative to the ingest hour.
-    first, last = hour_of(begin - bounds.future - timedelta(hours=1)), hour_of(end + bounds.past)
     if last >= timeline.open:
         return False, f"records of it may come until {last}"
     waiting = [

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
-from lakes import DDL, StreamLake, decide, new_lake
+from lakes import DDL, StreamLake, decide, new_lake, new_state, new_stream
 from proofs import (
     BEFORE,
     CUT,
@@ -44,8 +44,9 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.iceberg.time_travel import find_snapshot
-from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
+from anabranch.offsets.hours import Cut, Timeline, hour_of, hours_between, shift, start_of
 from anabranch.protocol import override, sealing
+from anabranch.protocol.completeness import completeness
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
@@ -330,7 +331,7 @@ def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(
     one: StreamLake,
 ) -> None:
     columns = parse_columns("id STRING NOT NULL, at TIMESTAMP NOT NULL")
-    bounds = EventTime(column="at", past="1 hour", future="1 hour")
+    bounds = EventTime(column="at", past="2 hours", future="1 hour")
     stream = one.stream.model_copy(update={"columns": columns, "event_time": bounds})
     seen = shown(one.table(), None)
     assert date_completeness(stream, seen, date(2026, 11, 21)) == (
@@ -344,6 +345,23 @@ def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(
     )
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     assert date_completeness(stream, shown(one.table(), None), date(2026, 11, 20)) == (True, None)
+
+
+@pytest.mark.parametrize("accepted", ["19T21 to 21T00", "19T22 to 21T00", "19T22 to 20T23"])
+def test_provenance_and_the_command_complete_agree_about_a_date(accepted: str) -> None:
+    """The hazard: an ingest hour too many, at midnight of each end."""
+    first, last = (f"2026-11-{hour}" for hour in accepted.split(" to "))
+    bounds = EventTime(column="at", past="1 hour", future="1 hour")
+    ddl = "id STRING NOT NULL, at TIMESTAMP NOT NULL"
+    stream = new_stream(schema=ddl, columns=parse_columns(ddl), event_time=bounds)
+    hours = hours_between(first, shift(last, 1))
+    state = new_state(
+        Timeline("2026-11-19T21", shift(last, 1), {0: 0}),
+        accepted={hour: Accepted(1, Cut("t", {})) for hour in hours},
+    )
+    complete, _ = date_completeness(stream, Shown(state), date(2026, 11, 20))
+    assert complete == completeness(stream, state, "2026-11-20").complete
+    assert complete == (last == "2026-11-21T00")
 
 
 def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
