@@ -9,7 +9,6 @@ searches for whole numbers only in the stream's rows and bounds.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import logging
 import re
@@ -23,22 +22,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.avro.file import AvroFile
 from pyiceberg.conversions import from_bytes
-from pyiceberg.io import InputFile
-from pyiceberg.manifest import (
-    MANIFEST_ENTRY_SCHEMAS,
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestEntry,
-    ManifestEntryStatus,
-)
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.types import PrimitiveType, StringType
 
 from anabranch.common.errors import Terminal
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
+from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg import side_files
 from anabranch.iceberg.files import list_files, list_versions
 from anabranch.iceberg.orphans import folders_of
@@ -150,23 +142,6 @@ def _read(job: Job, table: Table, one: _Object) -> bytes | None:
             return None
 
 
-class _InMemoryFile(InputFile):
-    """A file whose content is in memory."""
-
-    def __init__(self, path: str, content: bytes) -> None:
-        super().__init__(path)
-        self._content = content
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-    def exists(self) -> bool:
-        return True
-
-    def open(self, seekable: bool = True) -> Any:
-        return io.BytesIO(self._content)
-
-
 class ValueSearch:
     """A search for values in file contents. `schema`: that of the stream's rows; `is_rows`: whether
     the files belong to their table."""
@@ -186,11 +161,8 @@ class ValueSearch:
             if name.endswith(".parquet"):
                 return self._parquet(content)
             if name.endswith(".avro"):
-                return (
-                    []
-                    if name.startswith("snap-") or not self._is_rows
-                    else self._bounds(path, content)
-                )
+                is_list = name.startswith("snap-")
+                return self._bounds(content) if self._is_rows and not is_list else []
             return ["text"] if self._has_words([_text_of(name, content)]) else []
         except (pa.ArrowException, ValueError, OSError, zlib.error) as error:
             raise Terminal(
@@ -221,14 +193,19 @@ class ValueSearch:
     def _has_words(self, payloads: Sequence[bytes]) -> bool:
         return bool(self._words) and bool(find_words(payloads, self._words))
 
-    def _bounds(self, path: str, content: bytes) -> list[str]:
-        with AvroFile[ManifestEntry](
-            _InMemoryFile(path, content),
-            MANIFEST_ENTRY_SCHEMAS[2],
-            read_types={-1: ManifestEntry, 2: DataFile},
-            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-        ) as reader:
-            return ["bounds"] if any(self._has_bound(entry.data_file) for entry in reader) else []
+    def _bounds(self, content: bytes) -> list[str]:
+        # PyIceberg reads manifests from files only.
+        with temporary_folder("scan") as folder:
+            path = folder / "manifest.avro"
+            path.write_bytes(content)
+            manifest = ManifestFile.from_args(
+                manifest_path=str(path),
+                partition_spec_id=0,
+                sequence_number=0,
+                added_snapshot_id=0,
+            )
+            entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
+        return ["bounds"] if any(self._has_bound(entry.data_file) for entry in entries) else []
 
     def _has_bound(self, data_file: DataFile) -> bool:
         kind, id = self._field.field_type, self._field.field_id
