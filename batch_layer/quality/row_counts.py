@@ -66,10 +66,9 @@ def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -
         return _around(
             Fraction(known.speed_rows), kwargs, f"the speed layer has {known.speed_rows}"
         )
-    days, least = (
-        kwargs.get("days", DAYS),
-        kwargs.get("min_days", min(MIN_DAYS, kwargs.get("days", DAYS))),
-    )
+    days, least = kwargs.get("days", DAYS), kwargs.get("min_days")
+    if least is None:
+        least = min(MIN_DAYS, days)
     counts = list(known.previous(days))
     if len(counts) < least:
         return Bounds(

@@ -403,6 +403,20 @@ def previous(*counts: int) -> RowCountBaseline:
             "row counts of 3 previous days are needed, 2 of 7 are known",
         ),
         (PREVIOUS, {"min_ratio": 0.5, "min_days": 2}, previous(100, 301), (101, None), "is 200.5"),
+        (
+            PREVIOUS,
+            {"min_ratio": 0.5, "min_days": None},
+            previous(100, 300),
+            (None, None),
+            "row counts of 3 previous days are needed, 2 of 7 are known",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 0.5, "days": 2, "min_days": None},
+            previous(100, 300),
+            (100, None),
+            "the median of 2 days before is 200",
+        ),
     ],
 )
 def test_an_expectation_of_ours_means_bounds_of_the_row_count(
