@@ -108,8 +108,8 @@ def register() -> None:
     class ExpectTableRowCountToBeCloseToSpeedLayer(ExpectTableRowCountToBeBetween):  # type: ignore[misc]
         """Expect as many rows as the speed layer has of the hour."""
 
-        min_ratio: float | None = pydantic.Field(default=None, ge=0)
-        max_ratio: float | None = pydantic.Field(default=None, ge=0)
+        min_ratio: float | None = pydantic.Field(default=None, ge=0, lt=math.inf)
+        max_ratio: float | None = pydantic.Field(default=None, ge=0, lt=math.inf)
 
         @pydantic.root_validator(skip_on_failure=True)  # type: ignore[untyped-decorator]
         def _some(cls, values: dict[str, Any]) -> dict[str, Any]:

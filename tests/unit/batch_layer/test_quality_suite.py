@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from datetime import UTC, date, datetime
@@ -454,6 +455,12 @@ def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> Non
             "expected min_ratio up to max_ratio, found 2.0 above 1.0",
         ),
         (SPEED, {"min_ratio": -1}, "min_ratio: ensure this value is greater than or equal to 0"),
+        (
+            SPEED,
+            {"min_ratio": 1, "max_ratio": math.inf},
+            "max_ratio: ensure this value is less than inf",
+        ),
+        (PREVIOUS, {"min_ratio": math.inf}, "min_ratio: ensure this value is less than inf"),
         (SPEED, {"min_ratio": 1, "days": 2}, "days: extra fields not permitted"),
         (
             SPEED,
