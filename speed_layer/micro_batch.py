@@ -558,6 +558,9 @@ class MicroBatches:
         """Stage certain records without Spark's reader and writer, and the few others with Spark's
         reader. Return None if too many records are left for Spark, if workers failed on a cluster,
         or if the stream's records cannot be read this way."""
+        if self._without_workers:
+            self._without_workers -= 1
+            return None
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
@@ -592,10 +595,7 @@ class MicroBatches:
 
     def _spec(self, spark: SparkSession, decided: ResolvedState) -> TaskSpec | None:
         """Return how workers read the next micro-batch; None if Spark reads it."""
-        if not can_use_workers(spark):
-            return None
-        if self._without_workers:
-            self._without_workers -= 1
+        if self._without_workers or not can_use_workers(spark):
             return None
         schemas = {id: fields for id, fields in list(self._schemas.items()) if fields}
         if self._schemas and not schemas:

@@ -130,11 +130,16 @@ def reader(one: World, ranges: Ranges) -> Callable[[], DataFrame]:
 
 def publish(one: World, by: MicroBatches, sent: list[Record]) -> None:
     """Publish just these records, which are all of their partitions' next."""
+    ends = ranges_of(sent)
+    assert by.publish(reader(one, ends), ends) == len(sent)
+
+
+def ranges_of(sent: list[Record]) -> Ranges:
     ends: Ranges = {}
     for record in sent:
         start, end = ends.get(record.partition, (record.offset, record.offset))
         ends[record.partition] = (min(start, record.offset), max(end, record.offset + 1))
-    assert by.publish(reader(one, ends), ends) == len(sent)
+    return ends
 
 
 def row_of(record: Record) -> tuple[Any, ...]:
@@ -321,6 +326,35 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
     assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
     assert publish_and_look(sent(2, 10)) == (12, [BY_PYARROW])
     assert publish_and_look(sent(0, 10)) == (10, [BY_PYARROW])
+
+
+def test_a_group_leaves_to_spark_as_many_micro_batches_as_a_single_stream(
+    world: Make, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
+    one = world()
+    one.topic()
+    one.apply()
+    by, now = arm(one), datetime.now(UTC)
+
+    def next_ones() -> list[Record]:
+        return one.send([(i % 2, now, event(f"e{len(one.sent) + i}", now)) for i in range(4)])
+
+    def can_prepare(records: list[Record]) -> bool:
+        """Whether workers would stage the records, asked as by a group's coordinator."""
+        ranges = ranges_of(records)
+        by.decide(ranges)
+        return by.prepare(one.spark, ranges) is not None
+
+    records = next_ones()
+    assert can_prepare(records)
+    by.leave_to_spark(OSError("no such package"))
+    for _ in range(2):
+        assert not can_prepare(records)
+        publish(one, by, records)
+        records = next_ones()
+    assert can_prepare(records)
+    assert set(writers(one)) == {BY_SPARK}
 
 
 def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
