@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.common.errors import AnabranchError
+from anabranch.config.columns import can_workers_read
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.offsets.position import ranges_between, size
@@ -46,5 +47,7 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         stream.batch.decoder == "workers"
         and stream.format.type == "json"
         and stream.archive is None
+        and stream.select is None
+        and can_workers_read(stream.columns)
     )
     return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)

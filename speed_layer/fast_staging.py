@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from anabranch import records
 from anabranch.common.errors import Unexpected
 from anabranch.config import EventTime, Stream
-from anabranch.config.columns import Column
+from anabranch.config.columns import Column, can_workers_read
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, has_columns, target_of
 from anabranch.iceberg.staging import Written
 from anabranch.kafka.source import one_record
@@ -28,7 +28,7 @@ from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
 from anabranch.records import packed_files
 from anabranch.records.fast_avro import AvroRows, Fields
-from anabranch.records.fast_json import CertainRows, can_read
+from anabranch.records.fast_json import CertainRows
 from anabranch.records.formats import Format
 from anabranch.spark.workers import can_use_workers
 
@@ -92,7 +92,7 @@ def task_spec(
     if (
         not (is_avro or stream.format.type == "json")
         or stream.select is not None
-        or not can_read(stream.columns)
+        or not can_workers_read(stream.columns)
     ):
         return None
     if (is_avro and any(column.rescues for column in stream.columns)) or not has_columns(

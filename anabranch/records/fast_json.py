@@ -70,8 +70,8 @@ _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "timestamp": (pa.string(), _MICROS),
     "date": (pa.string(), pa.date32()),
 }
-"""The type to read and the type of the column, by Spark's name of the type. `decode` reads other
-types."""
+"""The type to read and the type of the column, for each of `anabranch.config.columns.WORKER_TYPES`.
+`decode` reads other types."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,6 @@ class Read:
 
     rows: pa.Table
     left: pa.Array
-
-
-def can_read(columns: Sequence[Column]) -> bool:
-    """Return whether this module reads all types of a stream's columns."""
-    return all(c.type in _TYPES for c in columns)
 
 
 class CertainRows:
@@ -292,7 +287,7 @@ def with_places(
 
 
 def type_of(column: Column) -> pa.DataType:
-    """Return the Arrow type of a column that `can_read` accepts."""
+    """Return the Arrow type of a column that workers read."""
     return _TYPES[column.type][1]
 
 

@@ -31,10 +31,10 @@ from pyspark.sql import DataFrame
 
 from anabranch.common.errors import Unexpected
 from anabranch.config import EventTime, Stream
-from anabranch.config.columns import Column
+from anabranch.config.columns import Column, can_workers_read
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import UNKNOWN
-from anabranch.records.fast_json import CertainRows, can_read
+from anabranch.records.fast_json import CertainRows
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
@@ -148,7 +148,8 @@ def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
     Records with fields that the schema lacks are certain only if the stream ignores such fields:
     otherwise Spark counts them.
     """
-    if stream.format.type != "json" or stream.select is not None or not can_read(stream.columns):
+    is_read_by_spark = stream.format.type != "json" or stream.select is not None
+    if is_read_by_spark or not can_workers_read(stream.columns):
         return None
     keys = (*PLACE, *stream.key)
     return PackSpec(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from kafka_batches import AT, COLUMNS, HOUR, MICROSECOND, START, micros, near, new_batch
 
 from anabranch.config import EventTime
-from anabranch.config.columns import RESCUED, Column
+from anabranch.config.columns import RESCUED, WORKER_TYPES, Column, can_workers_read
 from anabranch.records import fast_json
-from anabranch.records.fast_json import LONGEST, MOST_DIGITS, CertainRows, Read, can_read
+from anabranch.records.fast_json import LONGEST, MOST_DIGITS, CertainRows, Read
 
 # How many records the reader may give up beside each that it cannot read.
 FEW = 16
@@ -656,7 +656,8 @@ def test_many_records_with_odd_ones_among_them_are_each_a_row_or_left(seed: int)
 
 
 def test_only_streams_of_flat_columns_of_known_types_can_be_read() -> None:
-    assert can_read(COLUMNS)
+    assert set(fast_json._TYPES) == WORKER_TYPES
+    assert can_workers_read(COLUMNS)
     for other in (
         "float",
         "binary",
@@ -666,4 +667,4 @@ def test_only_streams_of_flat_columns_of_known_types_can_be_read() -> None:
         "timestamp_ntz",
         "smallint",
     ):
-        assert not can_read([*COLUMNS, Column("other", other, True)])
+        assert not can_workers_read([*COLUMNS, Column("other", other, True)])
