@@ -156,10 +156,11 @@ class _Folder:
     folder: Path
 
     def read(self, name: str) -> bytes | None:
-        try:
-            return (self.folder / name).read_bytes()
-        except OSError:
-            return None
+        with self._errors("read"):
+            try:
+                return (self.folder / name).read_bytes()
+            except FileNotFoundError:
+                return None
 
     def write(self, name: str, body: bytes) -> None:
         with self._errors("write into"):

@@ -244,6 +244,29 @@ def test_another_place_than_a_folder_or_s3_is_refused(to: str) -> None:
         publish(new_environment(Path("x")), new_stream(), [], to, AT)
 
 
+def test_a_list_of_pages_that_cannot_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, read = tmp_path / "anabranch-pages.json", Path.read_bytes
+    listed.write_text('{"validations/old.html": "2026-11-20T00:00:00+00:00"}')
+
+    def refuse(path: Path) -> bytes:
+        if path == listed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(Terminal, match=r"--to: expected to read .*found .*Permission denied"):
+        publish(
+            new_environment(tmp_path),
+            new_stream(),
+            [row("2026-11-21T03", quality=verdict())],
+            str(tmp_path),
+            AT,
+        )
+    assert "old.html" in listed.read_text()
+
+
 def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> None:
     """The folder may have `#` in its name. A name outside the site that a stranger put into the
     list is ignored."""
