@@ -27,6 +27,8 @@ from anabranch.config.stream import Stream
 
 _GROUP = re.compile(r"\{([^{}]*)\}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+# RE2 and Python both accept a POSIX class, but with different meanings.
+_POSIX_CLASS = re.compile(r"\[:\^?[a-z]+:\]")
 # Prefix of topics that Kafka and its tools create.
 _INTERNAL = "__"
 # The keys of an egress target that name its destination.
@@ -39,6 +41,8 @@ def _pattern(value: str) -> str:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if posix := _POSIX_CLASS.search(value):
+        raise ValueError(f"expected a character class such as [a-z], found {posix[0]}")
     try:
         pc.match_substring_regex(pa.array([""]), _anchored(value))
         re.compile(value)

@@ -216,6 +216,14 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
         ),
         ({"topics": {"pattern": r"(a)\1"}}, "topics.pattern: expected a regular expression (RE2"),
         (
+            {"topics": {"pattern": "app-([[:alpha:]]+)"}},
+            "topics.pattern: expected a character class such as [a-z], found [:alpha:]",
+        ),
+        (
+            {"topics": {"pattern": "app-(.*)", "exclude": "app-[a-z[:^digit:]]+"}},
+            "topics.exclude: expected a character class such as [a-z], found [:^digit:]",
+        ),
+        (
             {"topics": {"pattern": "app-(.*)", "exclude": "["}},
             "topics.exclude: expected a regular expression",
         ),
