@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlglot.exp import DataType
 
 _SIMPLE = {
     "TEXT": "string",
@@ -144,21 +148,34 @@ def _simple(kind: object) -> str:
     name = kind.this.name
     inner = kind.expressions
     if name == "ARRAY":
+        if len(inner) != 1:
+            raise _refused("ARRAY<TYPE>", kind)
         return f"array<{_simple(inner[0])}>"
     if name == "MAP":
+        if len(inner) != 2:
+            raise _refused("MAP<TYPE, TYPE>", kind)
         return f"map<{_simple(inner[0])},{_simple(inner[1])}>"
     if name == "STRUCT":
+        if not inner:
+            raise _refused("STRUCT<name: TYPE, ...>", kind)
         fields = ",".join(f"{_name(field.name)}:{_simple(field.args['kind'])}" for field in inner)
         return f"struct<{fields}>"
     if name == "DECIMAL":
-        precision, scale = [int(p.name) for p in inner] + [10, 0][len(inner) :]
-        if not (1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
-            raise ValueError(
-                f"expected DECIMAL(p,s) with p from 1 to {MOST_DIGITS} and s from 0 to p, found "
-                f"DECIMAL({precision},{scale})"
-            )
-        return f"decimal({precision},{scale})"
+        return _decimal(kind)
     if name not in _SIMPLE:
         known = ", ".join(sorted({*_SIMPLE.values(), "decimal", "array", "map", "struct"}))
-        raise ValueError(f"expected one of the types {known}, found {kind.sql(dialect='spark')}")
+        raise _refused(f"one of the types {known}", kind)
     return _SIMPLE[name]
+
+
+def _decimal(kind: DataType) -> str:
+    parameters = [parameter.name for parameter in kind.expressions]
+    if len(parameters) <= 2 and all(text.isdecimal() for text in parameters):
+        precision, scale = [int(text) for text in parameters] + [10, 0][len(parameters) :]
+        if 1 <= precision <= MOST_DIGITS and 0 <= scale <= precision:
+            return f"decimal({precision},{scale})"
+    raise _refused(f"DECIMAL(p,s) with p from 1 to {MOST_DIGITS} and s from 0 to p", kind)
+
+
+def _refused(expected: str, kind: DataType) -> ValueError:
+    return ValueError(f"expected {expected}, found {kind.sql(dialect='spark')}")

@@ -384,6 +384,32 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
             "column total: expected DECIMAL(p,s) with p from 1 to 38",
         ),
         (
+            {"schema": "id STRING, total DECIMAL(1,2,3)"},
+            "schema",
+            "column total: expected DECIMAL(p,s) with p from 1 to 38 and s from 0 to p, found "
+            "DECIMAL(1, 2, 3)",
+        ),
+        (
+            {"schema": "id STRING, total DECIMAL(x)"},
+            "schema",
+            "column total: expected DECIMAL(p,s) with p from 1 to 38",
+        ),
+        (
+            {"schema": "id STRING, tags ARRAY"},
+            "schema",
+            "column tags: expected ARRAY<TYPE>, found ARRAY",
+        ),
+        (
+            {"schema": "id STRING, tags MAP<STRING>"},
+            "schema",
+            "column tags: expected MAP<TYPE, TYPE>, found MAP<STRING>",
+        ),
+        (
+            {"schema": "id STRING, tags ARRAY<STRUCT>"},
+            "schema",
+            "column tags: expected STRUCT<name: TYPE, ...>, found STRUCT",
+        ),
+        (
             {"schema": "id STRING, total DOUBEL"},
             "schema",
             "column total: unknown type 'DOUBEL', did you mean D",
