@@ -190,7 +190,7 @@ def _parse_sql(
 
 def _parse_hash(name: str, text: object, fields: Mapping[str, Column]) -> SelectedColumn:
     expression = parse_expression(text, fields)
-    field = fields.get(text) if isinstance(text, str) else None
+    field = _only_field(expression, fields)
     if field is not None and field.type not in (
         "string",
         "binary",
@@ -212,7 +212,7 @@ def _parse_truncate(
 ) -> SelectedColumn:
     text, to = source["truncate"], source.get("to")
     expression = parse_expression(text, fields)
-    field = fields.get(text) if isinstance(text, str) else None
+    field = _only_field(expression, fields)
     if isinstance(to, int) and not isinstance(to, bool):
         if field is not None and field.type != "string":
             raise ValueError(
@@ -229,6 +229,12 @@ def _parse_truncate(
         )
     sql = f"date_trunc('{to}', {expression.sql})"
     return SelectedColumn(name, "truncate", sql, expression.fields, "timestamp", True)
+
+
+def _only_field(expression: _Expression, fields: Mapping[str, Column]) -> Column | None:
+    """Return the field if the expression is a field's name and nothing else."""
+    used = [fields[name] for name in expression.fields]
+    return next((field for field in used if expression.sql.strip() == field_sql(field)), None)
 
 
 def _parse_kafka(name: str, source: Mapping[str, Any]) -> SelectedColumn:

@@ -128,6 +128,11 @@ def test_no_function_depends_on_the_present_or_on_chance_or_exhausts_the_stack()
     assert not FUNCTIONS & {*unsafe.split()}
 
 
+def test_a_truncated_field_is_found_whatever_its_case() -> None:
+    [selected] = parse_select([{"a": {"truncate": "AT", "to": "day"}}], parse_columns(DDL))
+    assert (selected.type, selected.fields) == ("timestamp", ("at",))
+
+
 @pytest.mark.parametrize(
     ("select", "found"),
     [
@@ -146,7 +151,9 @@ def test_no_function_depends_on_the_present_or_on_chance_or_exhausts_the_stack()
             "a: type: expected a type without fields",
         ),
         ([{"a": {"hash": "at"}}], "a: hash: expected a STRING, BINARY, INT"),
+        ([{"a": {"hash": "AT"}}], "a: hash: expected a STRING, BINARY, INT"),
         ([{"a": {"truncate": "level", "to": 2}}], "a: to: expected one of day, hour"),
+        ([{"a": {"truncate": " LEVEL ", "to": 2}}], "a: to: expected one of day, hour"),
         ([{"a": {"truncate": "at", "to": "week"}}], "a: to: expected a number of characters, or"),
         ([{"a": {"truncate": "email", "to": 0}}], "a: to: expected a number of characters"),
         ([{"a": {"kafka": "offset"}}], "a: kafka: expected one of key, headers, topic"),
