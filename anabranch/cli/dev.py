@@ -171,7 +171,8 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
 )
 @click.option(
     "--acks",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.File("a", encoding="utf-8"),
+    metavar="FILE",
     help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, "
     "timestamp_ms.",
 )
@@ -187,7 +188,7 @@ def produce(
     seed: int,
     dirty: bool,
     partitions: int,
-    acks: Path | None,
+    acks: IO[str] | None,
     output: str,
     conf: str | None,
 ) -> None:
@@ -196,8 +197,6 @@ def produce(
     Prints the number of sent and acknowledged records; the exit code is 75 if one was not
     acknowledged. Ctrl-C flushes, and prints the numbers so far.
     """
-    from contextlib import ExitStack
-
     from anabranch import config
     from anabranch.cli.render import print_event
     from anabranch.common.errors import ConfigurationError, Transient
@@ -213,11 +212,11 @@ def produce(
     topic = config.load_stream(stream, conf).topic
     kafka = config.load_environment(conf).kafka
     began = time.monotonic()
-    with producing.stopped_by_signals() as (stop, signals), ExitStack() as stack:
-        file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
-        on_ack = stack.enter_context(
-            producing.acknowledgement_callback(sum(expected(events, dirty).values()), file)
-        )
+    total = sum(expected(events, dirty).values())
+    with (
+        producing.stopped_by_signals() as (stop, signals),
+        producing.acknowledgement_callback(total, acks) as on_ack,
+    ):
         sent = producing.produce_events(
             kafka,
             topic,

@@ -97,6 +97,15 @@ def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.M
     assert "transient" not in done.output
 
 
+def test_a_file_of_acknowledgements_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "acks.jsonl"
+    result = CliRunner().invoke(
+        cli.main, ["dev", "produce", "game_events", "--events", "1", "--acks", str(file)]
+    )
+    assert result.exit_code == 2
+    assert "--acks" in result.stderr and f"'{file}': No such file or directory" in result.stderr
+
+
 def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
     """Our errors in a job's steps pass through every wrapper unchanged."""
     from datetime import timedelta
