@@ -31,8 +31,6 @@ KAFKA_S, WAIT_S = 3.0, 6.0
 """Maximum time that a caller waits for Kafka, and for Kafka and the catalog together, in
 seconds."""
 
-_SIDE_TABLE_ENDINGS = ("_dead_letters", "_hours", "_egress")
-
 
 class FamilyStreams:
     """The streams of a configuration folder's families, by the current files and topics.
@@ -200,17 +198,18 @@ class FamilyStreams:
 
 
 def read_known(
-    lake: Lake, families: Iterable[Family], tables: Collection[str]
+    lake: Lake, families: Collection[Family], tables: Collection[str]
 ) -> tuple[dict[str, str], Members]:
     """Return the topics, by stream, of members with a table in the catalog that is not in `tables`;
     and, by table, a member with the error for each table that may be one and cannot be read. Raises
     Terminal, Transient if the catalog or the store does not answer."""
     known: dict[str, str] = {}
     unread: dict[str, FamilyMember] = {}
+    endings = frozenset[str]().union(*(family.side_tables for family in families))
     for family in families:
         names = lake.table_names(family.namespace)
         for name in sorted(names - set(tables)):
-            if not family.may_have(name) or _is_side_table(name, names):
+            if not family.may_have(name) or _is_side_table(name, names, endings):
                 continue
             try:
                 table = lake.find(name)
@@ -233,12 +232,10 @@ def read_known(
     return known, unread
 
 
-def _is_side_table(table: str, names: Collection[str]) -> bool:
+def _is_side_table(table: str, names: Collection[str], endings: Collection[str]) -> bool:
     """Return True if a table accompanies another stream's table, such as its ledger, and names no
     stream."""
-    return any(
-        table.endswith(end) and table.removesuffix(end) in names for end in _SIDE_TABLE_ENDINGS
-    )
+    return any(table.endswith(end) and table.removesuffix(end) in names for end in endings)
 
 
 def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:

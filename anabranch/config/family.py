@@ -88,13 +88,15 @@ class FamilyKeys(Frozen):
 
 @dataclass(frozen=True)
 class Family:
-    """A family's file, read and checked: the settings that its streams share."""
+    """A family's file, read and checked: the settings that its streams share. `side_tables` are the
+    endings of a stream's other tables, after the name of its table of rows."""
 
     name: str
     topics: Topics
     table: str
     stream: str
     group: str | None
+    side_tables: frozenset[str]
     file: StreamFile = field(repr=False)
 
     def matches(self, topic: str) -> bool:
@@ -194,7 +196,8 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     )
     _check_places(file, keys.topics.pattern)
     require_services(sample, folder)
-    return Family(name, keys.topics, keys.table, stream, sample.group, file)
+    sides = frozenset(table.removeprefix(sample.table) for table in sample.tables) - {""}
+    return Family(name, keys.topics, keys.table, stream, sample.group, sides, file)
 
 
 def _check_templates(file: StreamFile, keys: FamilyKeys) -> None:

@@ -145,6 +145,18 @@ def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
     }
 
 
+def test_a_table_beside_a_members_table_is_reported_as_no_stream(conf: Path) -> None:
+    file = conf / "streams" / "app.yaml"
+    views = {"totals": {"window": "1 hour", "aggregates": {"records": "count"}}}
+    own = {"schema": f"{DDL}, at TIMESTAMP", "event_time": {"column": "at"}, "views": views}
+    _write(file, **yaml.safe_load(file.read_text()) | own)
+    for name in ("app_orders_archive", "app_orders_totals_partials", "app_orders_others_partials"):
+        location = new_lake(conf, name=name).table().metadata_location
+        Path(location.removeprefix("file://")).unlink()
+    members = family_streams.members_with_tables(config.load_environment(conf), conf)
+    assert list(members) == ["app_orders", "games.app_orders_others_partials"]
+
+
 def test_readers_find_the_tables_of_families_without_kafka(conf: Path) -> None:
     reader = open_reader(conf)
     assert reader.streams["games.app_orders"].name == "app_orders"
