@@ -11,25 +11,16 @@ configuration says.
 from __future__ import annotations
 
 import logging
+import math
+import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_any,
-    stop_before_delay,
-    stop_when_event_set,
-)
-from tenacity.nap import sleep_using_event
-from tenacity.retry import retry_if_not_exception_type
-from tenacity.stop import stop_never
-from tenacity.wait import wait_random_exponential
-
+from anabranch.common.attempts import doubling
 from anabranch.common.counters import RETRIES, TALLY
 from anabranch.common.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
 from anabranch.common.remote_errors import asked_service, explain
@@ -70,30 +61,30 @@ class Retry:
         would come after the limit; Unexpected after UNEXPLAINED_TRIES unexplained failures,
         whatever else failed between them.
         """
-        seen, unexplained = progress(), 0
-
-        def after(state: RetryCallState) -> None:
-            nonlocal seen, unexplained
+        seen, unexplained, number, began = progress(), 0, 0, time.monotonic()
+        caps = self._caps()
+        while True:
+            try:
+                return self._try(what, action)
+            except NotYet:
+                raise
+            except Transient as failed:
+                error = failed
+            ended = time.monotonic()
             if (now := progress()) != seen:
-                seen, unexplained = now, 0
-                assert state.outcome_timestamp is not None
-                state.attempt_number, state.start_time = 1, state.outcome_timestamp
-            unexplained += _is_unexplained(state)
-
-        def too_often(state: RetryCallState) -> bool:
-            return _is_unexplained(state) and unexplained >= UNEXPLAINED_TRIES
-
-        def before_sleep(state: RetryCallState) -> None:
-            assert state.outcome is not None
-            pause = state.upcoming_sleep
-            until = "no time limit"
-            if self.limit is not None and state.outcome_timestamp is not None:
-                left = self.limit.total_seconds() - (state.outcome_timestamp - state.start_time)
+                seen, unexplained, number, began, caps = now, 0, 0, ended, self._caps()
+            number += 1
+            pause = random.uniform(0, next(caps))
+            left, until, is_too_often = math.inf, "no time limit", False
+            if self.limit is not None:
+                left = self.limit.total_seconds() - (ended - began)
                 until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
-            if _is_unexplained(state):
+            if isinstance(error, Unexplained):
+                unexplained += 1
+                is_too_often = unexplained >= UNEXPLAINED_TRIES
                 until = f"unexplained {unexplained} of {UNEXPLAINED_TRIES}, {until}"
-            error, number = state.outcome.exception(), state.attempt_number
-            assert error is not None
+            if self.stop.is_set() or pause >= left or is_too_often:
+                self._give_up(what, error, number)
             TALLY.count(RETRIES, asked_service(error))
             LOG.warning(
                 "%s: try %d failed: %s; try %d in %.1f s (%s; %s)",
@@ -105,67 +96,37 @@ class Retry:
                 until,
                 self.setting,
             )
+            if self.pause is None:
+                self.stop.wait(pause)
+            else:
+                self.pause(pause, self.stop)
 
-        ended = stop_any(
-            stop_when_event_set(self.stop),
-            stop_before_delay(self.limit) if self.limit is not None else stop_never,
-        )
-        policy = Retrying(
-            retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
-            wait=wait_random_exponential(
-                multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause
-            ),
-            stop=lambda state: bool(ended(state)) or too_often(state),
-            sleep=self._sleep,
-            after=after,
-            before_sleep=before_sleep,
-            retry_error_callback=self._given_up(what),
-        )
-        result: T = policy(self._unless_stopped(what, action))
-        return result
+    def _caps(self) -> Iterator[float]:
+        longest = self.longest_pause.total_seconds()
+        return doubling(min(FIRST_PAUSE.total_seconds(), longest), longest)
 
-    def _sleep(self, seconds: float) -> None:
-        if self.pause is None:
-            sleep_using_event(self.stop)(seconds)
-        else:
-            self.pause(seconds, self.stop)
+    def _try(self, what: str, action: Callable[[], T]) -> T:
+        # No attempt follows a pause that `stop` ended.
+        if self.stop.is_set():
+            raise Transient(f"{what}: stop requested; nothing is lost, run it again")
+        try:
+            return action()
+        except AnabranchError:
+            raise
+        except Exception as error:
+            raise explain(what, error) from error
 
-    def _unless_stopped(self, what: str, action: Callable[[], T]) -> Callable[[], T]:
-        def tried() -> T:
-            # No attempt follows a pause that `stop` ended.
-            if self.stop.is_set():
-                raise Transient(f"{what}: stop requested; nothing is lost, run it again")
-            try:
-                return action()
-            except AnabranchError:
-                raise
-            except Exception as error:
-                raise explain(what, error) from error
-
-        return tried
-
-    def _given_up(self, what: str) -> Callable[[RetryCallState], None]:
-        def raise_last(state: RetryCallState) -> None:
-            assert state.outcome is not None
-            error = state.outcome.exception()
-            assert isinstance(error, Transient)
-            if self.stop.is_set():
-                # Errors caused by the stop are of no importance: the next start goes on.
-                if isinstance(error, Unexplained):
-                    raise Transient(str(error)) from error
-                raise error
+    def _give_up(self, what: str, error: Transient, number: int) -> NoReturn:
+        if self.stop.is_set():
+            # Errors caused by the stop are of no importance: the next start goes on.
             if isinstance(error, Unexplained):
-                raise Unexpected(
-                    f"{what}: given up after {state.attempt_number} tries, of unknown cause; "
-                    f"published rows are not affected; the last error: {error}"
-                ) from error
-            raise Transient(
-                f"{what}: given up after {state.attempt_number} tries within {self.limit} "
-                f"({self.setting}): {error}"
+                raise Transient(str(error)) from error
+            raise error
+        if isinstance(error, Unexplained):
+            raise Unexpected(
+                f"{what}: given up after {number} tries, of unknown cause; published rows are not "
+                f"affected; the last error: {error}"
             ) from error
-
-        return raise_last
-
-
-def _is_unexplained(state: RetryCallState) -> bool:
-    return state.outcome is not None and isinstance(state.outcome.exception(), Unexplained)
+        raise Transient(
+            f"{what}: given up after {number} tries within {self.limit} ({self.setting}): {error}"
+        ) from error
