@@ -24,6 +24,7 @@ from anabranch.protocol.decisions import (
     tagged,
     with_waiting,
 )
+from anabranch.protocol.ledger import newest
 from anabranch.protocol.ledger_row import (
     Account,
     Diff,
@@ -80,9 +81,9 @@ class Override:
 class HourFacts:
     """Facts about an hour; None for values that do not exist yet or are no longer recorded. `state`
     is from `classify_hour`. The account (`counts` to `unknown`) belongs to the accepted revision,
-    else to the newest refused build. `merged`: `main` contains exactly the serving layer's files.
-    `kept`: `main` retains rows that this layer does not cover. `gone`: why Kafka can no longer
-    supply the hour."""
+    after its erasures, else to the newest refused build. `merged`: `main` contains exactly the
+    serving layer's files. `kept`: `main` retains rows that this layer does not cover. `gone`: why
+    Kafka can no longer supply the hour."""
 
     stream: str
     hour: str
@@ -149,7 +150,7 @@ def hour_facts(
     by branch. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
-    account = accepted or (refusals[-1] if refusals else HourAccount())
+    account = _account(rows, accepted, refusals)
     sealed = _last(rows, "sealed")
     cut = _cut(state, hour, rows)
     uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
@@ -255,6 +256,14 @@ def _refusals(rows: Sequence[LedgerRow], accepted: LedgerRow | None) -> list[Led
     """Return the refusals since the newest acceptance, oldest first."""
     behind = list(rows).index(accepted) + 1 if accepted is not None else 0
     return [row for row in rows[behind:] if row.decision == "refused"]
+
+
+def _account(
+    rows: Sequence[LedgerRow], accepted: LedgerRow | None, refusals: Sequence[LedgerRow]
+) -> HourAccount:
+    if accepted is None:
+        return refusals[-1] if refusals else HourAccount()
+    return newest(rows[list(rows).index(accepted) :])[accepted.hour]
 
 
 def _cut(state: State, hour: str, rows: Sequence[LedgerRow]) -> Cut | None:

@@ -38,6 +38,7 @@ from anabranch.protocol.state import Accepted
 
 OPEN = shift(HOUR, 2)
 LATER = NOW + timedelta(days=1)
+NONE_LEFT_OUT = {"dead": 0, "duplicate": 0, "gap": 0, "gaps": {}}
 
 
 @pytest.fixture
@@ -210,6 +211,34 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
         == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
     )
     assert sentences["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
+
+
+def test_an_accepted_hour_with_erased_records(one: StreamLake) -> None:
+    facts = _facts(
+        [
+            decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, **NONE_LEFT_OUT),
+            decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1),
+        ]
+    )
+    sentences = dict(explain_sentences(facts))
+    assert (
+        sentences["account"]
+        == "of 4 offsets 3 became rows, 1 were erased (`anabranch erase events --status`)"
+    )
+    assert sentences["checks"] == "the balance closes (3 + 0 + 0 + 0 + 1 = 4 of 4 offsets)"
+    assert (facts.accepted_at, facts.revision) == (NOW, 1)
+
+
+def test_a_restatement_after_an_erasure_has_its_own_account(one: StreamLake) -> None:
+    diff = {"missing": 1, "extra": 0, "changed": 0, "duplicate": 0, "unread": 0, "sample": []}
+    accepted = decide(
+        HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, **NONE_LEFT_OUT
+    )
+    erased = decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1)
+    restated = decide(HOUR, "accepted", 2, BEFORE, LATER, served="batch", good=4, **NONE_LEFT_OUT)
+    refused = decide(HOUR, "refused", 3, BEFORE, LATER, good=1, dead=0, reason="quality: no")
+    facts = _facts([accepted, erased, restated, refused], accepted={HOUR: Accepted(2, BEFORE)})
+    assert (facts.counts.good, facts.counts.erased, facts.diff) == (4, None, None)
 
 
 def test_an_overridden_hour(one: StreamLake) -> None:
