@@ -1,4 +1,4 @@
-"""The speed layer's measurements over time, and the jobs' cost, from retained snapshots of `main`:
+"""The speed layer's measurements over time, and the jobs' cost, from retained publishes of `main`:
 about the newest hundred, and one an hour for a week (tagged when hours are sealed)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from anabranch.common.counters import COMMITS, CPU, S3_BYTES, S3_REQUESTS, Counts
-from anabranch.iceberg.snapshots import made_at, main_snapshots
+from anabranch.iceberg.snapshots import is_publish, made_at, main_snapshots
 from anabranch.iceberg.state_properties import unpack
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
@@ -74,14 +74,20 @@ class Cost:
 def read_cost(table: Table, since: datetime) -> Cost | None:
     """Return the cost from about `since` on, or from the oldest retained snapshot; None if no
     publish recorded any. Reads only the loaded table."""
-    snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
-    said = [s for s in snapshots if s.summary is not None and s.summary.get(MEASURED)]
+    publishes = _publishes(table)
+    said = [s for s in publishes if s.summary is not None and s.summary.get(MEASURED)]
     if not said:
         return None
-    first = [s for s in snapshots if made_at(s) <= since][-1:] or snapshots[:1]
+    first = [s for s in publishes if made_at(s) <= since][-1:] or publishes[:1]
     return plan_cost(
-        made_at(first[0]), _totals(first[0]), made_at(snapshots[-1]), _totals(said[-1])
+        made_at(first[0]), _totals(first[0]), made_at(publishes[-1]), _totals(said[-1])
     )
+
+
+def _publishes(table: Table) -> list[Snapshot]:
+    """Return the retained publishes of `main`, oldest first. Snapshots of other programs have no
+    totals."""
+    return sorted(filter(is_publish, main_snapshots(table)), key=made_at)
 
 
 def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -> Cost:
@@ -118,9 +124,9 @@ def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
 
 
 def _marks(table: Table, since: datetime) -> list[Mark]:
-    snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
-    before = [s for s in snapshots if made_at(s) <= since][-1:]
-    kept = before + [s for s in snapshots if made_at(s) > since]
+    publishes = _publishes(table)
+    before = [s for s in publishes if made_at(s) <= since][-1:]
+    kept = before + [s for s in publishes if made_at(s) > since]
     last_of = {s.timestamp_ms // (_INTERVAL // timedelta(milliseconds=1)): s for s in kept}
     # Also keep the first mark, where counting begins.
     chosen = dict.fromkeys(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import foreign_programs
 import pytest
 import time_machine
 from accepted_hours import expire
@@ -17,11 +18,17 @@ from lakes import FIRST, StreamLake, new_lake
 from pages import browser, five_years, new_page, parsed, show
 from proofs import job, new_proof
 
-from anabranch.common.counters import Tally
+from anabranch.common.counters import S3_REQUESTS, Tally
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.offsets.hours import start_of
 from anabranch.operations.page import charts
-from anabranch.operations.reports.measured_day import Mark, MeasuredSpan, measured_spans, plan_spans
+from anabranch.operations.reports.measured_day import (
+    Mark,
+    MeasuredSpan,
+    measured_spans,
+    plan_spans,
+    read_cost,
+)
 from anabranch.protocol.measured import READABLE, STAGE, Durations, Measured, Meter
 from anabranch.protocol.publish import Publish, new_id, new_tag
 
@@ -73,6 +80,26 @@ def test_old_measurements_are_read_from_tagged_snapshots_after_expiry(tmp_path: 
     # The publish after a commit reports it.
     assert [(s.stage.sum, s.commit.count) for s in spans] == [(pytest.approx(1.6), 4)] * 2
     assert (spans[-1].until - spans[0].since) == timedelta(hours=2)
+
+
+def test_snapshots_of_another_program_have_no_totals(tmp_path: Path) -> None:
+    tally = Tally()
+    meter, quarter = Meter("speed", tally), timedelta(minutes=15)
+    with time_machine.travel(start_of(FIRST), tick=False) as clock:
+        one = new_lake(tmp_path)
+        for number in range(3):
+            clock.shift(quarter)
+            tally.count(S3_REQUESTS, "PutObject", 7)
+            publish_measured(replace(one, lake=one.again()), meter, tagged=None)
+            if number == 1:
+                clock.shift(quarter)
+                foreign_programs.rewrite(replace(one, lake=one.again()), "main", [])
+        now = datetime.now(UTC)
+        spans = measured_spans(one.table(), now - timedelta(hours=24))
+        cost = read_cost(one.table(), now - quarter)
+    assert [s.readable.count for s in spans] == [1, 1, 1]
+    assert cost is not None
+    assert (cost.since, cost.s3_requests) == (now - 2 * quarter, {"PutObject": 7})
 
 
 def publish_measured(one: StreamLake, meter: Meter, tagged: str | None) -> None:
