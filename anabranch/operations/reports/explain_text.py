@@ -265,9 +265,8 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
         )
         commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
     elif facts.gone is not None and facts.state != "expired":
-        commands.append(
-            ("rebuild", f"it cannot be rebuilt: {facts.gone}; the speed layer's rows stay served")
-        )
+        stays = f"the {facts.served} layer's rows stay served"
+        commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; {stays}"))
     elif facts.state == "expired":
         commands.append(
             ("rebuild", "an expired hour is not rebuilt: its account stays in the ledger")

@@ -207,6 +207,7 @@ def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(
     said = " ".join(text for pair in explain_sentences(facts) for text in pair)
     assert "it was imported, with 2 source rows as its offsets" in said
     assert "2 read from files (`anabranch import`)" in said
+    assert said.count("stay served") == 1 and "the batch layer's rows stay served" in said
 
 
 def test_consumers_of_changes_get_imported_hours(lake: StreamLake) -> None:
