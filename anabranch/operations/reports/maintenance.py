@@ -177,7 +177,7 @@ def speed_hours(state: State, running: str) -> list[str]:
 
 
 def last_run_words(view: Maintenance) -> str:
-    """Return the last run's result as a sentence, for the page and the command. Pure."""
+    """Return the last run's result as a sentence. Pure."""
     last, complete = view.last, view.complete
     if last is None:
         return "no run recorded"
