@@ -205,7 +205,7 @@ def doctor(chosen: StreamSelection, limit: float | None, conf: str | None, outpu
     if not found:
         for error in config.broken(selected.selected).values():
             raise error
-    report = examine(selected.environment, found, limit)
+    report = examine(selected.environment, found, config.families_of(found, conf), limit)
     print_report(report, output)
     code = many.report_errors(selected, selected.selected)
     if code or not report.ready:

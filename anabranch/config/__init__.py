@@ -27,6 +27,7 @@ from anabranch.config.family import (
     FamilyMember,
     Members,
     expand,
+    families_of,
     load_families,
     load_family,
 )

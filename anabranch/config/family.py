@@ -21,6 +21,7 @@ from anabranch.config.loading import (
     read_stream_file,
     require_services,
     resolve_folder,
+    stream_names,
     validated,
 )
 from anabranch.config.stream import Stream
@@ -176,6 +177,22 @@ def load_families(folder: str | Path | None = None) -> dict[str, Family | Config
             found[name] = load_family(name, folder)
         except ConfigurationError as error:
             found[name] = error
+    return found
+
+
+def families_of(streams: Iterable[Stream], folder: str | Path | None = None) -> dict[str, str]:
+    """Return the family, by name, of each stream that has no file of its own."""
+    found = {}
+    own = stream_names(folder)
+    for family in load_families(folder).values():
+        for stream in streams:
+            if (
+                isinstance(family, Family)
+                and stream.name not in own
+                and family.matches(stream.topic)
+                and family.stream_name(stream.topic) == stream.name
+            ):
+                found[stream.name] = family.name
     return found
 
 

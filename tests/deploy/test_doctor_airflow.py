@@ -14,6 +14,7 @@ from run_books import printed
 from servers import serving
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.config import load_stream
 from anabranch.operations.doctor import airflow
 from anabranch.operations.doctor.finding import Finding, Issue
 
@@ -51,7 +52,8 @@ def run(command: str, code: int = 0) -> str:
 
 
 def found() -> dict[Issue, Finding]:
-    return {finding.check: finding for finding in airflow.findings([STREAM], airflow.read())}
+    found = airflow.findings([load_stream(STREAM, ROOT / "conf")], {}, airflow.read())
+    return {finding.check: finding for finding in found}
 
 
 def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_path: Path) -> None:

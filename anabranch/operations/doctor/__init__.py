@@ -7,7 +7,7 @@ warehouse, which it writes, lists, reads and deletes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -72,9 +72,13 @@ class _Readings:
 
 
 def examine(
-    environment: Environment, chosen: Sequence[Stream], limit: float | None = None
+    environment: Environment,
+    chosen: Sequence[Stream],
+    families: Mapping[str, str],
+    limit: float | None = None,
 ) -> Report:
-    """Examine this machine, the services, and at least one stream.
+    """Examine this machine, the services, and at least one stream. `families`: the family of each
+    stream without its own file.
 
     Give up a service if none of its readers got an answer for `limit` seconds (default: 6.5), and
     any other reader after `limit` seconds (default: 40).
@@ -121,7 +125,9 @@ def examine(
     if airflow_read is not None:
         examined.append(
             _judge(
-                airflow_read, partial(airflow.findings, names), lambda why: airflow.failed(str(why))
+                airflow_read,
+                partial(airflow.findings, chosen, families),
+                lambda why: airflow.failed(str(why)),
             )
         )
     found = [finding for one in examined for finding in one.findings]

@@ -14,17 +14,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.config import Stream
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
 _ANSWER_SECONDS = 120
-# The prefix of each DAG id of a stream, and the effect of pausing that DAG.
-_DAGS = {
-    "anabranch_hourly": "hours are not rebuilt",
-    "anabranch_maintenance": "nothing is maintained",
-    "anabranch_speed_watch": "the speed layer is not monitored",
-}
+_NOT_REBUILT, _NOT_MAINTAINED = "hours are not rebuilt", "nothing is maintained"
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,10 @@ def failed(why: str) -> Finding:
     return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
-def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
+def findings(
+    streams: Sequence[Stream], families: Mapping[str, str], facts: AirflowFacts
+) -> list[Finding]:
+    """Judge Airflow's state. `families`: the family of each stream without its own file. Pure."""
     made = [
         error(
             Issue.AIRFLOW_IMPORT,
@@ -125,10 +124,9 @@ def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
                 Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy
             )
         )
-    for stream in streams:
-        ids = {f"{name}__{stream}": without for name, without in _DAGS.items()}
+    for (kind, name), ids in _dags(streams, families).items():
         if missing := [id for id in ids if id not in facts.dags]:
-            expected = f"the DAGs of stream {stream}"
+            expected = f"the DAGs of {kind} {name}"
             found = f"no {', '.join(missing)}"
             made.append(
                 error(
@@ -142,15 +140,37 @@ def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
         if paused := [id for id in ids if facts.dags.get(id)]:
             found = "; ".join(f"{id} is paused: {ids[id]}" for id in paused)
             remedy = (
-                f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({stream})$'"
+                f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({name})$'"
             )
             made.append(
                 warning(
                     Issue.AIRFLOW_PAUSED,
                     "airflow",
-                    f"the DAGs of stream {stream} to run",
+                    f"the DAGs of {kind} {name} to run",
                     found,
                     remedy,
                 )
             )
     return made
+
+
+def _dags(
+    streams: Sequence[Stream], families: Mapping[str, str]
+) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the DAG ids of each group, family and stream, with the effect of pausing the DAG."""
+    dags = {}
+    for stream in streams:
+        name, group, family = stream.name, stream.group, families.get(stream.name)
+        if group is not None:
+            dags["group", group] = {f"anabranch_hourly_group__{group}": _NOT_REBUILT}
+        if family is not None:
+            dags["family", family] = {f"anabranch_maintenance__{family}": _NOT_MAINTAINED}
+            continue
+        # The DAG of a group rebuilds the hours of its streams.
+        hourly = _NOT_REBUILT if group is None else "manual runs do not start"
+        dags["stream", name] = {
+            f"anabranch_hourly__{name}": hourly,
+            f"anabranch_maintenance__{name}": _NOT_MAINTAINED,
+            f"anabranch_speed_watch__{name}": "the speed layer is not monitored",
+        }
+    return dags

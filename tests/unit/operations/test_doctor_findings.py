@@ -613,7 +613,34 @@ WELL = airflow.AirflowFacts(
 def test_problems_that_keep_airflow_from_running_a_streams_dags(
     changed: dict[str, Any], expected: dict[Issue, Severity]
 ) -> None:
-    assert checks(airflow.findings(["events"], replace(WELL, **changed))) == expected
+    found = airflow.findings([new_stream()], {}, replace(WELL, **changed))
+    assert checks(found) == expected
+
+
+def test_a_family_has_one_dag_and_a_group_its_own() -> None:
+    streams = [new_stream(name=f"tenants_{one}", group="small") for one in "ab"]
+    families = dict.fromkeys(("tenants_a", "tenants_b"), "tenants")
+    dags = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
+    assert airflow.findings(streams, families, replace(WELL, dags=dags)) == []
+    [missing, other] = airflow.findings(streams, families, replace(WELL, dags={}))
+    assert (missing.expected, missing.found) == (
+        "the DAGs of group small",
+        "no anabranch_hourly_group__small",
+    )
+    assert (other.expected, other.found) == (
+        "the DAGs of family tenants",
+        "no anabranch_maintenance__tenants",
+    )
+
+
+def test_a_paused_dag_of_a_group_is_found_and_its_streams_own_have_manual_runs() -> None:
+    dags = dict.fromkeys([*WELL.dags, "anabranch_hourly_group__small"], True)
+    [of_group, of_stream] = airflow.findings(
+        [new_stream(group="small")], {}, replace(WELL, dags=dags)
+    )
+    assert of_group.found == "anabranch_hourly_group__small is paused: hours are not rebuilt"
+    assert of_group.remedy.endswith("'^anabranch_.+__(small)$'")
+    assert "anabranch_hourly__events is paused: manual runs do not start" in of_stream.found
 
 
 def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
