@@ -151,8 +151,8 @@ class Page:
                 self._background.drop(old.reader)
                 self._records.forget(name)
                 self._rows.forget(name)
-                if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
-                    old.job.kafka.close()
+                if isinstance(old.job, Job):
+                    old.reader.end(old.job.kafka.close)
         self._background.start(
             [new.reader for name, new in self._shown.items() if before.get(name) is not new]
         )

@@ -141,8 +141,8 @@ class Streams(Collector):
             for name, job in found.items()
         }
         for name, old in before.items():
-            if self._readers.get(name) is not old and old.reader.answered.is_set():
-                _close(old.job)
+            if self._readers.get(name) is not old:
+                old.reader.end(partial(_close, old.job))
 
 
 def _stream_reader(name: str, job: Job | AnabranchError) -> _StreamReader:

@@ -85,13 +85,14 @@ class BackgroundReader(Generic[T]):
     ) -> None:
         self._name, self._read, self._now = name, read, now
         self._lock = threading.Lock()
+        self._close: Callable[[], None] | None = None
         self.reading: TimedValue[T] = TimedValue()
         self.answered = threading.Event()
 
     def refresh(self) -> None:
         """Read the value; keep the previous one after a failure. Does nothing while another thread
-        reads."""
-        if not self._lock.acquire(blocking=False):
+        reads, and after `end`."""
+        if self._close is not None or not self._lock.acquire(blocking=False):
             return
         try:
             self.reading = replace(self.reading, asking_since=(asked := self._now()))
@@ -110,6 +111,17 @@ class BackgroundReader(Generic[T]):
         finally:
             self._lock.release()
             self.answered.set()
+            self._close_ended()
+
+    def end(self, close: Callable[[], None]) -> None:
+        """Read no more; call `close` once no read is in progress."""
+        self._close = close
+        self._close_ended()
+
+    def _close_ended(self) -> None:
+        if self._close is not None and self._lock.acquire(blocking=False):
+            self._close()
+            self._lock.release()
 
 
 class Background(Generic[T]):

@@ -7,7 +7,7 @@ import math
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,13 +19,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from waiting import wait_for
 
 from anabranch import config
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
-from anabranch.job import StreamFolder
+from anabranch.job import Job, StreamFolder
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.reports import metrics, status
 from anabranch.operations.reports.content import ContentReader, MainContent, RunningHour
@@ -328,6 +329,33 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(
     asked[0].join(60)
     assert not asked[0].is_alive(), "expected the adapter to give up within a minute"
     adapter.close()
+
+
+def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, closed = threading.Event(), threading.Event()
+
+    def read(job: Any) -> StreamStatus:
+        assert job is changed or answers.wait(30)
+        return VIEW
+
+    def job(close: Callable[[], None]) -> Any:
+        kafka: Any = SimpleNamespace(close=close)
+        return Job(None, SimpleNamespace(name="events", slo=Slo(), group=None), None, kafka)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(status, "status", read)
+    monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
+    monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
+    jobs, changed = {"events": job(closed.set)}, job(lambda: None)
+    folder: Any = SimpleNamespace(jobs=lambda: jobs, groups={"events": None})
+    streams = Streams(folder, within=timedelta(seconds=0.2))
+    assert _values(streams)["up", "events"] == 0
+    jobs = {"events": changed}
+    wait_for(lambda: _values(streams)["up", "events"] == 1, "the stream of the changed file")
+    assert not closed.is_set()
+    answers.set()
+    assert closed.wait(30), "expected the connections of the old file to be closed"
 
 
 def test_streams_files_are_taken_up_between_scrapes(

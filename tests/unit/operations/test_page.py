@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -418,6 +420,30 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
     reader._read = good
     reader.refresh()
     assert "2026-11-21 02:31:31" in shown(client, "/") and " s old" not in shown(client, "/")
+
+
+def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(full: Job) -> None:
+    begun, answers, closed = threading.Event(), threading.Event(), threading.Event()
+    kafka: Any = SimpleNamespace(close=closed.set)
+    made = new_page(replace(full, kafka=kafka))
+    reader = made.readers["events"]
+
+    def hangs() -> None:
+        begun.set()
+        assert answers.wait(30)
+        raise Transient("gone")
+
+    reader._read = hangs  # type: ignore[assignment]
+    thread = threading.Thread(target=reader.refresh)
+    thread.start()
+    assert begun.wait(30)
+    made._found = lambda: {"events": full}
+    made.follow()
+    made._background.stop()
+    assert not closed.is_set()
+    answers.set()
+    thread.join()
+    assert closed.is_set()
 
 
 def test_a_reader_that_is_dead_is_noticed() -> None:
