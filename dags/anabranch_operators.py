@@ -17,7 +17,7 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
+import tempfile
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from airflow.configuration import conf
@@ -284,20 +284,26 @@ class AnabranchOperator(BaseOperator):
     def run_command(self, arguments: Sequence[str]) -> None:
         """Run a command to its end, and log its output line by line."""
         command = _command(arguments)
+        _require_success(command, *self._run(command, subprocess.PIPE, subprocess.STDOUT))
+
+    def _run(
+        self, command: Sequence[str], stdout: int | IO[str], stderr: int
+    ) -> tuple[int, deque[str]]:
+        """Run a command to its end, and log the one of its outputs that is a pipe line by line.
+        Return its exit code, and the last lines of the log."""
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
-        with _start(command, subprocess.STDOUT) as self._process:
-            assert self._process.stdout is not None
-            for line in self._process.stdout:
+        with _start(command, stdout, stderr) as self._process:
+            for line in self._process.stdout or self._process.stderr or ():
                 last.append(line.rstrip())
                 self.log.info("%s", last[-1])
-        _require_success(command, self._process.returncode, last)
+        return self._process.returncode, last
 
     def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
         """Run a command that only reads, and return its JSON output. Raises AirflowException for an
         exit code other than `codes`."""
         command = _command([*arguments, "--output", "json"])
-        with _start(command, subprocess.PIPE) as self._process:
+        with _start(command, subprocess.PIPE, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
         if self._process.returncode not in codes:
             _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
@@ -348,13 +354,13 @@ def _command(arguments: Sequence[str]) -> list[str]:
     return [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *arguments]
 
 
-def _start(command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], stdout: int | IO[str], stderr: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
             env=os.environ | {"ANABRANCH_CONF": str(CONF), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
             encoding="utf-8",
             errors="replace",
@@ -584,16 +590,14 @@ class GroupRebuildOperator(AnabranchOperator):
         command = _command(
             [*self.arguments, *_rebuild_arguments(self, context), "--output", "json"]
         )
-        self.log.info("running %s", shlex.join(command))
-        last: deque[str] = deque(maxlen=LAST_LINES)
-        with _start(command, subprocess.PIPE) as self._process:
-            printed = self._log_and_read(last)
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            code, last = self._run(command, output, subprocess.PIPE)
+            output.seek(0)
+            printed = output.read()
         try:
             views = json.loads(printed[printed.index("{") :])["streams"]
         except (ValueError, KeyError):
-            _require_success(
-                command, self._process.returncode, [*last, *printed.splitlines()[-LAST_LINES:]]
-            )
+            _require_success(command, code, [*last, *printed.splitlines()[-LAST_LINES:]])
             raise AirflowFailException(
                 f"{shlex.join(command)}: expected JSON with streams, found none"
             ) from None
@@ -603,21 +607,6 @@ class GroupRebuildOperator(AnabranchOperator):
         if all(outcome["exit_code"] == TRANSIENT for outcome in outcomes):
             _require_success(command, TRANSIENT, last)
         return outcomes
-
-    def _log_and_read(self, last: deque[str]) -> str:
-        """Log the command's standard error line by line, and return its standard output."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        printed: list[str] = []
-        output = self._process.stdout
-        reader = threading.Thread(target=lambda: printed.append(output.read()), daemon=True)
-        reader.start()
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            last.append(line.rstrip())
-            self.log.info("%s", last[-1])
-        reader.join()
-        return "".join(printed)
 
 
 def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str, Any]:
