@@ -40,14 +40,13 @@ from anabranch.protocol.state import TURN
 
 LOG = logging.getLogger(__name__)
 
-_PREFIX = f"{TURN}."
 # A turn's timeout, in seconds: several attempts of its owner, short enough for readers of fresh
 # rows.
 ATTEMPTS, MIN_TIMEOUT, MAX_TIMEOUT = 4.0, 10.0, 60.0
 # A longer attempt needs a longer turn: one attempt and a half, at most LIMIT.
 ATTEMPT_AND_A_HALF, LIMIT = 1.5, 300.0
-# The timeout of a turn of an older version, whose property is only an id.
-BARE_BOUND = 5.0
+# The timeout of a turn with an invalid value.
+MALFORMED_BOUND = 5.0
 # A publisher joins after this many refusals, or after one refusal if an attempt took this long
 # (seconds).
 REFUSALS, LONG_ATTEMPT = 3, 0.3
@@ -72,7 +71,7 @@ class Turn:
     asked_at: str = ""
 
     def to_properties(self) -> dict[str, str]:
-        """Return the table properties of the turn. Older versions wait for the bare id."""
+        """Return the table property of the turn."""
         values = {
             "number": self.number,
             "bound": self.bound,
@@ -80,7 +79,7 @@ class Turn:
             "by": self.by,
             "asked_at": self.asked_at,
         }
-        return {_PREFIX + self.id: json.dumps(values), TURN: self.id}
+        return {TURN + self.id: json.dumps(values)}
 
     @property
     def who(self) -> str:
@@ -95,12 +94,8 @@ def read_queue(properties: Mapping[str, str]) -> Queue:
     """Return the turns in a table's properties, in queue order."""
     turns = []
     for key, text in properties.items():
-        if key.startswith(_PREFIX):
-            turns.append(_read(key.removeprefix(_PREFIX), text))
-    bare = properties.get(TURN)
-    if bare and _PREFIX + bare not in properties:
-        # Written by an older version.
-        turns.append(Turn(bare, 0, BARE_BOUND))
+        if key.startswith(TURN):
+            turns.append(_read(key.removeprefix(TURN), text))
     return tuple(sorted(turns, key=lambda t: (t.number, t.id)))
 
 
@@ -116,7 +111,7 @@ def _read(id: str, text: str) -> Turn:
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         # Edited by hand, or of a later version: others wait for it only briefly.
-        return Turn(id, 0, BARE_BOUND)
+        return Turn(id, 0, MALFORMED_BOUND)
 
 
 def turn_bound(longest: float) -> float:
@@ -171,16 +166,16 @@ def is_over(turn: Turn, seconds: float) -> bool:
 def plan_turn_removal(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
     """Return `commit` with the removal of a turn from the queue. Pure.
 
-    The commit sets each key that it removes: PyIceberg fails to remove a key that another process
+    The commit sets the key that it removes: PyIceberg fails to remove a key that another process
     has already removed.
     """
-    keys = (_PREFIX + id, *((TURN,) if properties.get(TURN) == id else ()))
-    if not any(key in properties for key in keys):
+    key = TURN + id
+    if key not in properties:
         return commit
     return replace(
         commit,
-        set_properties={**commit.set_properties, **dict.fromkeys(keys, "")},
-        remove_properties=(*commit.remove_properties, *keys),
+        set_properties={**commit.set_properties, key: ""},
+        remove_properties=(*commit.remove_properties, key),
     )
 
 
