@@ -140,16 +140,11 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
 
     A set that is no longer named was published, or its publish of rows was rolled back.
     """
-    waiting, hour = {i["id"]: i for i in state.dead_letters}, item.get("hour")
-    if item["id"] not in waiting or item["layer"] != "batch":
-        return item["id"] in waiting
-    if (accepted := state.accepted.get(str(hour))) is not None:
-        return bool(accepted.revision == item["revision"])
-    # Older versions removed hours from the accepted ones while dead letters of them waited.
-    newest = max(
-        i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch"
-    )
-    return state.is_accepted(str(hour)) and bool(item["revision"] == newest)
+    is_named = item["id"] in state.waiting_letters
+    if not is_named or item["layer"] != "batch":
+        return is_named
+    accepted = state.accepted.get(item["hour"])
+    return accepted is not None and bool(accepted.revision == item["revision"])
 
 
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:

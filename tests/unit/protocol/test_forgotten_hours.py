@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from brokers import Broker
@@ -160,24 +159,6 @@ def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_proce
     assert H[0] not in lake.state().accepted, (
         "an hour of which nothing waits is remembered for ever"
     )
-
-
-def test_dead_letters_of_an_hour_that_an_older_version_forgot_are_published(
-    lake: StreamLake,
-) -> None:
-    accept_all(lake)
-    accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
-    state = lake.state()
-    forgotten = {h: a for h, a in state.accepted.items() if h != H[0]}
-    [item] = [i for i in state.dead_letters if i["hour"] == H[0]]
-    older = {**item, "id": "older", "revision": 1}
-    was = State(**{**of_fields(state), "accepted": forgotten, "dead_letters": (older, item)})
-    assert was.is_accepted(H[0])
-    assert [is_due(was, i) for i in (older, item)] == [False, True]
-
-
-def of_fields(state: State) -> dict[str, Any]:
-    return {name: getattr(state, name) for name in State.__dataclass_fields__}
 
 
 def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLake) -> None:
