@@ -65,7 +65,8 @@ class FamilyStreams:
         with self._lock:
             if not (config.family_names(self._conf) or self._emptied()):
                 self.broken, self.unanswered = {}, []
-                return {}
+                self._members, self._read_at = {}, None
+                return self._members
             is_first = self._began == float("-inf")
             if self._reading is not None and self._reading.has_ended:
                 self._end(self._reading)

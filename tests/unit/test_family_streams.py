@@ -94,6 +94,9 @@ def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
         wait_for(lambda: families.members() and not families.broken, "the whole file to be read")
     file.unlink()
     assert families.members() == {} and families.broken == {}
+    assert families.read_members == {}
+    file.write_text(right)
+    wait_for(lambda: bool(families.members()), "the file that returned to be read")
     families.close()
 
 
