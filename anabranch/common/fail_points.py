@@ -151,7 +151,8 @@ class Step(Enum):
     # Hold.
     HOLD_PUBLISHED = (
         "hold.published",
-        "each branch keeps the hours, an expiry of dead letters may still land",
+        "each branch has the operator's act, perhaps of an earlier run; an expiry of dead letters "
+        "may still land",
     )
     HOLD_MOVED = (
         "hold.moved",

@@ -98,6 +98,7 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
 
     published = publisher.run(decide, f"{act.name} hours of {stream.name}")
     reach(Step.HOLD_PUBLISHED)
+    # Also for a hold that the branches had: an earlier run may have been killed at this step.
     if not release:
         _move_other_heads(publisher)
     reach(Step.HOLD_MOVED)
