@@ -21,7 +21,6 @@ from anabranch.job import Job
 from anabranch.notifications import webhook
 from anabranch.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
-from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import require_ended, require_sealed
 from anabranch.protocol.state import State
 from batch_layer import todo
@@ -114,7 +113,7 @@ class StreamRun:
                 named = [h for h in named if h >= first]
             for h in named:
                 require_sealed(sealed, self._job.stream, h)
-            state = self._take_over(sealed)
+            state = self._recover(sealed)
         decided = {result.hour for result in self.results}
         named = [h for h in named if h not in decided]
         with self._progress("", len(named)) as progress:
@@ -124,7 +123,7 @@ class StreamRun:
 
     def _rebuild_waiting(self, request: RebuildRequest) -> None:
         with self._turn():
-            state = self._take_over(self._seal(None))
+            state = self._recover(self._seal(None))
             waiting = self._call(lambda: todo.waiting(self._job, state))
             if empty := empty_hours(state, waiting):
                 self.results += self._call(lambda: self._rebuilder.accept_empty(empty))
@@ -144,11 +143,8 @@ class StreamRun:
         self.results += self._rebuilder.accepted_with_seal
         return sealed
 
-    def _take_over(self, state: State) -> State:
+    def _recover(self, state: State) -> State:
         """Complete what an earlier run left unfinished. Return the resulting state."""
-        self._call(
-            lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position)
-        )
         return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
 
     def _restate_incomplete(self) -> None:

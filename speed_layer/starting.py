@@ -18,7 +18,6 @@ from anabranch.job import Job
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import Offsets, to_keys
 from anabranch.protocol.apply import apply, is_created, require_columns
-from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
 from speed_layer.micro_batch import MicroBatches
@@ -105,7 +104,6 @@ class StreamStart:
                 self._batches.skip_lost(starts)
                 continue
             if step is None:
-                take_over(job.lake, job.stream, job.kafka, state.position)
                 return position.offsets
             LOG.info(
                 "stream %s: reading an hour that batch does not serve, by its cut hour=%s",

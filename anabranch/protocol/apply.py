@@ -36,7 +36,6 @@ from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.erased import Erasures
 from anabranch.protocol.erasure_filter import require_sources
 from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
-from anabranch.protocol.owner import take_over
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import (
@@ -49,7 +48,7 @@ from anabranch.protocol.rolled_back import (
 from anabranch.protocol.state import POSITION, TIMELINE, load_state
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
 
     from anabranch.iceberg.lake import Lake
 
@@ -222,9 +221,10 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     AnotherStreamsTable."""
     table = lake.load(stream.table)
     if not set(BRANCHES) <= table.metadata.refs.keys():
-        return []  # the next run or a job does it
+        return []  # the next run does it
     text, before = branch_properties(table, "speed").get(POSITION), read_owner(table)
-    if not take_over(lake, stream, kafka, Position.from_json(text) if text else Position("", {})):
+    position = Position.from_json(text) if text else Position("", {})
+    if not record_owner(lake, stream, kafka, position):
         if before is not None and before.topic != stream.topic:
             LOG.warning(
                 "stream %s: table %s was read from topic %s, the stream's file names %s: "
@@ -239,6 +239,39 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
         return []
     former = f"stream {before.stream}" if before is not None else "no stream"
     return [f"table {stream.table} belongs to stream {stream.name} now, and belonged to {former}"]
+
+
+def record_owner(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Position) -> bool:
+    """Write the stream into its table if the table names no stream or the stream's former name;
+    return whether it was written.
+
+    `position` is the table's. Only a stream that reads the position's topic may take a table over:
+    raises AnotherStreamsTable for another topic id, since the owner is then unknown.
+    """
+    owner = read_owner(lake.load(stream.table))
+    if owner is not None and owner.stream == stream.name:
+        return False
+    if position.topic_id:
+        topic = kafka.describe(stream.topic)
+        if topic is None:
+            return False
+        if topic.id != position.topic_id:
+            raise AnotherStreamsTable(
+                f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was "
+                f"read from topic {stream.topic} (id {topic.id}), found a position of topic id "
+                f"{position.topic_id}; nothing was changed. If the table is another stream's: "
+                "give `table:` another name. If the topic was deleted and made again, or moved to "
+                f"another cluster: run `anabranch adopt {stream.name}`"
+            )
+    wanted = Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()
+
+    def write(table: Table, tx: Transaction) -> None:
+        if table.properties.get(OWNER) in (None, owner.to_json() if owner is not None else None):
+            tx.set_properties({OWNER: wanted})
+
+    admin.change_table(lake, stream.table, "owner", write)
+    LOG.info("stream %s: table %s belongs to it from now on", stream.name, stream.table)
+    return True
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:

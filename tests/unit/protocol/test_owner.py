@@ -21,7 +21,6 @@ from anabranch.operations.doctor.finding import Issue
 from anabranch.operations.doctor.tables import failed
 from anabranch.operations.doctor.tables import read as examine_tables
 from anabranch.protocol import apply as tables
-from anabranch.protocol.owner import take_over
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from anabranch.protocol.topic_change import adopt
@@ -166,11 +165,11 @@ def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_top
     ):
         apply(unmarked.folder, OTHER, Broker(id="r"))
     assert read_owner(unmarked.table()) is None
-    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), (
+    assert not tables.record_owner(unmarked.lake, MINE, Broker(id=None).adapter, position), (
         "without a topic the owner is unknown"
     )
-    assert take_over(unmarked.lake, MINE, Broker().adapter, position)
-    assert not take_over(unmarked.lake, MINE, Broker().adapter, position)
+    assert tables.record_owner(unmarked.lake, MINE, Broker().adapter, position)
+    assert not tables.record_owner(unmarked.lake, MINE, Broker().adapter, position)
     assert read_owner(unmarked.table()) == Owner("events", "events", "cluster")
 
 
