@@ -18,8 +18,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.protocol.acts import Act
 from anabranch.protocol.counts import COUNTS, Counts
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import NOTES, Kind, Layer, LedgerRow
-from anabranch.protocol.state import load_state
+from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -63,24 +62,14 @@ def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFact
     """Return every decision about one hour, or about all if None, by hour, oldest first. Raises
     Transient if the lake does not answer."""
     wanted_hours = [hour] if hour is not None else None
-    rows = Ledger(lake, stream.hours_table).history(wanted_hours, ("partitions", "quality", "diff"))
-    state = load_state(lake, stream.table)
-    wanted = [
-        row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour
-    ]
+    rows, state = Ledger(lake, stream.hours_table).history_and_state(
+        stream.table, wanted_hours, ("partitions", "quality", "diff")
+    )
+    wanted = [row for row in rows if hour is None or row.hour == hour]
     tags = tagged(
         state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"]
     )
     return history_rows(stream.table, wanted, tags)
-
-
-def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the ledger's rows, followed by the decisions that still wait on a branch. Pure."""
-    known = {row.decision_id for row in rows}
-    return [
-        *rows,
-        *(row for row in waiting if row.decision_id not in known and row.decision not in NOTES),
-    ]
 
 
 def history_rows(

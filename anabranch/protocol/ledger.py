@@ -54,7 +54,7 @@ from anabranch.protocol.ledger_row import (
     cut_from,
 )
 from anabranch.protocol.publish import new_id
-from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.state import Accepted, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -291,7 +291,36 @@ class Ledger:
         """
         if hours is not None and not isinstance(hours, Span) and not hours:
             return []
+        return self._history(self._lake.load(self._name), hours, without)
+
+    def history_and_state(
+        self, rows_table: str, hours: Span | Collection[str] | None, without: Collection[str] = ()
+    ) -> tuple[list[LedgerRow], State]:
+        """Return the decisions as `history` does, followed by those that still wait on a branch of
+        the stream's table (of any hour), and the state of that table. The state is the result of
+        exactly these decisions. Raises Transient.
+
+        Loads both tables again if the ledger changed meanwhile: a publish could have removed its
+        newest decisions from the branches.
+        """
         table = self._lake.load(self._name)
+        while True:
+            state = load_state(self._lake, rows_table)
+            before, table = table, self._lake.load(self._name)
+            if table.metadata.current_snapshot_id == before.metadata.current_snapshot_id:
+                break
+        recorded = self._history(table, hours, without)
+        ids = {row.decision_id for row in recorded}
+        waiting = [
+            row
+            for row in state.decisions
+            if row.decision_id not in ids and row.decision not in NOTES
+        ]
+        return [*recorded, *waiting], state
+
+    def _history(
+        self, table: Table, hours: Span | Collection[str] | None, without: Collection[str]
+    ) -> list[LedgerRow]:
         with lake_errors(f"read ledger {self._name}"):
             return _decisions(read(table, hours, _columns(table, without)))
 

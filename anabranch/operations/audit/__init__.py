@@ -30,11 +30,10 @@ from anabranch.operations.audit.count import (
     with_classes,
 )
 from anabranch.protocol import ledger
-from anabranch.protocol.decisions import with_waiting
 from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.retention import is_kept, letters_expired
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.duckdb import has_same_rows, open_comparison
 
@@ -92,13 +91,10 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
-    # Read the ledger first: rows of hours accepted in between are read from their branch. Start one
-    # hour earlier, because each cut is compared with the previous one.
+    # Start one hour earlier, because each cut is compared with the previous one.
     span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
-    rows = job.ledger.history(span)
-    state = load_state(job.lake, job.stream.table)
+    rows, state = job.ledger.history_and_state(job.stream.table, span)
     letters = job.lake.load(job.stream.dead_letters_table)
-    rows = with_waiting(rows, state.decisions)
     newest = ledger.newest(rows)
     main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
     return _Lake(

@@ -22,7 +22,6 @@ from anabranch.protocol.decisions import (
     history_rows,
     hour_query,
     tagged,
-    with_waiting,
 )
 from anabranch.protocol.ledger import newest
 from anabranch.protocol.ledger_row import (
@@ -35,7 +34,7 @@ from anabranch.protocol.ledger_row import (
     QualityResult,
     UnknownFields,
 )
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.kinds import unexplained_counts
 
@@ -124,9 +123,8 @@ class HourFacts:
 
 def explain(job: Job, hour: str, now: datetime) -> HourFacts:
     """Return the facts about an hour. Raises Transient when the lake is unreachable."""
-    rows = job.ledger.history([hour])
-    state = load_state(job.lake, job.stream.table)
-    of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
+    rows, state = job.ledger.history_and_state(job.stream.table, [hour])
+    of_hour = [row for row in rows if row.hour == hour]
     by_branch = {
         b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)}
         for b in snapshots.BRANCHES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,24 @@ from typing import Any
 import pytest
 from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
+from pyiceberg.table import Table
 from queries import run_query
 
 from anabranch.cli.render.history import print_history
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.time_travel import find_snapshot
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut
+from anabranch.operations.audit import audit
+from anabranch.operations.reports.explain import explain
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol import override
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted
+from anabranch.protocol.state import Accepted, Confirmed
 from batch_layer.plan import Rebuilt, plan_publish
 
 
@@ -107,6 +115,61 @@ def test_a_missing_or_moved_tag_is_reported(one: StreamLake) -> None:
     tag = protocol_decisions.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
     (first, _) = protocol_decisions.history_rows("games.events", rows, {tag.name: tag})
     assert (first.query, first.readable) == (None, "no: its tag shows 2 rows, the revision had 3")
+
+
+def _revisions_of_history(of: Job) -> list[int]:
+    listed = protocol_decisions.decisions(of.lake, of.stream, NEXT)
+    return [decision.revision for decision in listed]
+
+
+def _revisions_of_explain(of: Job) -> list[int]:
+    facts = explain(of, NEXT, NOW)
+    assert [facts.accepted_at, facts.counts.good] == [NOW, 6]
+    return [decision.revision for decision in facts.revisions]
+
+
+def _revisions_of_audit(of: Job) -> list[int]:
+    [hour] = audit(of, None, with_kafka=False).hours
+    assert hour.disagreements == ()
+    assert hour.audited.row is not None
+    return [hour.audited.row.revision]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "revisions", [_revisions_of_history, _revisions_of_explain, _revisions_of_audit]
+)
+def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
+    one: StreamLake,
+    revisions: Callable[[Job], list[int]],
+    before: bool,
+) -> None:
+    """Just before or after the first load of the rows' table, an hour is accepted, its row is
+    recorded, and the next publish removes the decision from the branches."""
+    done: list[Outcome] = []
+
+    def accept_and_confirm() -> None:
+        rebuild(one, 1, [event(0, offset) for offset in range(4, 10)])
+        state = one.state()
+        confirmed = Confirmed(frozenset(row.decision_id for row in state.decisions))
+        changes = (Change("batch"), Change("main"))
+        publish = Publish(new_id(), changes, state.timeline, confirmed=confirmed)
+        done.append(one.publish(publish, state))
+        assert one.state().decisions == ()
+
+    class Slow(Lake):
+        def load(self, name: str) -> Table:
+            if name != one.name or done:
+                return super().load(name)
+            if before:
+                accept_and_confirm()
+            table = super().load(name)
+            if not before:
+                accept_and_confirm()
+            return table
+
+    assert revisions(replace(job(one), lake=Slow(one.environment))) == [1]
+    assert done == [Outcome.LANDED]
 
 
 def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
