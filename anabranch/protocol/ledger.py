@@ -361,11 +361,6 @@ class Ledger:
         Transient."""
         return removed_through(self._lake.load(self._name))
 
-    def known_hours(self) -> frozenset[str]:
-        """Return the hours that the ledger has a decision about. Raises Transient."""
-        with lake_errors(f"read ledger {self._name}"):
-            return _union(_HOURS.ask(self._lake.load(self._name)))
-
     def remarkable_hours(self) -> frozenset[str]:
         """Return the hours whose newest decision is a refusal, and hours with offsets lost to
         retention or with a difference between the layers that unread offsets of the speed layer do
@@ -503,11 +498,6 @@ def _ids(rows: pa.Table) -> frozenset[str]:
     return frozenset(rows["decision_id"].to_pylist())
 
 
-def _all_hours(rows: pa.Table) -> frozenset[str]:
-    decided = rows.filter(pc.invert(pc.is_in(rows["decision"], _NOTES)))
-    return frozenset(decided["hour"].unique().to_pylist())
-
-
 def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetime, str]]]:
     """Return the hours with losses or differences, and the newest decision of each hour with its
     time."""
@@ -533,7 +523,6 @@ def _differs(diff: Diff) -> bool:
     return diff.missing > (diff.unread or 0) or diff.extra > 0 or diff.changed > 0
 
 
-_HOURS = PerFile(("hour", "decision"), _all_hours)
 _IDS = PerFile(("decision_id",), _ids)
 _REMARKABLE = PerFile(("hour", "decision", "recorded_at", "diff", "gaps"), _remarkable)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)

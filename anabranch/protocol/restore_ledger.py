@@ -79,7 +79,8 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
         return 0
     stream_ledger = Ledger(lake, stream.hours_table)
     stream_ledger.record_waiting(state)
-    known, first = stream_ledger.known_hours(), stream_ledger.first_hour()
+    known = {row.hour for row in stream_ledger.history(without=ledger.BULKY)}
+    first = stream_ledger.first_hour()
     if not missing_hours(state, known, first):
         return 0
     good, dead = (

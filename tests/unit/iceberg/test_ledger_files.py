@@ -270,11 +270,9 @@ def test_only_losses_and_differences_of_old_hours_are_read(
     append_as_now(lake, rows[:4])
     append_as_now(lake, rows[4:])
     assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
-    assert Ledger(lake.lake, name).known_hours() == {at(day) for day in range(8)}
     append_as_now(lake, sealed(at(8)))
     opened.clear()
     assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
-    assert Ledger(lake.lake, name).known_hours() == {at(day) for day in range(9)}
     assert len(set(opened)) == 1, "a file that was read before was read again"
 
 
