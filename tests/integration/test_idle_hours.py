@@ -50,7 +50,7 @@ def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forget(one: World) -> None:
     """Forget what another process does not know."""
-    for known in (ledger._IDS, ledger._REMARKABLE, ledger._HOURS):
+    for known in (ledger._IDS, ledger._REMARKABLE):
         known._known.clear()
     clear_manifest_cache()
     s3.open_store(one.job.environment.s3)._answered = None
