@@ -51,16 +51,9 @@ def path_of(table: Table, name: str) -> str:
     return f"{table.location().rstrip('/')}/metadata/{name}"
 
 
-# Cached by path: a side file never changes, and every micro-batch loads a state.
-_READ: dict[str, Mapping[str, str]] = {}
-_REMEMBERED = 12
-
-
 def read(table: Table, name: str) -> Mapping[str, str]:
     """Return the contents of a side file. Raises SideFileGone, Terminal, Transient."""
     path = path_of(table, name)
-    if (known := _READ.get(path)) is not None:
-        return known
     doing = f"read the state of the branches of {'.'.join(table.name())}"
     try:
         with table.io.new_input(path).open() as stream:
@@ -74,7 +67,4 @@ def read(table: Table, name: str) -> Mapping[str, str]:
             f"{doing}: expected {path} as it was written, found {len(content)} other bytes"
         )
     aside: dict[str, str] = json.loads(zlib.decompress(content))
-    _READ[path] = aside
-    while len(_READ) > _REMEMBERED:
-        _READ.pop(next(iter(_READ)))
     return aside

@@ -224,18 +224,19 @@ def _links(value: str) -> tuple[str, ...]:
     return tuple(_LINK.findall(unpack(value)))
 
 
-# Cached, since every micro-batch loads a state. The text of a hash is the same in every table.
+# Cached, since every micro-batch loads a state. The text of a hash is the same in every table. All
+# threads of a process use the cache, with the three branches of each stream. Each access is atomic.
 _READ: dict[str, Mapping[str, str]] = {}
-_REMEMBERED = 12
+_REMEMBERED = 1 << 10
 
 
 def _read(table: Table, root: str) -> Mapping[str, str]:
     if (known := _READ.get(root)) is not None:
         return known
     lines = (line.partition(" ") for line in _text_of(table, root).split("\n"))
+    if len(_READ) >= _REMEMBERED:
+        _READ.clear()
     in_properties = _READ[root] = {key: value for key, _, value in lines}
-    while len(_READ) > _REMEMBERED:
-        _READ.pop(next(iter(_READ)))
     return in_properties
 
 

@@ -7,12 +7,16 @@ import hashlib
 import json
 import os
 import random
+import sys
+import time
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from brokers import Broker
@@ -136,8 +140,7 @@ def summary_with_a_side_file(
 
 
 def forget_what_was_read() -> None:
-    """Clear the caches, as in another process."""
-    side_files._READ.clear()
+    """Clear the cache, as in another process."""
     state_properties._READ.clear()
 
 
@@ -724,3 +727,39 @@ def test_a_state_that_did_not_change_is_parsed_once(long: StreamLake) -> None:
     one, other = long.state(), long.state()
     assert one.timeline is other.timeline
     assert one.timeline.to_json() is other.timeline.to_json()
+
+
+def test_threads_read_more_states_than_a_process_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream of a speed process publishes in a thread of its own, and has several states. Here
+    another thread may run after each instruction of the cache."""
+    monkeypatch.setattr(state_properties, "_REMEMBERED", 12)
+    forget_what_was_read()
+    threads, states = 8, 200
+
+    def stored(number: int) -> tuple[Table, dict[str, str]]:
+        text = f"{TIMELINE} {number}"
+        digest = state_properties._digest(text)
+        properties = {STATE + digest: state_properties.pack(text)}
+        table = SimpleNamespace(metadata=SimpleNamespace(properties=properties))
+        name = state_properties._IN_PROPERTIES + digest
+        return cast(Table, table), side_files.reference(name, True)
+
+    known = [stored(number) for number in range(states)]
+
+    def let_others_run(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not state_properties._read.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        time.sleep(0)
+        return let_others_run
+
+    def read(first: int) -> None:
+        sys.settrace(let_others_run)
+        try:
+            for number in range(first, states, threads):
+                assert state_properties.load_all(*known[number]) == {TIMELINE: str(number)}
+        finally:
+            sys.settrace(None)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
