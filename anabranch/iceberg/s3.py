@@ -230,11 +230,13 @@ class ObjectStore:
         with self._errors(f"read s3://{bucket}/{key}"):
             try:
                 answer = self._client.get_object(Bucket=bucket, Key=key)
-                return answer["Body"].read(), answer["ETag"]
+                body: bytes = answer["Body"].read()
             except ClientError as error:
                 if _code(error) not in ("NoSuchKey", "404"):
                     raise
-        return None
+                return None
+        TALLY.count(S3_BYTES, "read", len(body))
+        return body, answer["ETag"]
 
     def put_if(
         self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None

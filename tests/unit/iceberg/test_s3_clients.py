@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from botocore.response import StreamingBody
+from botocore.stub import Stubber
 from pyarrow.fs import S3FileSystem
 
+from anabranch.common.counters import S3_BYTES, Tally, counting
 from anabranch.config import S3
 from anabranch.iceberg.file_io import LakeFileIO
 from anabranch.iceberg.s3 import open_store, shared_files
@@ -79,3 +83,14 @@ def test_pyarrow_gets_the_certificates_to_trust(tmp_path: Path) -> None:
     strategy = {"s3.retry-strategy-impl": "pyarrow.fs.AwsDefaultS3RetryStrategy"}
     assert options(**{"s3.ca": ca, **strategy})["tls_ca_file_path"] == ca
     assert options(**{"s3.ca": ca})["allow_delayed_open"]
+
+
+def test_bytes_of_an_object_that_may_be_absent_are_counted(shared: dict[str, Path]) -> None:
+    store, tally = open_store(S3(endpoint=NOWHERE)), Tally()
+    with Stubber(store._client) as client, counting(tally):
+        body = StreamingBody(BytesIO(b"abcde"), 5)
+        client.add_response("get_object", {"Body": body, "ETag": "one"})
+        assert store.find("bucket", "key") == (b"abcde", "one")
+        client.add_client_error("get_object", "NoSuchKey", http_status_code=404)
+        assert store.find("bucket", "other") is None
+    assert tally.totals()[S3_BYTES, "read"] == 5
