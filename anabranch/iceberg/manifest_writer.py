@@ -20,24 +20,6 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_MANIFEST_FIELDS = (
-    "manifest_path",
-    "manifest_length",
-    "partition_spec_id",
-    "content",
-    "sequence_number",
-    "min_sequence_number",
-    "added_snapshot_id",
-    "added_files_count",
-    "existing_files_count",
-    "deleted_files_count",
-    "added_rows_count",
-    "existing_rows_count",
-    "deleted_rows_count",
-    "partitions",
-    "key_metadata",
-)
-
 
 class ManifestWriter:
     """A writer of one commit's snapshots, one after the other: `begin_snapshot`, then its
@@ -135,13 +117,10 @@ def counts_of(added: Collection[DataFile], removed_files: int, removed_rows: int
 
 
 def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
-    """Return the manifest with the sequence number of the snapshot that adds it. The writer of a
-    manifest list would assign its own snapshot's number, but the list of another branch, with a
-    later number, may contain this manifest too."""
-    values = {field: getattr(manifest, field) for field in _MANIFEST_FIELDS}
-    least = manifest.min_sequence_number
-    values |= {
-        "sequence_number": sequence,
-        "min_sequence_number": least if least >= 0 else sequence,
-    }
-    return ManifestFile.from_args(**values)
+    """Set the manifest's sequence number to that of the snapshot that adds it; return it. The
+    writer of a manifest list would assign its own snapshot's number, but the list of another
+    branch, with a later number, may contain this manifest too."""
+    manifest.sequence_number = sequence
+    if manifest.min_sequence_number < 0:
+        manifest.min_sequence_number = sequence
+    return manifest
