@@ -10,17 +10,18 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from anabranch.common.attempts import attempts, jitter
 from anabranch.common.errors import AnabranchError, Transient
-from anabranch.iceberg.commits import Commit, Outcome, Tag
+from anabranch.iceberg.commits import Commit, Tag
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import READING
 from anabranch.iceberg.staging import WITHIN
 
-LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
-_PATIENCE_SECONDS = 15.0
+LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -39,8 +40,9 @@ def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Ite
 
 def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
     age = int(WITHIN.total_seconds() * 1000)
-    for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
-        table = lake.load(table_name)
+    made = tuple(Tag(name, snapshot, age) for name, snapshot in tags.items())
+
+    def plan(table: Table) -> Commit | None:
         if gone := [s for s in tags.values() if table.metadata.snapshot_by_id(s) is None]:
             raise Transient(
                 f"read {table_name}: expected snapshot {gone[0]}, found it expired meanwhile; try "
@@ -48,26 +50,18 @@ def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
             )
         # The answer of the previous attempt may have been lost.
         if tags.keys() <= table.metadata.refs.keys():
-            return
-        made = tuple(Tag(name, snapshot, age) for name, snapshot in tags.items())
-        if lake.commit(table, Commit(uuid.uuid4().hex, {}, (), tags=made)) is Outcome.LANDED:
-            return
-    raise Transient(
-        f"keep snapshots of {table_name} for a read: expected a commit to land within "
-        f"{_PATIENCE_SECONDS:.0f} s, found that other commits were first each time; try again"
-    )
+            return None
+        return Commit(uuid.uuid4().hex, {}, (), tags=made)
+
+    lake.commit_until_landed(table_name, "keep snapshots for a read", plan)
 
 
 def _release(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
+    def plan(table: Table) -> Commit | None:
+        left = tuple(name for name in tags if name in table.metadata.refs)
+        return Commit(uuid.uuid4().hex, {}, (), drop_tags=left) if left else None
+
     try:
-        for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
-            table = lake.load(table_name)
-            left = tuple(name for name in tags if name in table.metadata.refs)
-            if (
-                not left
-                or lake.commit(table, Commit(uuid.uuid4().hex, {}, (), drop_tags=left))
-                is Outcome.LANDED
-            ):
-                return
+        lake.commit_until_landed(table_name, "remove the tags of a read", plan)
     except AnabranchError as error:
         LOG.debug("tags of %s stay until their age ends: %s", table_name, error)
