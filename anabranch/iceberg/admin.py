@@ -17,7 +17,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, TableRequirement
-from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.common.errors import Transient
@@ -122,16 +121,6 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
         return StaticTable.from_metadata(metadata_file, catalog_properties(lake.environment))
     except ValidationError as error:
         raise ValueError(f"no metadata of a table: {error}") from error
-
-
-def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-    """Commit the changes that `write` makes to the table's schema, as `change_table`."""
-
-    def change(table: Table, tx: Transaction) -> None:
-        with tx.update_schema() as update:
-            write(table, update)
-
-    change_table(lake, name, "schema", change)
 
 
 def change_table(

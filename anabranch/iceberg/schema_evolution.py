@@ -30,8 +30,7 @@ from anabranch.common.errors import Refused
 from anabranch.iceberg import admin
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.update.schema import UpdateSchema
+    from pyiceberg.table import Table, Transaction
 
     from anabranch.iceberg.lake import Lake
 
@@ -104,20 +103,21 @@ def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
     """
     sentences: list[str] = []
 
-    def write(table: Table, update: UpdateSchema) -> None:
+    def write(table: Table, tx: Transaction) -> None:
         changes = plan_evolution(name, table.schema(), wanted)
         sentences[:] = [change.words(name) for change in changes] or sentences
-        for change in changes:
-            if change.kind is Kind.ADDED:
-                update.add_column(change.path, change.after, required=False)
-                if wanted.before is not None and len(change.path) == 1:
-                    update.move_before(change.path, wanted.before)
-            elif change.kind is Kind.WIDENED:
-                update.update_column(change.path, field_type=change.after)
-            else:
-                update.make_column_optional(change.path)
+        with tx.update_schema() as update:
+            for change in changes:
+                if change.kind is Kind.ADDED:
+                    update.add_column(change.path, change.after, required=False)
+                    if wanted.before is not None and len(change.path) == 1:
+                        update.move_before(change.path, wanted.before)
+                elif change.kind is Kind.WIDENED:
+                    update.update_column(change.path, field_type=change.after)
+                else:
+                    update.make_column_optional(change.path)
 
-    admin.change_schema(lake, name, write)
+    admin.change_table(lake, name, "schema", write)
     return sentences
 
 

@@ -219,8 +219,11 @@ def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
         lambda: lake.publish(publish, state, publisher),
         lambda: run(publisher, lake.name, lambda: Decision(state, publish, None), "publish"),
         lambda: Ledger(publisher, lake.stream.hours_table).record([decided]),
-        lambda: admin.change_schema(
-            publisher, lake.name, lambda _, change: change.add_column("m", StringType()) and None
+        lambda: admin.change_table(
+            publisher,
+            lake.name,
+            "schema",
+            lambda _, tx: tx.update_schema().add_column("m", StringType()).commit(),
         ),
         lambda: admin.create(publisher, "games.another", lake.table().schema(), (), {}),
         lambda: check_clock(publisher, state),

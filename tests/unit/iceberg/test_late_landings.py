@@ -433,13 +433,14 @@ def test_a_ledger_row_that_lands_late_is_there_once(
 def test_a_schema_that_changes_late_changes_once(lake: StreamLake, looks: int | None) -> None:
     from pyiceberg.types import StringType
 
-    def add(table: Any, update: Any) -> None:
+    def add(table: Any, tx: Any) -> None:
         if "colour" not in table.schema().column_names:
-            update.add_column("colour", StringType())
+            with tx.update_schema() as update:
+                update.add_column("colour", StringType())
 
     with cut_off(lake, looks=looks) as late, pytest.raises(Transient):
-        admin.change_schema(lake.lake, lake.name, add)
-    admin.change_schema(lake.lake, lake.name, add)
+        admin.change_table(lake.lake, lake.name, "schema", add)
+    admin.change_table(lake.lake, lake.name, "schema", add)
     assert late.landed + late.refused == 1
     assert lake.table().schema().column_names.count("colour") == 1
     assert len(lake.table().metadata.schemas) == 2
