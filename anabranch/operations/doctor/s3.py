@@ -116,9 +116,15 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
     unreadable: list[tuple[Issue, str]] = []
 
     def setting(check: Issue, ask: Callable[[], T]) -> T | None:
-        found = _read_setting(unreadable, check, ask)
-        answered()
-        return found
+        try:
+            return ask()
+        except AnabranchError as refused:
+            # A server that does not implement a setting does not apply it either.
+            if "NotImplemented" not in str(refused):
+                unreadable.append((check, str(refused)))
+            return None
+        finally:
+            answered()
 
     return StoreFacts(
         has_bucket=True,
@@ -139,19 +145,6 @@ def _is_unreachable(failure: AnabranchError) -> bool:
     answer."""
     is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
     return isinstance(failure, Transient) and not is_refusal
-
-
-def _read_setting(
-    unreadable: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T]
-) -> T | None:
-    """Return a bucket setting; None if it cannot be read, with the reason added to `unreadable`."""
-    try:
-        return ask()
-    except AnabranchError as refused:
-        # A server that does not implement a setting, such as a lifecycle, does not apply it either.
-        if "NotImplemented" not in str(refused):
-            unreadable.append((check, str(refused)))
-        return None
 
 
 def failed(environment: Environment, where: Warehouse, failure: AnabranchError) -> Finding:

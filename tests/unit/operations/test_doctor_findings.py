@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -417,15 +418,34 @@ def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> Non
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
 
-def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
-    def refuse(code: str) -> None:
-        raise Transient(f"read the lifecycle rules of bucket b: ClientError: {code}")
+@pytest.mark.parametrize(
+    ("code", "unread"), [("NotImplemented", []), ("AccessDenied", [Issue.LIFECYCLE])]
+)
+def test_a_setting_that_a_server_does_not_implement_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch, code: str, unread: list[Issue]
+) -> None:
+    objects: dict[str, bytes] = {}
 
-    unasked: list[tuple[Issue, str]] = []
-    s3._read_setting(unasked, Issue.LIFECYCLE, lambda: refuse("NotImplemented"))
-    assert unasked == []
-    s3._read_setting(unasked, Issue.LIFECYCLE, lambda: refuse("AccessDenied"))
-    assert [check for check, _ in unasked] == [Issue.LIFECYCLE]
+    def refuse(bucket: str) -> None:
+        raise Transient(f"read the lifecycle rules of bucket {bucket}: ClientError: {code}")
+
+    store = SimpleNamespace(
+        has_bucket=lambda bucket: True,
+        clock=lambda bucket: NOW,
+        put=lambda bucket, key, body, type: objects.update({key: body}),
+        list_objects=lambda bucket, prefix: [(key, 0, NOW) for key in objects],
+        get=lambda bucket, key: objects[key],
+        delete_objects=lambda bucket, keys: objects.clear(),
+        is_versioned=lambda bucket: False,
+        lifecycle=refuse,
+        lock=lambda bucket: None,
+        uploads=lambda bucket, prefix: (),
+    )
+    monkeypatch.setattr(s3, "open_store", lambda settings: store)
+    answers: list[str] = []
+    facts = s3.read(new_environment(Path("/nowhere")), PLACE, lambda: answers.append(code))
+    assert [check for check, _ in facts.unreadable] == unread
+    assert (facts.denied, facts.rules, len(answers)) == (None, (), 10)
 
 
 def test_a_subject_that_is_missing() -> None:
