@@ -33,7 +33,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.erasure_filter import load_filter
-from anabranch.protocol.ledger_row import Decoders, HourAccount, UnknownFields
+from anabranch.protocol.ledger_row import Decoders, Diff, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
@@ -76,7 +76,6 @@ from batch_layer.sources import HourReader, HourRecords
 from batch_layer.unknown_fields import count_unknown
 from serving_layer.layer_diff import spark as layer_diff
 from serving_layer.layer_diff.duckdb import compare_hashes
-from serving_layer.layer_diff.kinds import Difference
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 
@@ -407,7 +406,7 @@ class HourBuilder:
         quality = run_suite(
             rows,
             self._stream.expectations,
-            self._row_count_baseline(built.hour, balance, differing, state),
+            self._row_count_baseline(built.hour, balance, differing.diff, state),
         )
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         self.passes.begin("count unknown fields")
@@ -452,7 +451,7 @@ class HourBuilder:
         return count_unknown(frames.read.decoded, frames.counts.drifting)
 
     def _row_count_baseline(
-        self, hour: str, balance: Balance, differing: Difference, state: State
+        self, hour: str, balance: Balance, diff: Diff, state: State
     ) -> RowCountBaseline:
 
         def previous(days: int) -> list[int]:
@@ -465,7 +464,7 @@ class HourBuilder:
             return RowCountBaseline(why=why, previous=previous)
         # Rows that the batch layer drops as duplicates are no difference, so leave them out.
         good = sum(balance.good.distinct.values())
-        return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
+        return RowCountBaseline(good - diff.missing + diff.extra, previous=previous)
 
     def _balance(self, frames: _Frames, good: Counted, built: Built, state: State) -> Balance:
         cut = built.cut

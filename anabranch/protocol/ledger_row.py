@@ -67,9 +67,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The difference of speed from batch, counted as in
-    `serving_layer.layer_diff.kinds.Difference`. `duplicate` and `unread` are None in rows written
-    before these fields existed."""
+    """The difference of speed from batch in rows by kind. `missing`: in batch, not in speed.
+    `extra`: in speed, not read by batch. `changed`: with different content. `duplicate`: removed by
+    batch as duplicates, which is no difference. `unread`: missing rows at offsets that the speed
+    layer's rows did not account for at the time of the comparison. `duplicate` and `unread` are
+    None in rows written before these fields existed."""
 
     missing: int
     extra: int

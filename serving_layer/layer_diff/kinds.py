@@ -34,26 +34,10 @@ _GONE = ("compacted", "retention")
 
 @dataclass(frozen=True)
 class Difference:
-    """Numbers of rows by kind. `missing`: in batch, not in speed. `extra`: in speed, not read by
-    batch. `changed`: with different content.
-
-    `unread`: missing rows at offsets that the speed layer's rows did not account for at the time of
-    the comparison. `duplicate`: rows that batch removed as duplicates, which are no difference.
-    """
+    """The number of speed's rows, and their difference from batch."""
 
     speed_rows: int
-    missing: int
-    extra: int
-    changed: int
-    duplicate: int
-    unread: int
-    sample: tuple[dict[str, Any], ...]
-
-    @property
-    def diff(self) -> Diff:
-        return Diff(
-            self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample
-        )
+    diff: Diff
 
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
@@ -63,16 +47,15 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
         for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")
     }
     speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
-    missing = of["missing"] + of["unread"]
-    return Difference(
-        speed_rows,
-        missing,
-        of["extra"],
-        of["changed"],
-        of["duplicate"],
-        of["unread"],
-        tuple(sample),
+    diff = Diff(
+        missing=of["missing"] + of["unread"],
+        extra=of["extra"],
+        changed=of["changed"],
+        duplicate=of["duplicate"],
+        unread=of["unread"],
+        sample=tuple(sample),
     )
+    return Difference(speed_rows, diff)
 
 
 def unexplained_counts(

@@ -37,8 +37,9 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(spark: SparkSession)
     speed = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (0, 3, *NOTHING))
     batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
     removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
-    diff = compare(speed, batch, removed, {})
-    assert (diff.speed_rows, diff.missing, diff.extra, diff.changed, diff.duplicate) == (
+    found = compare(speed, batch, removed, {})
+    diff = found.diff
+    assert (found.speed_rows, diff.missing, diff.extra, diff.changed, diff.duplicate) == (
         3,
         1,
         1,
@@ -51,7 +52,7 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(spark: SparkSession)
 def test_unread_offsets_explain_missing_rows(spark: SparkSession) -> None:
     no_rows = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
     batch = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (1, 2, *NOTHING))
-    diff = compare(rows(spark, (0, 1, *NOTHING)), batch, no_rows, {0: (2, 9)})
+    diff = compare(rows(spark, (0, 1, *NOTHING)), batch, no_rows, {0: (2, 9)}).diff
     assert (diff.missing, diff.unread, diff.extra) == (2, 1, 0)
     assert [(s["kind"], s["partition"]) for s in diff.sample] == [("missing", 1), ("unread", 0)]
 
@@ -80,8 +81,9 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
         counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")
     ), counted
     ours, theirs = (spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch))
-    diff = compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
-    assert diff.speed_rows == len(speed)
+    found = compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
+    diff = found.diff
+    assert found.speed_rows == len(speed)
     assert (diff.missing, diff.unread) == (
         counted["missing"] + counted["unread"],
         counted["unread"],
@@ -114,8 +116,8 @@ def test_other_content_is_seen_in_every_type(spark: SparkSession) -> None:
         return rows(spark, *((0, offset, *change[which]) for offset, change in at.items()))
 
     for which in (0, 1):
-        assert compare(frame(which), frame(which), no_rows, {}).changed == 0
-    diff = compare(frame(0), frame(1), no_rows, {})
+        assert compare(frame(which), frame(which), no_rows, {}).diff.changed == 0
+    diff = compare(frame(0), frame(1), no_rows, {}).diff
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
     assert [(s["kind"], s["offset"]) for s in diff.sample] == [
         ("changed", offset) for offset in [*at][:SAMPLE]
@@ -149,9 +151,9 @@ def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkS
         (0, 4, 1, None, None, None, None, 7),
     ]
     ours, theirs = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
-    diff = compare(to_schema(ours, common), to_schema(theirs, common), no_rows, {})
+    diff = compare(to_schema(ours, common), to_schema(theirs, common), no_rows, {}).diff
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)
     assert diff.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
     # Without it, every row that the widened number is in would be called another.
     names = [field.name for field in ours.schema.fields]
-    assert compare(ours, theirs.select(*names), no_rows, {}).changed > 1
+    assert compare(ours, theirs.select(*names), no_rows, {}).diff.changed > 1

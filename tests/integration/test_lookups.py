@@ -161,7 +161,7 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
         7: (7, [True] * (ranges[7][1] - 7)), 8: (8, [True] + [False] * (ranges[8][1] - 9)),
     }  # fmt: skip
     speed, batch = (frame.withColumn("n", F.lit(1)) for frame in (outside, rows.union(outside)))
-    diff = compare(speed, batch, outside.limit(0), ranges)
+    diff = compare(speed, batch, outside.limit(0), ranges).diff
     assert (diff.missing, diff.unread) == (size(ranges), size(ranges))
 
     hours = to_hours([{p: rng.randrange(3) for p in range(partitions)} for _ in range(month)])

@@ -65,7 +65,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
         stream=job.stream.name,
         hour=hour,
         speed_rows=counted.speed_rows,
-        batch_rows=counted.speed_rows - counted.extra - counted.duplicate + counted.missing,
+        batch_rows=counted.speed_rows - now.extra - (now.duplicate or 0) + now.missing,
         diff=now,
         unexplained=unexplained_counts(now, account.gaps, uncovered is None),
         uncovered=uncovered,

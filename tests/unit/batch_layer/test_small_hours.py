@@ -47,22 +47,28 @@ def test_each_place_has_the_kind_that_the_layers_give_it() -> None:
     assert all(expected[k] for k in ("same", "changed", "duplicate", "extra", "unread", "missing"))
     found = compare_hashes(hashes(speed), hashes(batch), table(removed, pa.schema(PLACE)), unread)
     assert found.speed_rows == len(speed)
-    assert (found.missing, found.unread) == (
+    assert (found.diff.missing, found.diff.unread) == (
         expected["missing"] + expected["unread"],
         expected["unread"],
     )
-    assert (found.extra, found.changed, found.duplicate) == tuple(
+    assert (found.diff.extra, found.diff.changed, found.diff.duplicate) == tuple(
         expected[k] for k in ("extra", "changed", "duplicate")
     )
     first = sorted(place for place in places if kind(place) == "changed")[:5]
-    assert found.sample == tuple({"kind": "changed", "partition": p, "offset": o} for p, o in first)
+    assert found.diff.sample == tuple(
+        {"kind": "changed", "partition": p, "offset": o} for p, o in first
+    )
 
 
 def test_without_a_row_of_the_speed_layer_all_are_missing() -> None:
     nothing = table([], pa.schema(PLACE))
     found = compare_hashes(hashes({}), hashes({(0, 1): 5, (1, 1): 5}), nothing, {1: (0, 9)})
-    assert (found.speed_rows, found.missing, found.unread, found.extra) == (0, 2, 1, 0)
-    assert [(s["kind"], s["partition"]) for s in found.sample] == [("missing", 0), ("unread", 1)]
+    diff = found.diff
+    assert (found.speed_rows, diff.missing, diff.unread, diff.extra) == (0, 2, 1, 0)
+    assert [(s["kind"], s["partition"]) for s in diff.sample or ()] == [
+        ("missing", 0),
+        ("unread", 1),
+    ]
 
 
 def test_offsets_that_occur_twice_or_lie_outside_are_counted_as_such() -> None:
