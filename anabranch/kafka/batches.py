@@ -122,14 +122,15 @@ class _Explained:
 
     def explanation(self) -> Explanation:
         counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in _CODES.items()}
-        edges = np.flatnonzero(
-            np.diff(
-                np.concatenate(([False], self.codes == _CODES[PRESENT], [False])).astype(np.int8)
-            )
-        )
-        pairs = edges.reshape(-1, 2)[:3] + self.missing.start
-        present_at = tuple((int(low), int(high)) for low, high in pairs)
+        present_at = spans(self.codes == _CODES[PRESENT], self.missing.start)
         return Explanation({name: n for name, n in counts.items() if n}, present_at)
+
+
+def spans(mask: NDArray[Any], start: int) -> tuple[tuple[int, int], ...]:
+    """Return the first three half-open ranges of set offsets; the mask begins at `start`. Pure."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    pairs = edges.reshape(-1, 2)[:3] + start
+    return tuple((int(low), int(high)) for low, high in pairs)
 
 
 def explain_missing(fetch: Fetch, missing: Missing) -> Explanation:

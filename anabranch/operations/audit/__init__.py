@@ -27,7 +27,6 @@ from anabranch.operations.audit.count import (
     count_files,
     count_returned,
     recount,
-    with_classes,
 )
 from anabranch.protocol import ledger
 from anabranch.protocol.erasure import UNSERVED
@@ -143,11 +142,13 @@ def _audit(
     if reason is None and topic is not None:
         given, there = _read(job, topic, cut, progress)
         reason = None if there or not cut.offsets else "Kafka's retention deleted all of it"
-    partitions = recount(cut.ranges, counted, given, there)
-    if given is not None:
-        partitions = with_classes(
-            partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing)
-        )
+    partitions = recount(
+        cut.ranges,
+        counted,
+        given,
+        there,
+        lambda missing: job.kafka.explain_missing(job.stream.topic, missing),
+    )
     # Step 3: compare rows that the batch layer removed with the rows that they repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})

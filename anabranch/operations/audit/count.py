@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from anabranch.common.remote_errors import explain
-from anabranch.kafka.batches import COMPACTED, RETENTION, Explanation, Missing
+from anabranch.kafka.batches import COMPACTED, RETENTION, Explanation, Missing, spans
 from anabranch.offsets.position import Ranges
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class KafkaRecount:
     still in its log (`in_kafka`).
 
     `kept_nowhere`: returned offsets that are not stored. `not_given`: stored offsets that Kafka
-    does not return. `silent`: offsets neither returned nor stored. `classes` and `silent_classes`:
-    how many of the last two Kafka's log explains, by class.
+    does not return. `classes` and `silent_classes`: how many of these, and of the offsets neither
+    returned nor stored, Kafka's log explains, by class.
     """
 
     in_kafka: tuple[int, int]
@@ -143,10 +143,8 @@ class KafkaRecount:
     kept_nowhere_at: tuple[tuple[int, int], ...]
     not_given: int
     not_given_at: tuple[tuple[int, int], ...]
-    missing: Missing = field(compare=False, repr=False)
-    silent: Missing = field(compare=False, repr=False)
-    classes: Mapping[str, int] = field(default_factory=dict)
-    silent_classes: Mapping[str, int] = field(default_factory=dict)
+    classes: Mapping[str, int]
+    silent_classes: Mapping[str, int]
 
     @property
     def is_compacted(self) -> bool:
@@ -183,17 +181,25 @@ class Recount:
 
 
 def recount(
-    ranges: Ranges, counted: Mapping[str, FileCounts], given: OffsetCounts | None, in_kafka: Ranges
+    ranges: Ranges,
+    counted: Mapping[str, FileCounts],
+    given: OffsetCounts | None,
+    in_kafka: Ranges,
+    explain: Explain,
 ) -> dict[int, Recount]:
     """Return the counts of `rows`, `batch` and `dead` by partition, compared with the offsets that
-    Kafka returned for `in_kafka`."""
+    Kafka returned for `in_kafka`. `explain` reads the classes of other offsets from its log."""
+
+    def is_in(source: str, p: int) -> NDArray[Any]:
+        return counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0
+
+    kafka: dict[int, KafkaRecount] = {}
+    if given is not None:
+        kept = {p: is_in("rows", p) | is_in("dead", p) for p in in_kafka}
+        kafka = _compare_with_kafka(ranges, kept, given, in_kafka, explain)
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     recounts = {}
     for p in sorted({*ranges, *named}):
-        rows, dead = (
-            counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0
-            for source in ("rows", "dead")
-        )
         recounts[p] = Recount(
             cut=ranges.get(p, (0, 0)),
             rows=counted["rows"].marks.distinct(p),
@@ -204,58 +210,40 @@ def recount(
                 source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside
             },
             misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
-            both=int(np.count_nonzero(rows & dead)),
-            kafka=_compare_with_kafka(p, ranges[p], rows | dead, given, in_kafka[p])
-            if given is not None and p in in_kafka
-            else None,
+            both=int(np.count_nonzero(is_in("rows", p) & is_in("dead", p))),
+            kafka=kafka.get(p),
         )
     return recounts
 
 
 def _compare_with_kafka(
-    partition: int,
-    cut: tuple[int, int],
-    kept: NDArray[Any],
+    ranges: Ranges,
+    kept: Mapping[int, NDArray[Any]],
     given: OffsetCounts,
-    in_kafka: tuple[int, int],
-) -> KafkaRecount:
-    """Compare stored offsets with those that Kafka returned. `given` covers its own ranges, which
-    contain `in_kafka`."""
-    low, high = in_kafka
-    returned = (
-        given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
-    )
-    kept = kept[low - cut[0] : high - cut[0]]
-    return KafkaRecount(
-        in_kafka=in_kafka,
-        offsets=int(np.count_nonzero(returned)),
-        kept_nowhere=int(np.count_nonzero(returned & ~kept)),
-        kept_nowhere_at=spans(returned & ~kept, low),
-        not_given=int(np.count_nonzero(kept & ~returned)),
-        not_given_at=spans(kept & ~returned, low),
-        missing=Missing(low, kept & ~returned),
-        silent=Missing(low, ~kept & ~returned),
-    )
-
-
-def with_classes(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
-    """Return the recounts with classes for offsets that Kafka does not return, which `explain`
-    reads from its log."""
-    given = {p: r.kafka for p, r in recounts.items() if r.kafka is not None}
-    kept = explain({p: k.missing for p, k in given.items() if k.missing.count})
-    silent = explain({p: k.silent for p, k in given.items() if k.silent.count})
-    done = dict(recounts)
-    for p, k in given.items():
-        classes = kept[p].counts if p in kept else {}
-        silent_classes = silent[p].counts if p in silent else {}
-        done[p] = replace(
-            recounts[p], kafka=replace(k, classes=classes, silent_classes=silent_classes)
+    in_kafka: Ranges,
+    explain: Explain,
+) -> dict[int, KafkaRecount]:
+    """Compare stored offsets with those that Kafka returned, by partition. `given` covers its own
+    ranges, which contain `in_kafka`."""
+    returned, stored = {}, {}
+    for p, (low, high) in in_kafka.items():
+        start, cut = given.starts[p], ranges[p][0]
+        returned[p] = given.counts[p][low - start : high - start] > 0
+        stored[p] = kept[p][low - cut : high - cut]
+    missing = {p: Missing(in_kafka[p][0], stored[p] & ~returned[p]) for p in in_kafka}
+    silent = {p: Missing(in_kafka[p][0], ~stored[p] & ~returned[p]) for p in in_kafka}
+    classes = explain({p: of for p, of in missing.items() if of.count})
+    silent_classes = explain({p: of for p, of in silent.items() if of.count})
+    return {
+        p: KafkaRecount(
+            in_kafka=in_kafka[p],
+            offsets=int(np.count_nonzero(returned[p])),
+            kept_nowhere=int(np.count_nonzero(returned[p] & ~stored[p])),
+            kept_nowhere_at=spans(returned[p] & ~stored[p], in_kafka[p][0]),
+            not_given=missing[p].count,
+            not_given_at=spans(missing[p].mask, in_kafka[p][0]),
+            classes=classes[p].counts if p in classes else {},
+            silent_classes=silent_classes[p].counts if p in silent_classes else {},
         )
-    return done
-
-
-def spans(mask: NDArray[Any], start: int) -> tuple[tuple[int, int], ...]:
-    """Return the first three half-open ranges of set offsets."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    pairs = edges.reshape(-1, 2)[:3] + start
-    return tuple((int(low), int(high)) for low, high in pairs)
+        for p in in_kafka
+    }

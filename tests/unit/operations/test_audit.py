@@ -40,7 +40,7 @@ from anabranch.cli.render.audit import print_audit
 from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
-from anabranch.kafka.batches import Explanation, Missing
+from anabranch.kafka.batches import Explanation, Missing, spans
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
@@ -52,8 +52,6 @@ from anabranch.operations.audit.count import (
     OffsetCounts,
     count_returned,
     recount,
-    spans,
-    with_classes,
 )
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
@@ -407,8 +405,8 @@ def kafka(
             for p, of in offsets.items()
         }
 
-    partitions = with_classes(
-        recount(RANGES, counted, count_returned(ranges, [(0, [o]) for o in given]), ranges), explain
+    partitions = recount(
+        RANGES, counted, count_returned(ranges, [(0, [o]) for o in given]), ranges, explain
     )
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
