@@ -394,17 +394,16 @@ class MicroBatches:
         return self._move(decided, publish, skip.why)
 
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
-        """Move the position to the log's starts, record the hours of the lost ranges as skipped and
-        log an error. Undecided hours get their boundaries published first. Return False if the
-        table changed meanwhile."""
+        """Move the position to the log's starts, record the lost ranges and log an error. Undecided
+        hours get their boundaries published first. Return False if the table changed meanwhile."""
         decided = self._clock.decide()
         planned = plan_skip_lost(decided, log_starts, new_id())
         if planned is None:
             return self._publish_boundaries(decided)
         publish, lost = planned
         LOG.error(
-            "stream %s: retention deleted offsets before they were read, their hours count as "
-            "skipped count=%d ranges=%s",
+            "stream %s: retention deleted offsets before they were read, recorded as a gap "
+            "count=%d ranges=%s",
             self._stream.name,
             size(lost),
             ranges_to_keys(lost),

@@ -24,6 +24,7 @@ from anabranch.offsets.position import (
     classify,
     clip,
     ranges_between,
+    ranges_to_keys,
     size,
     trim,
 )
@@ -31,7 +32,7 @@ from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import State
+from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.protocol.watermarks import Watermarks, waiting_since
 
 
@@ -318,9 +319,9 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
 def plan_skip_lost(
     decided: ResolvedState, log_starts: Offsets, id: str
 ) -> tuple[Publish, Ranges] | None:
-    """Plan the publish that moves the position to the log's starts and records the hours of the
-    lost ranges as skipped; return it with those ranges. Return None if all of them belong to
-    undecided hours: publish the boundaries first. Pure."""
+    """Plan the publish that moves the position to the log's starts and records the lost ranges;
+    return it with those ranges. Return None if all of them belong to undecided hours: publish the
+    boundaries first. Pure."""
     position = decided.position
     lost = {
         p: (position.offsets.get(p, 0), s)
@@ -328,13 +329,21 @@ def plan_skip_lost(
         if s > position.offsets.get(p, 0)
     }
     known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
-    # The next call skips the rest, once its hours are decided.
+    # The next call records the rest, once its hours are decided.
     lost = within_hours(lost, known)
     if not lost:
         return None
     hours = assign(lost, known)
+    entry = {
+        "at": decided.now.isoformat(),
+        "class": "retention",
+        "ranges": ranges_to_keys(lost),
+        "hours": sorted(hours),
+    }
+    properties = {LOST: lost_entries(decided.state, [entry])}
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
-    return Publish(id, (Change("speed"),), timeline, advance(position, lost)), lost
+    moved = advance(position, lost)
+    return Publish(id, (Change("speed", properties=properties),), timeline, moved), lost
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:

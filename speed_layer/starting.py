@@ -99,7 +99,7 @@ class StreamStart:
                     raise PositionError(
                         f"stream {name}: expected all offsets from the position "
                         f"{to_keys(position.offsets)} on, found that retention deleted {lost}; to "
-                        "skip them, set speed.lost_offsets: continue"
+                        "record the gap, set speed.lost_offsets: continue"
                     )
                 self._batches.skip_lost(starts)
                 continue

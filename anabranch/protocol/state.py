@@ -7,7 +7,7 @@ branch is recreated. Every publish writes the timeline of hours; the newest one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -41,6 +41,7 @@ CONTENT = "anabranch.content"
 KEPT = "anabranch.kept"
 TURN = "anabranch.turn."
 """The prefix of the publish queue's properties; a turn's id follows."""
+LOST = "anabranch.lost"
 IMPORTED_FROM = "anabranch.imported-from"
 
 
@@ -369,6 +370,31 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
         del accepted[hour]
         settled = max(settled, shift(hour, 1))
     return {ACCEPTED: _to_json(accepted), SETTLED: settled}
+
+
+# The most losses that a branch lists individually.
+REMEMBERED_LOSSES = 200
+
+
+def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
+    """Return the losses recorded on the speed branch and the new ones as JSON, oldest first. Pure.
+
+    The list stays short: beyond the newest REMEMBERED_LOSSES, losses of the same hours become one
+    entry with the span and the count of their offsets, and losses of accepted hours are removed,
+    since the ledger has their account.
+    """
+    entries = [*json.loads(state.branch_properties["speed"].get(LOST, "[]")), *new]
+    folded: dict[tuple[str, ...], dict[str, Any]] = {}
+    for entry in entries[:-REMEMBERED_LOSSES]:
+        hours = tuple(entry["hours"])
+        if hours and all(state.is_accepted(h) for h in hours):
+            continue
+        known = folded.setdefault((entry["class"], *hours), {**entry, "ranges": {}, "offsets": 0})
+        known["offsets"] += entry.get("offsets", sum(e - s for s, e in entry["ranges"].values()))
+        for p, (start, end) in entry["ranges"].items():
+            low, high = known["ranges"].get(p, (start, end))
+            known["ranges"][p] = [min(low, start), max(high, end)]
+    return json.dumps([*folded.values(), *entries[-REMEMBERED_LOSSES:]])
 
 
 def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:

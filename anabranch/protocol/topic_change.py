@@ -44,7 +44,7 @@ from anabranch.protocol.start_offsets import (
     resolve_start,
     to_text,
 )
-from anabranch.protocol.state import POSITION, State, load_state
+from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
 
 LOG = logging.getLogger(__name__)
 
@@ -307,8 +307,8 @@ def last_read_ms(state: State) -> int:
 def plan_publish(
     state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None
 ) -> Publish:
-    """Return the publish of an adoption: sealed hours, timeline and position in one commit.
-    Pure."""
+    """Return the publish of an adoption: sealed hours, timeline, position and lost offsets in one
+    commit. Pure."""
     rows = tuple(
         ledger.decision(
             h,
@@ -323,8 +323,19 @@ def plan_publish(
         )
         for h in adopted.sealed
     )
+    lost = [
+        {
+            "at": now.isoformat(),
+            "class": "retention",
+            "ranges": ranges_to_keys(part),
+            "hours": [hour],
+            "topic_id": state.position.topic_id,
+        }
+        for hour, part in adopted.lost.items()
+    ]
+    properties = {LOST: lost_entries(state, lost)} if lost else {}
     # On `main` too: a lost speed branch is recreated from it and must not return to the old log.
-    changes = (Change("speed"), Change("main"))
+    changes = (Change("speed", properties=properties), Change("main"))
     return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows)
 
 

@@ -3,6 +3,7 @@ that lie."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,11 +29,10 @@ from anabranch.offsets.position import Position
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
-from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import seal
-from anabranch.protocol.state import TIMELINE
+from anabranch.protocol.state import LOST, TIMELINE
 
 Make = Callable[..., World]
 # Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.
@@ -50,7 +50,7 @@ def now_values(
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])
 def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(
-    world: Make, choice: str, caplog: pytest.LogCaptureFixture
+    world: Make, choice: str
 ) -> None:
     one = world(speed={"trigger": "1 second", "lost_offsets": choice})
     one.topic(1)
@@ -69,15 +69,10 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(
         return
     one.speed()
     assert one.contents() == [r for r in one.acknowledged() if not 20 <= r[1] < 30]
-    [hour] = one.state.timeline.skipped
-    assert hour in {row["ingest_hour"] for row in one.rows()}
-    reason = "the speed layer skipped it, wholly or in part"
-    assert uncovered_reason(one.state, "speed", hour) == reason
-    reported = "skipped count=10 ranges={'0': [20, 30]}"
-    assert caplog.text.count(reported) == 1
+    [gap] = json.loads(one.state.branch_properties["speed"][LOST])
+    assert (gap["class"], gap["ranges"]) == ("retention", {"0": [20, 30]})
     one.speed()
-    assert one.state.timeline.skipped == (hour,)
-    assert caplog.text.count(reported) == 1
+    assert len(json.loads(one.state.branch_properties["speed"][LOST])) == 1
 
 
 def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: Make) -> None:

@@ -8,6 +8,7 @@ both and never neither, at every moment.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -17,12 +18,12 @@ from eraser import is_erased
 from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 
 from anabranch.iceberg.snapshots import BRANCHES
-from anabranch.offsets.hours import Cut, HourRange, end_of, hour_ranges, hours_between, shift
-from anabranch.offsets.position import Ranges
+from anabranch.offsets.hours import Cut, hours_between
+from anabranch.offsets.position import Ranges, ranges_from_keys
 from anabranch.protocol import dead_letters, erasure, retention
 from anabranch.protocol.ledger import newest, with_waiting
 from anabranch.protocol.ledger_row import LedgerRow
-from speed_layer.plan import assign
+from anabranch.protocol.state import LOST
 
 Place = tuple[int, int]
 
@@ -247,7 +248,7 @@ def _check_offsets(
     # Before an adoption the position says nothing of a log that is another one.
     if kafka.is_read_at(state.position):
         read = [row for row in kafka.present if row[1] < state.position.offsets.get(row[0], 0)]
-        lost = _said_lost(lake, main, ledger, kafka)
+        lost = _said_lost(lake, main, ledger)
         expired = _expired(lake, letters, ledger)
         given = [row for row in read if row not in kafka.compacted and row[:2] not in expired]
         given = [row for row in given if not is_erased(kafka, state, state.timeline.open, row)]
@@ -269,18 +270,12 @@ def _expired(lake: Lake, letters: Lake, ledger: tuple[str, ...]) -> set[Place]:
 
 
 def _said_lost(
-    lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...], kafka: Kafka
+    lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]
 ) -> set[Place]:
-    """The places that are said to be lost: those that retention deleted, of hours that the speed
-    layer says it skipped, and where the ledger counts as many gaps in an hour as `main` lacks of
-    it."""
-    timeline, cuts = lake.state.timeline, lake.state.cuts
-    sealed = [HourRange(h, cut.ends) for h, cut in sorted(cuts.items()) if cut.topic_id == kafka.id]
-    decided = max(timeline.boundaries, default=shift(timeline.open, -1))
-    hours = [*sealed, *hour_ranges(timeline, {}, {}, end_of(decided))]
-    deleted = assign({p: (0, kafka.start(p)) for p in lake.state.position.offsets}, hours)
-    skipped = [ranges for hour, ranges in deleted.items() if timeline.is_skipped(hour)]
-    places = {place for ranges in skipped for place in _places(ranges)}
+    """The places that are said to be lost: by the speed layer, and where the ledger counts as many
+    gaps in an hour as `main` lacks of it."""
+    lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
+    places = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():
         lacks = _places(_cut(row).ranges) - {row[:2] for row in main.get(hour, ())}
         if len(lacks) == (row.gap or 0):

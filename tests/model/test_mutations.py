@@ -255,20 +255,6 @@ def of_every_try(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda files, left: (*files, *left)
 
 
-def skipping_nothing(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Moves the position to the log's start without a word about the hours."""
-
-    def plan(decided: Any, *given: Any) -> Any:
-        planned = real(decided, *given)
-        if planned is None:
-            return None
-        publish, lost = planned
-        skipped = decided.timeline.skipped
-        return replace(publish, timeline=replace(publish.timeline, skipped=skipped)), lost
-
-    return plan
-
-
 def always(value: Any) -> Callable[[Any], Any]:
     return lambda real: lambda *given, **named: value
 
@@ -1067,8 +1053,8 @@ MUTANTS = [
     ),
     mutant(
         speed_plan,
-        "plan_skip_lost",
-        skipping_nothing,
+        "lost_entries",
+        always("[]"),
         broker(RECORD, ("retain", 0, 1)),
         Speed("speed"),
         finds="dead letters lack",

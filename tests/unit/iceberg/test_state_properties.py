@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 from brokers import Broker
-from lakes import StreamLake, new_environment, new_lake
+from lakes import StreamLake, new_environment, new_lake, new_state
 from named_files import named_files
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -54,12 +54,15 @@ from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
     DEAD_LETTERS,
+    LOST,
     POSITION,
     REMEMBERED_HOURS,
+    REMEMBERED_LOSSES,
     TIMELINE,
     Accepted,
     Confirmed,
     accepted_properties,
+    lost_entries,
 )
 from anabranch.protocol.watermarks import COMPLETE_THROUGH, FRESH_THROUGH
 
@@ -67,8 +70,6 @@ FIRST = "2025-11-21T00"
 TOPIC = "sGxWg7BPQGCxLYLVTZZ5zg"
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 ALLOWED = 64 * 1024
-OTHER = "anabranch.other"
-"""A property of a later version."""
 
 
 def offsets_at(hour: int, partitions: int) -> Offsets:
@@ -236,6 +237,53 @@ def test_dead_letters_in_many_files_leave_a_snapshot_small(long: StreamLake) -> 
     assert long.state().dead_letters == ()
 
 
+def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
+    state = long.state()
+    for i in range(1_000):
+        hour = shift(FIRST, i // 6)
+        entry = {
+            "at": str(i),
+            "class": "retention",
+            "ranges": {"0": [10 * i, 10 * i + 7]},
+            "hours": [hour],
+        }
+        state = replace(
+            state,
+            branch_properties=state.branch_properties
+            | {"speed": {LOST: lost_entries(state, [entry])}},
+        )
+    entries = json.loads(state.branch_properties["speed"][LOST])
+    counts = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
+    assert sum(counts) == 7 * 1_000, "a loss is no longer reported"
+    assert len(entries) <= 167 + REMEMBERED_LOSSES
+    assert (entries[0]["hours"], entries[0]["offsets"], entries[0]["ranges"]) == (
+        [FIRST],
+        42,
+        {"0": [0, 57]},
+    )
+    table = publish(long, changes=(Change("speed", properties={LOST: json.dumps(entries)}),))
+    assert sizes(table)["speed"] <= ALLOWED
+
+
+def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
+    entries = [
+        {
+            "at": str(i),
+            "class": "retention",
+            "ranges": {"0": [i, i + 1]},
+            "hours": [shift(FIRST, i)],
+        }
+        for i in range(REMEMBERED_LOSSES + 2)
+    ]
+    properties = {"speed": {LOST: json.dumps(entries)}}
+    timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
+    state = new_state(
+        timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=properties
+    )
+    kept = [e["hours"] for e in json.loads(lost_entries(state, []))]
+    assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
+
+
 @pytest.mark.parametrize(
     ("partitions", "most"), [(12, 600_000), pytest.param(100, 1_100_000, marks=pytest.mark.full)]
 )
@@ -354,7 +402,7 @@ def test_a_version_with_side_files_alone_fails_on_a_file_name_with_the_reason(
     """Reads as those versions read a snapshot's properties. A table without hours has no timeline
     to stop at."""
     text = json.dumps({"x": [str(i) for i in range(1_000)]})
-    summary, _ = state_properties.plan_summary({TIMELINE if has_timeline else OTHER: text}, {})
+    summary, _ = state_properties.plan_summary({TIMELINE if has_timeline else LOST: text}, {})
     name = next(summary[k] for k in (TIMELINE, "anabranch.side-file") if k in summary)
     with pytest.raises(
         side_files.SideFileGone,
@@ -370,7 +418,7 @@ def test_any_state_of_a_branch_is_read_back_unchanged(long: StreamLake, seed: in
     objects: dict[str, Any] = {
         ACCEPTED: {h: Accepted(1, c).as_dict() for h, c in hours.items()},
         TIMELINE: {"start": 1, "boundaries": {h: {"0": 1} for h in hours}, "sealed": {}},
-        OTHER: [{"why": 'a\tb\n{"2026-11-21T00":{ }' * drawn.randrange(300), "ünïcode": "\u2028"}],
+        LOST: [{"why": 'a\tb\n{"2026-11-21T00":{ }' * drawn.randrange(300), "ünïcode": "\u2028"}],
         "anabranch.overrides": {FIRST: "speed", shift(FIRST, 1): {}},
     }
     separators = drawn.choice([(",", ":"), (", ", ": ")])
@@ -576,7 +624,7 @@ def with_side_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLa
         publish(lake, Position(TOPIC, offsets_at(1, 12)))
         publish(
             lake,
-            changes=(Change("batch", properties={OTHER: json.dumps(["x"] * 9)}), Change("main")),
+            changes=(Change("batch", properties={LOST: json.dumps(["x"] * 9)}), Change("main")),
         )
     assert len(side_files_of(lake)) >= 2
     assert not state_of(lake.table())

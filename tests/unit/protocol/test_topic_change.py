@@ -37,7 +37,7 @@ from anabranch.protocol.merge import merge
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
-from anabranch.protocol.state import REMEMBERED_HOURS, Accepted, accepted_properties
+from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.protocol.topic_change import (
     Adopted,
     adopt,
@@ -405,9 +405,7 @@ def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None
     assert lake.state().heads == heads
 
 
-def test_unread_offsets_are_reported_as_lost(
-    lake: StreamLake, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
     state = lake.state()
     sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
     timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
@@ -417,11 +415,12 @@ def test_unread_offsets_are_reported_as_lost(
     adopted = run(lake, Broker(id=NEW))
     assert adopted is not None
     assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
-    assert (
-        f"hour {NOW_HOUR}: 6 offsets were never read, and are lost unless topic id {OLD} comes "
-        "back: {'0': [3, 9]}"
-    ) in caplog.text
-    assert lake.state().timeline.skipped == (NOW_HOUR,)
+    (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
+    assert (entry["class"], entry["ranges"], entry["hours"]) == (
+        "retention",
+        {"0": [3, 9]},
+        [NOW_HOUR],
+    )
     assert (
         uncovered_reason(lake.state(), "speed", NOW_HOUR)
         == "the speed layer skipped it, wholly or in part"
