@@ -37,7 +37,7 @@ WINDOW_START, COMPLETE, LATE = "window_start", "complete", "late"
 
 # Names that a view's columns and tables cannot have.
 _TAKEN_COLUMNS = (WINDOW_START, COMPLETE, LATE)
-_TAKEN_VIEWS = ("dead_letters", "hours", "egress")
+_TAKEN_VIEWS = ("dead_letters", "hours", "egress", "archive")
 PARTIALS = "_partials"
 
 _FUNCTIONS: dict[str, Function] = {function: function for function in get_args(Function)}

@@ -740,7 +740,7 @@ def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
     view = {"window": "5 minutes", "aggregates": {"events": "count"}}
     with pytest.raises(ValueError, match="views: expected event_time, whose"):
         new_stream(views={"w": view})
-    for name in ("hours", "egress", "dead_letters", "w_partials"):
+    for name in ("hours", "egress", "dead_letters", "archive", "w_partials"):
         with pytest.raises(ValueError, match=f"views.{name}: expected a name other than"):
             with_views(**{name: view})
     with pytest.raises(
