@@ -1,11 +1,15 @@
-"""Dataclasses from their JSON values."""
+"""Dataclasses from and to their JSON values."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -17,6 +21,36 @@ def from_json(kind: type[T], value: Any) -> T:
     return made
 
 
+def to_json(value: Any) -> Any:
+    """Return the JSON value of a dataclass, with nested ones: objects without the fields that are
+    None, and times as ISO 8601 text."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case Mapping():
+            return {str(key): to_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_json(item) for item in value]
+    if is_dataclass(value):
+        values = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {name: to_json(item) for name, item in values if item is not None}
+    return value
+
+
+class JsonFields:
+    """The base of a dataclass whose output is its JSON value."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that have a value, as JSON values."""
+        fields_of_self: dict[str, Any] = to_json(self)
+        return fields_of_self
+
+
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    # Spark's Python workers import this module, and pydantic takes long to import.
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)

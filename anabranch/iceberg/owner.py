@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import from_json, to_json
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 
@@ -36,14 +37,11 @@ class Owner:
     cluster_id: str = ""
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"stream": self.stream, "topic": self.topic, "cluster_id": self.cluster_id}
-        )
+        return json.dumps(to_json(self))
 
     @staticmethod
     def from_json(text: str) -> Owner:
-        data = json.loads(text)
-        return Owner(data["stream"], data["topic"], data.get("cluster_id", ""))
+        return from_json(Owner, json.loads(text))
 
 
 def read_owner(table: Table) -> Owner | None:

@@ -16,15 +16,14 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import from_json, to_json
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.position import (
     Offsets,
     Position,
     Ranges,
     Stamped,
-    from_keys,
     ranges_between,
-    ranges_from_keys,
     ranges_to_keys,
     to_keys,
 )
@@ -121,10 +120,6 @@ class Cut:
     def as_dict(self) -> dict[str, Any]:
         return {"topic_id": self.topic_id, "ranges": ranges_to_keys(self.ranges)}
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Cut:
-        return Cut(data["topic_id"], ranges_from_keys(data["ranges"]))
-
 
 @dataclass(frozen=True)
 class Adoption:
@@ -151,32 +146,9 @@ class Adoption:
     replaced: Offsets = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "hour": self.hour,
-            "topic_id": self.topic_id,
-            "begins": to_keys(self.begins),
-        }
-        data |= {"ended": to_keys(self.ended), "read_ms": self.read_ms} if self.ended else {}
-        data |= {"begins_ms": self.begins_ms} if self.begins_ms else {}
-        return data | ({"replaced": to_keys(self.replaced)} if self.replaced else {})
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Adoption:
-        ended, read_ms, begins_ms = (
-            from_keys(data.get("ended", {})),
-            data.get("read_ms", 0),
-            data.get("begins_ms", 0),
-        )
-        replaced = from_keys(data.get("replaced", {}))
-        return Adoption(
-            data["hour"],
-            data["topic_id"],
-            from_keys(data["begins"]),
-            ended,
-            read_ms,
-            begins_ms,
-            replaced,
-        )
+        """Return the JSON object, without optional fields that are empty."""
+        required = ("hour", "topic_id", "begins")
+        return {name: v for name, v in to_json(self).items() if v or name in required}
 
 
 IMPORTED = "import"
@@ -272,18 +244,7 @@ class Timeline:
 # Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _timeline_of(text: str) -> Timeline:
-    data = json.loads(text)
-    return Timeline(
-        data["first"],
-        data["open"],
-        from_keys(data["start"]),
-        {h: from_keys(b) for h, b in data["boundaries"].items()},
-        {h: Cut.from_dict(c) for h, c in data["sealed"].items()},
-        tuple(data["skipped"]),
-        data.get("covered_from", ""),
-        tuple(data.get("kept", ())),
-        tuple(map(Adoption.from_dict, data.get("adoptions", ()))),
-    )
+    return from_json(Timeline, json.loads(text))
 
 
 def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:

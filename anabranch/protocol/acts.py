@@ -9,10 +9,11 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
+
+from anabranch.common.json_values import JsonFields
 
 ActName = Literal[
     "restate",
@@ -29,29 +30,15 @@ ActName = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """An act of an operator. `why` is None if the operator gave no reason."""
+class Act(JsonFields):
+    """An act of an operator. `name`: one of ActName, or of a later version's. `why` is None if the
+    operator gave no reason."""
 
-    name: ActName
+    name: str
     user: str
     host: str
     at: datetime
     why: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        values = {
-            "name": self.name,
-            "user": self.user,
-            "host": self.host,
-            "at": self.at.isoformat(),
-            "why": self.why,
-        }
-        return {name: value for name, value in values.items() if value is not None}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Act:
-        at = datetime.fromisoformat(data["at"])
-        return Act(data["name"], data["user"], data["host"], at, data.get("why"))
 
 
 def act_now(name: ActName, why: str | None = None) -> Act:

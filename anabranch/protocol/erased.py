@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from anabranch.offsets.position import Offsets, Ranges, clip, from_keys, to_keys
+from anabranch.common.json_values import from_json, to_json
+from anabranch.offsets.position import Offsets, Ranges, clip
 
 ERASURES = "anabranch.erasures"
 _EVERYTHING = 2**62
@@ -56,31 +56,6 @@ class Erasure:
             return 0, _EVERYTHING
         return 0, self.ends.get(partition, 0) if topic_id == self.topic_id else 0
 
-    def as_dict(self) -> dict[str, Any]:
-        times = {
-            name: t.isoformat()
-            for name in ("at", "until", "changed", "done")
-            if (t := getattr(self, name))
-        }
-        return {
-            "id": self.id,
-            "column": self.column,
-            **times,
-            "since": self.since,
-            "topic_id": self.topic_id,
-            "ends": to_keys(self.ends),
-            "places": self.places,
-        }
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Erasure:
-        times = {
-            n: datetime.fromisoformat(data[n])
-            for n in ("at", "until", "changed", "done")
-            if n in data
-        }
-        return Erasure(**{**data, **times, "ends": from_keys(data["ends"])})
-
 
 @dataclass(frozen=True)
 class Erasures:
@@ -115,11 +90,11 @@ class Erasures:
         return max((one.changed for one in self.all if one.changed is not None), default=None)
 
     def to_json(self) -> str:
-        return json.dumps([one.as_dict() for one in self.all], separators=(",", ":"))
+        return json.dumps(to_json(self.all), separators=(",", ":"))
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Erasures:
-        return Erasures(tuple(map(Erasure.from_dict, json.loads(properties.get(ERASURES, "[]")))))
+        return Erasures(from_json(tuple[Erasure, ...], json.loads(properties.get(ERASURES, "[]"))))
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Erasures:

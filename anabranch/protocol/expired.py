@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from anabranch.common.json_values import from_json, to_json
 from anabranch.offsets.hours import hours_between, shift, spans_of
 
 EXPIRED = "anabranch.expired"
@@ -54,20 +54,12 @@ class Expired:
         kept |= set(hours_between(known, before))
         return Expired(before, tuple(spans_of(kept - set(hours))), at)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return vars(self) | {"at": self.at.isoformat() if self.at is not None else None}
-
     def to_json(self) -> str:
-        return json.dumps(self.as_dict(), separators=(",", ":"))
+        return json.dumps(to_json(self), separators=(",", ":"))
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Expired:
-        if EXPIRED not in properties:
-            return Expired()
-        data = json.loads(properties[EXPIRED])
-        at = datetime.fromisoformat(data["at"]) if data["at"] is not None else None
-        return Expired(data["before"], tuple((first, last) for first, last in data["kept"]), at)
+        return from_json(Expired, json.loads(properties.get(EXPIRED, "{}")))
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Expired:

@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import JsonFields, from_json, to_json
 from anabranch.offsets.hours import hour_of, is_hour, shift, span_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ HOLDS = "anabranch.holds"
 
 
 @dataclass(frozen=True)
-class Hold:
+class Hold(JsonFields):
     """A hold of the hours `first` to `last`, both included, with operator, time and reason."""
 
     first: str
@@ -38,9 +39,6 @@ class Hold:
     def reason(self) -> str:
         """The reason why its hours are kept, for messages."""
         return f"kept by {self.by} since {self.at:%F %T} UTC: {self.why}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return vars(self) | {"at": self.at.isoformat()}
 
 
 @dataclass(frozen=True)
@@ -74,18 +72,11 @@ class Holds:
         return Holds(tuple(left), at)
 
     def to_json(self) -> str:
-        changed = self.changed.isoformat() if self.changed is not None else None
-        return json.dumps({"changed": changed, "holds": [hold.as_dict() for hold in self.holds]})
+        return json.dumps(to_json(self))
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Holds:
-        if HOLDS not in properties:
-            return Holds()
-        data = json.loads(properties[HOLDS])
-        holds = (Hold(**(one | {"at": datetime.fromisoformat(one["at"])})) for one in data["holds"])
-        return Holds(
-            tuple(holds), datetime.fromisoformat(data["changed"]) if data["changed"] else None
-        )
+        return from_json(Holds, json.loads(properties.get(HOLDS, "{}")))
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Holds:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from anabranch.common.json_values import from_json
+from anabranch.common.json_values import JsonFields, from_json, to_json
 from anabranch.offsets.hours import Cut
-from anabranch.offsets.position import ranges_to_keys
+from anabranch.offsets.position import ranges_from_keys, ranges_to_keys
 from anabranch.protocol.acts import Act
 from anabranch.protocol.sample_shapes import shape_of
 
@@ -43,7 +43,7 @@ Entries = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class Account(JsonFields):
     """One partition's part of a balance."""
 
     offsets: int
@@ -61,12 +61,9 @@ class Account:
     def total(self) -> int:
         return self.good + self.dead + self.duplicate + self.gap + (self.erased or 0)
 
-    def as_dict(self) -> dict[str, Any]:
-        return _present_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(JsonFields):
     """The difference of speed from batch in rows by kind. `missing`: in batch, not in speed.
     `extra`: in speed, not read by batch. `changed`: with different content. `duplicate`: removed by
     batch as duplicates, which is no difference. `unread`: missing rows at offsets that the speed
@@ -80,12 +77,9 @@ class Diff:
     unread: int | None = None
     sample: Entries | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return _present_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class QualityResult:
+class QualityResult(JsonFields):
     """The result of the quality gate, with its expectations as JSON. A field is None in rows
     written before it existed."""
 
@@ -96,9 +90,6 @@ class QualityResult:
     suite: str | None = None
     met: Entries | None = None
     not_applicable: Entries | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return _present_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +103,9 @@ class Decoders:
     compared: int
     differing: Entries | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return _present_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(JsonFields):
     """The run that reached a decision: its start, Spark version, number of files and bytes.
     `parent` and `root` are the scheduler's run that started it and the outermost run of that one,
     as OpenLineage clients write them: NAMESPACE/JOB/RUN ID. `decoders`: only for a build."""
@@ -129,10 +117,6 @@ class RunFacts:
     parent: str | None = None
     root: str | None = None
     decoders: Decoders | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        decoders = {"decoders": self.decoders.as_dict()} if self.decoders is not None else {}
-        return _present_fields(self) | {"began": self.began.isoformat()} | decoders
 
 
 def _shape(sample: Any) -> Any:
@@ -156,20 +140,13 @@ class UnknownField:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownFields:
+class UnknownFields(JsonFields):
     """The number of an hour's good records with fields that the schema does not contain, and the
     most frequent of these fields by name; `others` counts the remaining names."""
 
     records: int
     fields: tuple[UnknownField, ...] = ()
     others: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "records": self.records,
-            "fields": [_present_fields(f) for f in self.fields],
-            "others": self.others,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,19 +174,8 @@ class HourAccount:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that have a value, as JSON values."""
-        values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
-        if self.partitions is not None:
-            values["partitions"] = {
-                str(p): account.as_dict() for p, account in self.partitions.items()
-            }
-        for name in ("diff", "quality", "run", "unknown"):
-            if name in values:
-                values[name] = values[name].as_dict()
-        return values
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> HourAccount:
-        return HourAccount(**_account_values(data))
+        values = ((name, getattr(self, name)) for name in ACCOUNT_COLUMNS)
+        return {name: to_json(value) for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +224,7 @@ class LedgerRow(HourAccount):
             **account,
             "reason": self.reason,
             "publish": self.publish,
-            "act": self.act.as_dict() if self.act is not None else None,
+            "act": to_json(self.act),
             "erasure": self.erasure,
         }
         # A build always has a reason, which may be null.
@@ -283,7 +249,7 @@ class LedgerRow(HourAccount):
             if data.get("cut") is not None
             else None,
             publish=data.get("publish"),
-            act=Act.from_dict(data["act"]) if data.get("act") is not None else None,
+            act=from_json(Act, data["act"]) if data.get("act") is not None else None,
             erasure=data.get("erasure"),
             **_account_values(data),
         )
@@ -291,7 +257,7 @@ class LedgerRow(HourAccount):
     def as_columns(self) -> dict[str, Any]:
         """Return the ledger's columns with JSON values, without the sequence, which the append
         sets."""
-        act = {"act": self.act.as_dict()} if self.act is not None else {}
+        act = {"act": to_json(self.act)} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
         return (
             self.as_dict()
@@ -317,7 +283,7 @@ ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))
 
 def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
     """Return the cut of a row from its two columns."""
-    return Cut.from_dict({"topic_id": topic_id or "", "ranges": ranges})
+    return Cut(topic_id or "", ranges_from_keys(ranges))
 
 
 def _cut_columns(cut: Cut | None) -> dict[str, Any]:
@@ -338,12 +304,6 @@ PARSED: dict[str, Callable[[Any], Any]] = {
     "quality": partial(from_json, QualityResult),
     "run": partial(from_json, RunFacts),
     "unknown": partial(from_json, UnknownFields),
-    "act": Act.from_dict,
+    "act": partial(from_json, Act),
 }
 """Parsers of JSON columns by name, for columns that have a type of their own."""
-
-
-def _present_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a flat dataclass that have a value, as JSON values."""
-    values = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import PositionError, Terminal
+from anabranch.common.json_values import from_json
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import MERGED
@@ -60,13 +61,6 @@ class Accepted:
         chosen = {"by_choice": True} if self.by_choice else {}
         unread = {"unread": list(self.unread)} if self.unread else {}
         return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen | unread
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Accepted:
-        unread = tuple(data.get("unread", ()))
-        return Accepted(
-            data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False), unread
-        )
 
 
 @dataclass(frozen=True)
@@ -299,7 +293,7 @@ def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
 # Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _accepted_of(text: str) -> Mapping[str, Accepted]:
-    return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
+    return from_json(dict[str, Accepted], json.loads(text))
 
 
 # The accepted hours that a branch lists individually; the ledger has all of them.

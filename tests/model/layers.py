@@ -19,6 +19,7 @@ from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, ro
 from values import replace
 
 from anabranch.common.errors import PositionError
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.rewriting import Rewritten
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written
@@ -851,7 +852,7 @@ class Batch(Publisher):
         id = f"{self.staged.wap_id}-{hour}"
         letters = (dead_letters.waiting_batch(self.dead, hour, accepted.revision, now, id),)
         rebuilt = batch_plan.Rebuilt(
-            hour, accepted, self.staged, letters, HourAccount.from_dict(json.loads(self.counts))
+            hour, accepted, self.staged, letters, from_json(HourAccount, json.loads(self.counts))
         )
         yield from self.publish(
             world, self.confirming(batch_plan.plan_publish(state, [rebuilt], now))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from anabranch.job import Job
-from anabranch.protocol.acts import Act, ActName
+from anabranch.protocol.acts import Act
 from anabranch.protocol.ledger_row import LedgerRow
 
 
@@ -19,7 +19,7 @@ class ActRecord:
     number by kind; `reasons`: their reasons other than `why`."""
 
     at: datetime
-    act: ActName
+    act: str
     user: str
     host: str
     why: str | None

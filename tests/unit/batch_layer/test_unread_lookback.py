@@ -13,6 +13,7 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -251,5 +252,5 @@ def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(
 
 def test_the_state_of_a_branch_is_read_back() -> None:
     one = Accepted(3, CUTS[H0], True, (H1, H2))
-    assert Accepted.from_dict(one.as_dict()) == one
+    assert from_json(Accepted, one.as_dict()) == one
     assert "unread" not in Accepted(1, CUTS[H0]).as_dict()

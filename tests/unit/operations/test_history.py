@@ -16,6 +16,7 @@ from queries import run_query
 
 from anabranch.cli.render.history import print_history
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.time_travel import find_snapshot
@@ -42,7 +43,7 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values
     staged = stage_rows(one, rows)
     state = one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    account = HourAccount.from_dict(counts | values)
+    account = from_json(HourAccount, counts | values)
     built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, values.get("reason"))
     publish = plan_publish(state, [built], NOW)
     assert one.publish(publish, state) is Outcome.LANDED

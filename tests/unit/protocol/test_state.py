@@ -11,6 +11,7 @@ import pytest
 from lakes import FIRST, new_lake, new_state
 
 from anabranch.common.errors import PositionError, Terminal
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position, Topic
@@ -37,7 +38,7 @@ def cut(i: int) -> Cut:
 def after(state: State, hours: dict[str, Accepted]) -> State:
     """The state once the batch branch says what `accepted_properties` planned."""
     properties = accepted_properties(state, hours)
-    accepted = {h: Accepted.from_dict(a) for h, a in json.loads(properties[ACCEPTED]).items()}
+    accepted = {h: from_json(Accepted, a) for h, a in json.loads(properties[ACCEPTED]).items()}
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in hours}
     timeline = replace(state.timeline, sealed=sealed)
     return replace(state, accepted=accepted, settled_before=properties[SETTLED], timeline=timeline)

@@ -39,6 +39,7 @@ from proofs import (
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import from_json
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
@@ -98,7 +99,7 @@ def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]
     staged, state = stage_rows(one, rows), one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
     built = Rebuilt(
-        hour, Accepted(revision, BEFORE), staged, (), HourAccount.from_dict(counts), None
+        hour, Accepted(revision, BEFORE), staged, (), from_json(HourAccount, counts), None
     )
     publish = plan_publish(state, [built], NOW)
     assert one.publish(publish, state) is Outcome.LANDED

@@ -44,6 +44,7 @@ from scale import measured
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
+from anabranch.common.json_values import from_json
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
@@ -245,7 +246,7 @@ class Story:
             "speed_rows": 0,
         }
         accepted = Accepted(self.revisions[hour], self.cuts[hour])
-        built = Rebuilt(hour, accepted, self._stage(rows), (), HourAccount.from_dict(counts), None)
+        built = Rebuilt(hour, accepted, self._stage(rows), (), from_json(HourAccount, counts), None)
         state = self.one.state()
         ids = (
             frozenset(row.decision_id for row in state.decisions)
