@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import cause_line, explain_text, is_away
 from anabranch.protocol.ledger_row import QualityResult
-from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
 from batch_layer.quality.wording import (
@@ -172,21 +171,12 @@ def _evaluate(
     returns them in another order."""
     if not expectations:
         return {}
-    one_pass.source_type()
     # Persisted frames would stay in the executors' memory.
-    asset = (
-        context().data_sources.add_staged_rows("staged", persist=False).add_dataframe_asset("rows")
-    )
+    asset = context().data_sources.add_spark("staged", persist=False).add_dataframe_asset("rows")
     batch = asset.add_batch_definition_whole_dataframe("all").get_batch(
         batch_parameters={"dataframe": frame}
     )
     doing, suite = f"evaluate the suite {name}", build(name, expectations)
-    try:
-        one_pass.precompute_counts(batch, suite.expectation_configurations, result_format)
-    except (
-        Exception
-    ) as error:  # the expectation's own evaluation reports it, for instance a bad pattern
-        _raise_if_unreachable(doing, "".join(traceback.format_exception(error)))
     try:
         # A ValidationDefinition also stores the result, and fails on values that are not JSON (a
         # NumPy bool).

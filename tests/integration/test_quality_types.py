@@ -1,11 +1,9 @@
-"""The quality gate's one pass against Great Expectations' own execution: the same verdicts, found
-values, and pages."""
+"""Expectations of many types on hostile values: each has a verdict, a finding and its part of a
+page, and only failed ones are read again."""
 
 from __future__ import annotations
 
 import json
-import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -20,10 +18,9 @@ from lakes import decide
 from pyspark.sql import DataFrame, SparkSession
 from sessions import with_settings
 
-from batch_layer.quality import data_docs, one_pass
-from batch_layer.quality.gate import SuiteResult, _evaluate, _exception, run_suite
+from batch_layer.quality import data_docs
+from batch_layer.quality.gate import SuiteResult, run_suite
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline
-from batch_layer.quality.suite import Expectation
 
 AT = datetime(2026, 11, 21, 3, tzinfo=UTC)
 KNOWN = RowCountBaseline(speed_rows=7, previous=lambda days: [7] * days)
@@ -255,9 +252,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
     PREVIOUS: [{"min_ratio": 0.9}, {"max_ratio": 0.9}],
 }
 ENTRIES = [{"type": type, "kwargs": kwargs} for type, cases in CASES.items() for kwargs in cases]
-TWO_OF_EACH = [
-    {"type": type, "kwargs": kwargs} for type, cases in CASES.items() for kwargs in cases[:2]
-]
 
 TEN = [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
@@ -304,17 +298,6 @@ def suite(folder: Path, *entries: dict[str, Any]) -> Path:
     return path
 
 
-def both_ways(
-    frame: DataFrame, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[tuple[SuiteResult, int], tuple[SuiteResult, int]]:
-    """Return each verdict and how many queries it took: by the one pass where it knows the type,
-    and by Great Expectations' own execution alone."""
-    ours = counted(frame, path)
-    with monkeypatch.context() as without:
-        without.setattr(one_pass, "TYPES", frozenset())
-        return ours, counted(frame, path)
-
-
 def counted(frame: DataFrame, path: Path) -> tuple[SuiteResult, int]:
     with queries(frame) as count:
         quality = run_suite(frame, path, KNOWN)
@@ -332,134 +315,30 @@ def queries(frame: DataFrame) -> Iterator[Callable[[], int]]:
         context.setLocalProperty("spark.jobGroup.id", None)
 
 
-def record(quality: SuiteResult) -> str:
-    return json.dumps(quality.recorded().as_dict(), indent=1)
-
-
-def verdicts(frame: DataFrame, entries: list[dict[str, Any]]) -> dict[int, bool | str]:
-    """Return whether each expectation is met, or what it raised, without a second reading of those
-    that are not."""
-    known = {
-        i: Expectation(e["type"], e["kwargs"])
-        for i, e in enumerate(entries)
-        if e["type"] not in (SPEED, PREVIOUS)
-    }
-    results = _evaluate(frame, "some", known, {"result_format": "BOOLEAN_ONLY"})
-    return {i: _exception(result) or result.success for i, result in results.items()}
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [TWO_OF_EACH, pytest.param(ENTRIES, marks=pytest.mark.full)],
-    ids=["two of each", "all"],
-)
-def test_every_type_has_great_expectations_own_verdicts_on_hostile_values(
-    entries: list[dict[str, Any]], rows: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with queries(rows) as count:
-        ours = verdicts(rows, entries)
-    assert count() == 1
-    monkeypatch.setattr(one_pass, "TYPES", frozenset())
-    assert verdicts(rows, entries) == ours
-    assert set(ours.values()) == {True, False}
-
-
-@pytest.mark.parametrize("kept", ["kafka_offset < 0", "kafka_offset = 2"])
-def test_without_rows_and_of_nothing_but_nulls_too(
-    kept: str, rows: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = verdicts(rows.where(kept), TWO_OF_EACH[::2])
-    monkeypatch.setattr(one_pass, "TYPES", frozenset())
-    assert verdicts(rows.where(kept), TWO_OF_EACH[::2]) == ours
-
-
 @pytest.mark.full
-def test_findings_and_pages_equal_those_of_great_expectations(
-    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_type_has_a_verdict_a_finding_and_its_part_of_a_page(
+    rows: DataFrame, tmp_path: Path
 ) -> None:
-    (ours, _), (own, _) = both_ways(rows, suite(tmp_path, *TWO_OF_EACH), monkeypatch)
-    assert record(ours) == record(own)
-    assert (
-        set(CASES) == one_pass.TYPES == {e.type for e in ours.met} == {f.type for f in ours.failed}
-    )
-    assert [f for f in ours.failed if f.raised] == []
-
-    pages = []
-    for name, quality in (("ours", ours), ("own", own)):
-        row = decide("2026-11-21T03", "refused", 1, None, AT, quality=json.loads(record(quality)))
-        data_docs.build("some", "games.some", [row], tmp_path / name)
-        (page,) = (tmp_path / name / "validations").rglob("*.html")
-        # Great Expectations puts the time at which it renders a page into it, and ids of its parts.
-        pages.append(
-            re.sub(
-                r"\d{8}T\d{6}\.\d{6}Z|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-                "",
-                page.read_text("utf-8"),
-            )
-        )
-    assert pages[0] == pages[1]
+    quality = run_suite(rows, suite(tmp_path, *ENTRIES), KNOWN)
+    assert set(CASES) == {e.type for e in quality.met} == {f.type for f in quality.failed}
+    assert [f for f in quality.failed if f.raised] == []
+    recorded = json.loads(json.dumps(quality.recorded().as_dict(), allow_nan=False))
+    row = decide("2026-11-21T03", "refused", 1, None, AT, quality=recorded)
+    data_docs.build("some", "games.some", [row], tmp_path / "docs")
+    (page,) = (tmp_path / "docs" / "validations").rglob("*.html")
+    assert str(len(ENTRIES)) in page.read_text("utf-8")
 
 
-def test_ten_expectations_are_one_query_and_great_expectations_evaluates_the_others(
-    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (ours, queries), (own, own_queries) = both_ways(rows, suite(tmp_path, *TEN), monkeypatch)
-    assert ours.passed and record(ours) == record(own)
-    assert (queries, own_queries) == (
-        1,
-        7,
-    )  # rows, aggregates, values, and two for each of several columns
-
-    chosen = {"column": "level", "row_condition": "kafka_offset < 2", "condition_parser": "spark"}
-    left = [
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "kafka_offset"}},
-        {"type": "expect_column_values_to_not_be_null", "kwargs": chosen},
-    ]
-    with warnings.catch_warnings():  # row_condition as text is deprecated, and what a file can hold
-        warnings.simplefilter("ignore", DeprecationWarning)
-        (ours, queries), (own, own_queries) = both_ways(
-            rows, suite(tmp_path, *TEN, *left), monkeypatch
-        )
-    assert ours.passed and record(ours) == record(own)
-    assert (queries, own_queries) == (
-        1 + 3,
-        7 + 3,
-    )  # uniqueness; the chosen rows; the findings in them
-
-
-def test_only_failed_expectations_are_read_again(
-    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_failed_expectations_are_read_again(rows: DataFrame, tmp_path: Path) -> None:
+    passed, queries = counted(rows, suite(tmp_path, *TEN))
+    assert passed.passed
+    # The number of rows, aggregates, values, and two for each expectation of several columns.
+    assert queries == 7
     failing = {
         "type": "expect_column_max_to_be_between",
         "kwargs": {"column": "level", "max_value": 2},
     }
-    (ours, queries), (own, _) = both_ways(rows, suite(tmp_path, *TEN, failing), monkeypatch)
-    assert record(ours) == record(own)
-    assert queries == 2
-
-
-@pytest.mark.parametrize(
-    "spoiling",
-    [
-        [
-            ("expect_column_values_to_match_regex", {"column": "text", "regex": "("})
-        ],  # fails the one query
-        [
-            ("expect_column_values_to_not_be_null", {"column": "nowhere"}),
-            ("expect_column_pair_values_to_be_equal", {"column_A": "level", "column_B": "nowhere"}),
-            ("expect_column_values_to_be_between", {"column": "tags", "min_value": 0}),
-        ],
-    ],
-)
-def test_an_expectation_that_cannot_be_evaluated_spoils_no_other_verdict(
-    spoiling: list[tuple[str, dict[str, Any]]],
-    rows: DataFrame,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    entries = [{"type": type, "kwargs": kwargs} for type, kwargs in spoiling]
-    (ours, _), (own, _) = both_ways(rows, suite(tmp_path, *TEN, *entries), monkeypatch)
-    assert record(ours) == record(own)
-    assert [f.type for f in ours.failed if f.raised] == [type for type, _ in spoiling]
-    assert len(ours.met) == len(TEN)
+    failed, queries = counted(rows, suite(tmp_path, *TEN, failing))
+    assert [f.kwargs for f in failed.failed] == [failing["kwargs"]]
+    # The number of rows and the aggregate.
+    assert queries == 7 + 2
