@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyiceberg.table import Table
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.temporary import process_folder
 from serving_layer.query.datasets import (
     TableFiles,
     columns_only,
     connected,
-    is_reading_failure,
     plan_files,
     quoted,
+    reading_failures,
 )
 from serving_layer.query.reading import QueryProgress
 
@@ -190,12 +190,9 @@ def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBP
 def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
     """Raise DuckDB's errors as AnabranchError."""
     try:
-        yield
+        with reading_failures("query: expected to read every data file"):
+            yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        if is_reading_failure(error):
-            raise Transient(
-                f"query: expected to read every data file, found: {error} (run it again)"
-            ) from error
         if isinstance(error, duckdb.CatalogException):
             lacking = str(error).partition(" does not exist")[0]
             for name, why in absent.items():

@@ -81,10 +81,11 @@ def is_reading_failure(error: Exception) -> bool:
 
 @contextmanager
 def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator[None]:
-    """Raise Transient if a file cannot be read within the block; other errors pass unchanged."""
+    """Raise Transient if DuckDB or PyArrow cannot read a file within the block; other errors pass
+    unchanged."""
     try:
         yield
-    except (duckdb.Error, pa.ArrowException) as error:
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
         if not is_reading_failure(error):
             raise
         raise Transient(f"{expected}, found: {error}{remedy}") from error

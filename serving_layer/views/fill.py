@@ -32,7 +32,7 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.protocol.partials import PROVENANCE_COLUMNS, digest_of
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
-from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
+from serving_layer.query.datasets import connected, plan_files, quoted, reading_failures
 from serving_layer.views.hours import PartialHours, partial_hours
 from serving_layer.views.read import functions_of
 from serving_layer.views.sql import DUCKDB, HOUR, RECORDS, partials_sql
@@ -146,12 +146,9 @@ def compute(
             f"ORDER BY provenance.{HOUR}, {WINDOW_START}"
         )
         try:
-            computed = connection.sql(sql).to_arrow_table()
+            with reading_failures(f"{doing}: expected to read every data file"):
+                computed = connection.sql(sql).to_arrow_table()
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            if is_reading_failure(error):
-                raise Transient(
-                    f"{doing}: expected to read every data file, found: {error} (run it again)"
-                ) from error
             raise Terminal(
                 f"{doing}: expected values that can be aggregated, found: {error}; change the "
                 "view in the stream's file, then run `anabranch apply`"

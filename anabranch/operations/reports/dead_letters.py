@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from anabranch.common.errors import Transient
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
-from serving_layer.query.datasets import connected, dataset, is_reading_failure
+from serving_layer.query.datasets import connected, dataset, reading_failures
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -68,38 +67,32 @@ def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
 def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]:
     """Return the reasons in a loaded table, for a range of hours or all, with samples in order of
     hour, partition and offset. Raises Transient when a data file cannot be read."""
-    with connected() as connection:
+    failures = reading_failures("dead letters: expected to read every data file")
+    with connected() as connection, failures:
         connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
-        try:
-            counts = _ask(
-                connection,
-                "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS "
-                "last FROM letters GROUP BY error_code ORDER BY n DESC, error_code",
-            )
-            places = _ask(
-                connection,
-                "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters "
-                "QUALIFY row_number() OVER (PARTITION BY error_code ORDER BY ingest_hour, "
-                f"kafka_partition, kafka_offset) <= {each}",
-            )
-            # Values may be large: read only those of the samples.
-            where = " OR ".join(
-                f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
-                f"AND kafka_offset = {p['kafka_offset']})"
-                for p in places
-            )
-            rows = _ask(
-                connection,
-                "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, "
-                f"kafka_timestamp, key, value FROM letters WHERE {where or 'false'} ORDER BY "
-                "ingest_hour, kafka_partition, kafka_offset",
-            )
-        except duckdb.Error as error:
-            if is_reading_failure(error):
-                raise Transient(
-                    f"dead letters: expected to read every data file, found: {error} (run it again)"
-                ) from error
-            raise
+        counts = _ask(
+            connection,
+            "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS "
+            "last FROM letters GROUP BY error_code ORDER BY n DESC, error_code",
+        )
+        places = _ask(
+            connection,
+            "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters "
+            "QUALIFY row_number() OVER (PARTITION BY error_code ORDER BY ingest_hour, "
+            f"kafka_partition, kafka_offset) <= {each}",
+        )
+        # Values may be large: read only those of the samples.
+        where = " OR ".join(
+            f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
+            f"AND kafka_offset = {p['kafka_offset']})"
+            for p in places
+        )
+        rows = _ask(
+            connection,
+            "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, "
+            f"kafka_timestamp, key, value FROM letters WHERE {where or 'false'} ORDER BY "
+            "ingest_hour, kafka_partition, kafka_offset",
+        )
     samples: dict[str, list[Letter]] = {}
     for row in rows:
         samples.setdefault(row["error_code"], []).append(_letter(row))
