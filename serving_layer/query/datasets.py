@@ -187,21 +187,15 @@ class TableFiles:
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
         """Return a dataset of only these files, on any storage."""
         io: Any = self.table.io
-        by_place: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        fragments = []
         for file in files:
             scheme, netloc, path = io.parse_location(file.file_path, io.properties)
-            by_place.setdefault((scheme, netloc), []).append((path, file.file_size_in_bytes))
-        places = []
-        for (scheme, netloc), paths in by_place.items():
             file_system = io.fs_by_scheme(scheme, netloc)
             # With its size given, opening a file takes one request less.
-            fragments = [
-                _PARQUET.make_fragment(path, file_system, file_size=size) for path, size in paths
-            ]
-            places.append(ds.FileSystemDataset(fragments, self.columns, _PARQUET, file_system))
-        if not places:
-            return columns_only(self.table)
-        return places[0] if len(places) == 1 else ds.UnionDataset(self.columns, places)
+            fragments.append(
+                _PARQUET.make_fragment(path, file_system, file_size=file.file_size_in_bytes)
+            )
+        return ds.FileSystemDataset(fragments, self.columns, _PARQUET)
 
     def _of_hours(self) -> Sequence[HourManifest]:
         if self.hours is None:
@@ -280,13 +274,6 @@ def plan_files(
             "files"
         )
     return TableFiles(name, table, snapshot_id, hours, tuple(manifests), without)
-
-
-def dataset(
-    name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
-) -> ds.Dataset:
-    """Return the rows of `plan_files` as a dataset."""
-    return plan_files(name, table, snapshot_id, hours).dataset()
 
 
 def _readable_by_name(table: Table) -> bool:

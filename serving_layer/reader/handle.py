@@ -22,7 +22,7 @@ from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.subjects.resolve import with_table_columns
 from serving_layer.query import Answer, Selected, open_derived, open_relation
-from serving_layer.query.datasets import dataset, quoted
+from serving_layer.query.datasets import plan_files, quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
 from serving_layer.reader.selection import Selection, Selector, snapshot_as_of
@@ -98,7 +98,8 @@ class StreamTable:
         DuckDB connection, it opens only the files that each statement needs. Raises Refused,
         Transient."""
         table, selected = self._selected()
-        return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
+        files = plan_files(self.stream.table, table, selected.snapshot_id, selected.hours)
+        return files.dataset()
 
     def watermarks(self) -> Watermarks:
         """Return the hour through which `main` is complete and the time through which it is fresh.

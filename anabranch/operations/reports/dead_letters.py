@@ -11,7 +11,7 @@ import duckdb
 
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
-from serving_layer.query.datasets import connected, dataset, reading_failures
+from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -69,7 +69,8 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
     hour, partition and offset. Raises Transient when a data file cannot be read."""
     failures = reading_failures("dead letters: expected to read every data file")
     with connected() as connection, failures:
-        connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
+        files = plan_files(".".join(table.name()), table, hours=hours)
+        connection.register("letters", files.dataset())
         counts = _ask(
             connection,
             "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS "
