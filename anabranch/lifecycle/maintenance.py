@@ -36,7 +36,6 @@ from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expir
 from anabranch.iceberg.files import Stored, delete_files
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
-from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import finished
@@ -48,7 +47,7 @@ from anabranch.lifecycle.retention import (
     expire_rows,
 )
 from anabranch.offsets.hours import Timeline, end_of
-from anabranch.protocol import archive, dead_letters, ledger
+from anabranch.protocol import archive, ledger
 from anabranch.protocol.maintained import (
     MaintainedFolder,
     MaintainedTable,
@@ -95,14 +94,6 @@ class Maintained:
     merged: dict[str, int] = field(default_factory=dict)
     spared: dict[str, Size] = field(default_factory=dict)
     folders: dict[str, MaintainedFolder] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Unreferenced:
-    """Unreferenced files by table: old enough to delete (`old`), and younger ones."""
-
-    old: dict[str, list[Stored]] = field(default_factory=dict)
-    young: dict[str, Size] = field(default_factory=dict)
 
 
 def plan_drop(
@@ -191,7 +182,7 @@ def maintain(
         steps.run("erasures", lambda: end.clear_partials(job), 0)
         steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
     reach(Step.MAINTAIN_EXPIRED)
-    found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
+    found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), end.Unreferenced())
     reach(Step.MAINTAIN_DELETED)
     if not dry_run:
         steps.run("versions", lambda: end.end_versions(job, now), 0)
@@ -267,10 +258,10 @@ class _Steps:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
 
-def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
+def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:
     state = load_state(job.lake, job.stream.table)
     before = end.orphans_before(state, now - job.stream.maintain.orphans_after, now)
-    found = _unreferenced(job, before)
+    found = end.find_unreferenced(job, end.tables_of(job), before)
     orphans = found.old
     names = {name for name, files in orphans.items() if files}
     if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
@@ -278,7 +269,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
     if names and not dry_run:
         _move_heads(job, names)
         # List again: files that were published meanwhile are spared.
-        found = _unreferenced(job, before)
+        found = end.find_unreferenced(job, end.tables_of(job), before)
         orphans = found.old
     reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
@@ -473,22 +464,6 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
     for name in stream.plain_tables:
         if name in names and not any(lake.touch(name) for _ in range(_ATTEMPTS)):
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
-
-
-def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
-    lake, stream, names = job.lake, job.stream, end.tables_of(job)
-    # List files first: files published after this are either referenced or not in the list.
-    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
-        listed = {
-            name: list_table(job.environment, lake.load(name), progress.step) for name in names
-        }
-    referenced = {path for name in names for path in references(lake.load(name))}
-    referenced |= dead_letters.named_files(load_state(lake, stream.table))
-    old, young = dict[str, list[Stored]](), dict[str, Size]()
-    for name, files in listed.items():
-        old[name], spared = plan_orphans(files, referenced, before)
-        young[name] = Size.of([f.size for f in spared])
-    return _Unreferenced(old, young)
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:

@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.files import list_versions, same_file
+from anabranch.iceberg.files import Stored, list_versions
 from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.orphans import folders_of, list_table, own_files, references
+from anabranch.iceberg.orphans import folders_of, list_table, own_files, plan_orphans, references
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
@@ -38,6 +40,7 @@ from anabranch.protocol import erasure, ledger
 from anabranch.protocol.dead_letters import named_files
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.maintained import Size
 from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.state import State, load_state
@@ -223,24 +226,38 @@ def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
     return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
 
 
+@dataclass(frozen=True)
+class Unreferenced:
+    """Unreferenced files by table: old enough to delete (`old`), and younger ones."""
+
+    old: dict[str, list[Stored]] = field(default_factory=dict)
+    young: dict[str, Size] = field(default_factory=dict)
+
+
+def find_unreferenced(job: Job, names: Sequence[str], before: datetime) -> Unreferenced:
+    """Return the unreferenced files of some of the stream's tables. `before`: old ones were written
+    before it. Raises Refused if no file of a table is referenced, Transient."""
+    lake, stream = job.lake, job.stream
+    # List files first: files published after this are either referenced or not in the list.
+    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
+        listed = {
+            name: list_table(job.environment, lake.load(name), progress.step) for name in names
+        }
+    referenced = {path for name in names for path in references(lake.load(name))}
+    referenced |= named_files(load_state(lake, stream.table))
+    found = Unreferenced()
+    for name, files in listed.items():
+        found.old[name], spared = plan_orphans(files, referenced, before)
+        found.young[name] = Size.of([f.size for f in spared])
+    return found
+
+
 def list_unreferenced(job: Job) -> list[datetime]:
     """Return the modification times of unreferenced data files, in the tables that may have erased
-    records. Raises Transient."""
-    tables = [job.lake.load(name) for name in erased_tables(job)]
-    # List files first: files published after this are either referenced or not in the list.
-    listed = [
-        file
-        for table in tables
-        for file in list_table(job.environment, table)
-        if file.path.endswith(".parquet")
-    ]
-    referenced = {
-        same_file(path)
-        for table in tables
-        for path in references(job.lake.load(".".join(table.name())))
-    }
-    referenced |= set(map(same_file, named_files(load_state(job.lake, job.stream.table))))
-    return [file.modified for file in listed if same_file(file.path) not in referenced]
+    records. Raises Refused, Transient."""
+    found = find_unreferenced(job, erased_tables(job), datetime.max.replace(tzinfo=UTC))
+    files = (file for of_table in found.old.values() for file in of_table)
+    return [file.modified for file in files if file.path.endswith(".parquet")]
 
 
 def versions_of(job: Job, before: datetime) -> Iterator[Version]:

@@ -42,6 +42,7 @@ from anabranch.iceberg.s3 import bucket_and_key
 from anabranch.iceberg.snapshots import BRANCHES, Staged, find_staged
 from anabranch.job import Job
 from anabranch.lifecycle import maintenance
+from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.maintenance import Maintained, plan_drop
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.operations.reports.maintenance import last_run_words, read_maintenance
@@ -310,7 +311,7 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
 def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late, real = orphan(lake), maintenance.list_table
+    late, real = orphan(lake), end.list_table
     age(files(lake))
 
     def list_table(*args: Any) -> list[Stored]:
@@ -319,7 +320,7 @@ def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
             assert lake.publish(replace(lake.speed(late, {0: 10}), staged={})) is Outcome.LANDED
         return stored
 
-    monkeypatch.setattr(maintenance, "list_table", list_table)
+    monkeypatch.setattr(end, "list_table", list_table)
     maintain(lake)
     assert lake.rows("main")[-1] == (H[3], 0, 9), "the hazard did not happen"
     assert all_readable(lake)
@@ -584,7 +585,7 @@ def test_a_run_records_the_failed_step_and_the_others(
         raise Transient("list s3://bucket: expected an answer, found none")
 
     maintain(lake)
-    monkeypatch.setattr(maintenance, "list_table", away)
+    monkeypatch.setattr(end, "list_table", away)
     accept(lake, 2)
     with pytest.raises(Transient, match="found none"):
         maintain(lake)
