@@ -13,9 +13,6 @@ from datetime import timedelta
 
 from anabranch.config import EventTime, Stream
 
-CODES = ("missing_required", "event_time_out_of_bounds")
-"""The error codes of all formats; each format's module has additional ones."""
-
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999 (UTC), in microseconds since 1970; dates of every reader include them."""
 

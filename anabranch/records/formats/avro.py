@@ -27,8 +27,6 @@ from anabranch.records.formats.wire import PAYLOAD, Wire, refuse
 from anabranch.spark.settings import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
 from anabranch.subjects.avro_names import Incompatible
 
-CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
-
 # 16 random bytes appended to the payload. No producer can predict them, so no payload contains
 # them.
 _END = f"X'{secrets.token_hex(16)}'"

@@ -24,16 +24,6 @@ from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import TEXT, converted
 
-CODES = (
-    "null_value",
-    "empty_value",
-    "invalid_utf8",
-    "malformed_csv",
-    "wrong_field_count",
-    "wrong_type",
-    "unreadable_timestamp",
-)
-
 # Regular expressions of Java; none contains a quote, so that r'...' is their SQL.
 _QUOTED = r"\x22[^\x22]*+(?:\x22\x22[^\x22]*+)*+\x22"
 _INTEGER = r"^-?(0|[1-9]\d{0,18})\z"

@@ -27,19 +27,6 @@ from anabranch.records.formats.json_sql import (
     value,
 )
 
-CODES = (
-    "null_value",
-    "empty_value",
-    "invalid_utf8",
-    "malformed_json",
-    "too_deep",
-    "not_an_object",
-    "duplicate_key",
-    "wrong_type",
-    "unreadable_timestamp",
-    "lone_surrogate",
-)
-
 # A number that Spark's VARIANT would store as a DOUBLE, or text that looks like one. Possessive, as
 # all of these are.
 _LOOSE_NUMBER = r"[:,\[]\s*+-?+(?:\d++(?:\.\d++)?+[eE]|[\d.]{39})"

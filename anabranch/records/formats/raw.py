@@ -14,8 +14,6 @@ from pyspark.sql.types import DataType, StringType
 from anabranch.records.checks import Check, error
 from anabranch.records.formats import Reading
 
-CODES = ("invalid_utf8",)
-
 
 class RawFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:

@@ -15,8 +15,6 @@ from anabranch.common.remote_errors import full_text
 from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient
 from anabranch.records.checks import Check, error, expected_found, literal
 
-CODES = ("null_value", "not_wire_format", "unknown_schema", "wrong_subject", "incompatible_schema")
-
 PAYLOAD = "substring(value, 6)"
 
 _UNLISTED = "expected it among those listed"
