@@ -408,7 +408,7 @@ class HourBuilder:
             self._stream.expectations,
             self._row_count_baseline(built.hour, balance, differing.diff, state),
         )
-        objections += [f"quality: {failed.message}" for failed in quality.failed]
+        objections += [f"quality: {failed['message']}" for failed in quality.failed]
         self.passes.begin("count unknown fields")
         unknown = self._unknown_fields(frames)
         reach(Step.BATCH_CHECKED)
@@ -418,7 +418,7 @@ class HourBuilder:
             sources=frames.counts.sources,
             speed_rows=differing.speed_rows,
             diff=differing.diff,
-            quality=quality.recorded(),
+            quality=quality,
             unknown=unknown,
         )
         return replace(

@@ -11,7 +11,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from batch_layer.quality.suite import PLACE, Expectation, build, context, load_s
 from batch_layer.quality.wording import (
     POSITION,
     SAMPLE,
-    FailedExpectation,
     describe_failure,
-    json_safe,
+    describe_met,
     shorten,
 )
 
@@ -41,42 +40,11 @@ _VALUES = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
 _ROWS = _VALUES | {"unexpected_index_column_names": list(POSITION)}
 
 
-@dataclass(frozen=True)
-class SuiteResult:
-    """The outcome of a suite on an hour. `passed`: no critical expectation failed. `met`: the
-    expectations that passed, including those in `not_applicable`, which had nothing to compare
-    with, with the reason."""
-
-    passed: bool
-    failed: tuple[FailedExpectation, ...] = ()
-    warnings: tuple[FailedExpectation, ...] = ()
-    evaluated: int = 0
-    suite: str | None = None
-    met: tuple[Expectation, ...] = ()
-    not_applicable: tuple[tuple[Expectation, str], ...] = ()
-
-    def recorded(self) -> QualityResult:
-        """Return the ledger's form: JSON-safe, a few hundred bytes for each expectation."""
-        met = tuple(
-            {"type": e.type, "kwargs": json_safe(e.kwargs), "severity": e.severity}
-            for e in self.met
-        )
-        return QualityResult(
-            passed=self.passed,
-            failed=tuple(f.as_dict() for f in self.failed),
-            warnings=tuple(f.as_dict() for f in self.warnings),
-            evaluated=self.evaluated,
-            suite=self.suite,
-            met=met if self.suite is not None else None,
-            not_applicable=tuple({"type": e.type, "reason": why} for e, why in self.not_applicable)
-            or None,
-        )
-
-
 def run_suite(
     frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None
-) -> SuiteResult:
-    """Evaluate the suite of `path` on an hour's rows. Without a file everything passes.
+) -> QualityResult:
+    """Evaluate the suite of `path` on an hour's rows. Without a file everything passes. The result
+    has a few hundred bytes for each expectation, and no value of a row.
 
     `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one
     that raised has failed. Without rows, expectations on each row pass, and those on columns or
@@ -86,12 +54,12 @@ def run_suite(
     not be read.
     """
     if path is None:
-        return SuiteResult(passed=True)
+        return QualityResult(passed=True, warnings=(), evaluated=0)
     with _LOCK:
         return _run_suite(frame, path, known)
 
 
-def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> SuiteResult:
+def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> QualityResult:
     suite = load_suite(path)
     ours = {
         i: plan_bounds(e.type, e.kwargs, known or RowCountBaseline())
@@ -116,30 +84,37 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
             raised[i] = (
                 _exception(_evaluate(frame, suite.name, {i: unmet[i]}, _VALUES)[i]) or raised[i]
             )
-    failed: list[FailedExpectation] = []
-    warnings: list[FailedExpectation] = []
+    failed: list[dict[str, Any]] = []
+    warnings: list[dict[str, Any]] = []
     for i, expectation in unmet.items():
         failure = describe_failure(
             expectation, observed.get(i, {}), raised[i], ours[i].basis if i in ours else None
         )
-        (failed if expectation.severity == "critical" else warnings).append(failure)
+        (failed if expectation.severity == "critical" else warnings).append(failure.as_dict())
         LOG.warning(
             "quality gate: expectation not met suite=%s severity=%s: %s",
             suite.name,
             expectation.severity,
             failure.message,
         )
-    met = tuple(e for i, e in bound.items() if i not in unmet)
-    not_applicable = tuple((bound[i], b.basis) for i, b in ours.items() if not b.applies)
-    for expectation, why in not_applicable:
+    not_applicable = [
+        {"type": bound[i].type, "reason": b.basis} for i, b in ours.items() if not b.applies
+    ]
+    for entry in not_applicable:
         LOG.info(
             "quality gate: expectation does not apply suite=%s type=%s reason=%s",
             suite.name,
-            expectation.type,
-            why,
+            entry["type"],
+            entry["reason"],
         )
-    return SuiteResult(
-        not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, not_applicable
+    return QualityResult(
+        passed=not failed,
+        failed=tuple(failed),
+        warnings=tuple(warnings),
+        evaluated=len(verdicts),
+        suite=suite.name,
+        met=tuple(describe_met(e) for i, e in bound.items() if i not in unmet),
+        not_applicable=tuple(not_applicable) or None,
     )
 
 

@@ -64,6 +64,12 @@ class FailedExpectation:
         } | ({"raised": self.raised} if self.raised else {})
 
 
+def describe_met(expectation: Expectation) -> dict[str, Any]:
+    """Return the ledger's entry of an expectation that the rows met. Pure."""
+    kwargs = json_safe(expectation.kwargs)
+    return {"type": expectation.type, "kwargs": kwargs, "severity": expectation.severity}
+
+
 def describe_failure(
     expectation: Expectation, result: Mapping[str, Any], raised: str | None, why: str | None = None
 ) -> FailedExpectation:

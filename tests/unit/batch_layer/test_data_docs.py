@@ -15,12 +15,11 @@ import pytest
 from lakes import decide, new_environment, new_stream
 
 from anabranch.common.errors import ConfigurationError, Terminal
-from anabranch.protocol.ledger_row import Kind, LedgerRow
+from anabranch.protocol.ledger_row import Kind, LedgerRow, QualityResult
 from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
-from batch_layer.quality.gate import SuiteResult
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 from batch_layer.quality.suite import Expectation
-from batch_layer.quality.wording import describe_failure
+from batch_layer.quality.wording import describe_failure, describe_met
 
 AT = datetime(2026, 11, 21, 4, 5, tzinfo=UTC)
 BETWEEN = Expectation(
@@ -62,9 +61,17 @@ def verdict() -> dict[str, Any]:
         describe_failure(COUNT, {"observed_value": 50}, None, "the speed layer has 100"),
     )
     warning = describe_failure(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
-    without = ((MET[2], "row counts of 3 previous days are needed, 0 of 7 are known"),)
-    quality = SuiteResult(False, failed, (warning,), 7, "game_events", MET, without)
-    fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
+    reason = "row counts of 3 previous days are needed, 0 of 7 are known"
+    quality = QualityResult(
+        passed=False,
+        failed=tuple(f.as_dict() for f in failed),
+        warnings=(warning.as_dict(),),
+        evaluated=7,
+        suite="game_events",
+        met=tuple(map(describe_met, MET)),
+        not_applicable=({"type": MET[2].type, "reason": reason},),
+    )
+    fields: dict[str, Any] = json.loads(json.dumps(quality.as_dict()))
     return fields
 
 
@@ -176,10 +183,16 @@ def evil(plain: bool) -> dict[str, Any]:
         describe_failure(null, {}, text(14)),
         describe_failure(some, without_rows, None),
     )
-    quality = SuiteResult(
-        False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),)
+    quality = QualityResult(
+        passed=False,
+        failed=tuple(f.as_dict() for f in failed),
+        warnings=(),
+        evaluated=7,
+        suite=text(15),
+        met=tuple(map(describe_met, (in_set, regex, listed))),
+        not_applicable=({"type": MET[2].type, "reason": text(16)},),
     )
-    fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
+    fields: dict[str, Any] = json.loads(json.dumps(quality.as_dict()))
     return fields
 
 
