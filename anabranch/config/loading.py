@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from anabranch.common.errors import ConfigurationError
@@ -19,7 +18,7 @@ from anabranch.config import strict_yaml
 from anabranch.config.base import NAME
 from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
-from anabranch.config.mistakes import INTERNAL_FIELDS, REFERENCE, explain_mistakes, explain_yaml
+from anabranch.config.mistakes import INTERNAL_FIELDS, REFERENCE, explain_mistakes
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
@@ -355,22 +354,13 @@ def _read(path: Path) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     """Read a file as written."""
     try:
-        data = strict_yaml.load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return strict_yaml.load_mapping(path, "readable YAML")
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
         raise ConfigurationError(
             f"{path}: expected a configuration file, found none (choose the folder with --conf)"
         ) from None
-    except yaml.YAMLError as error:
-        # The error and its text contain lines of the file, which may be secret: neither is passed
-        # on.
-        raise ConfigurationError(
-            f"{path}: expected readable YAML, found: {explain_yaml(error)}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected readable YAML, found: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return data
 
 
 def _substitute(path: Path, key: str, value: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from anabranch.config.mistakes import RepeatedKey
+from anabranch.common.errors import ConfigurationError
+from anabranch.config.mistakes import RepeatedKey, explain_yaml
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,3 +25,20 @@ class _Loader(yaml.SafeLoader):
 def load(text: str) -> Any:
     """Load the single document in `text`. Raises yaml.YAMLError, with line and column."""
     return yaml.load(text, Loader=_Loader)
+
+
+def load_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """Read a file of keys, `expected` in messages. Raises ConfigurationError."""
+    try:
+        data = load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        # The error and its text contain lines of the file, which may be secret: neither is passed
+        # on.
+        raise ConfigurationError(
+            f"{path}: expected {expected}, found: {explain_yaml(error)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: expected {expected}, found: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
+    return data

@@ -21,11 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import strict_yaml
-from anabranch.config.mistakes import explain_yaml, unknown_key
+from anabranch.config.mistakes import unknown_key
 from batch_layer.quality import row_counts
 
 SEVERITIES = ("critical", "warning", "info")
@@ -63,7 +61,7 @@ class Suite:
 def load_suite(path: Path) -> Suite:
     """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it
     loads."""
-    data = _read(path)
+    data = strict_yaml.load_mapping(path, "a readable suite of expectations")
     _only_keys(str(path), data, _SUITE_KEYS)
     name, entries = data.get("name"), data.get("expectations")
     if not isinstance(name, str) or not name:
@@ -81,23 +79,6 @@ def load_suite(path: Path) -> Suite:
             f"{path}: expectations: expected all {len(entries)} to load, found {loaded}"
         )
     return suite
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = strict_yaml.load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        why = explain_yaml(error)
-        raise ConfigurationError(
-            f"{path}: expected a readable suite of expectations, found: {why}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{path}: expected a readable suite of expectations, found: {error}"
-        ) from error
-    if not isinstance(data, dict):
-        raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return data
 
 
 def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> None:
