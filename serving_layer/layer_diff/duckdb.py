@@ -72,13 +72,12 @@ class Comparison:
         self._connection, self._key = connection, tuple(key)
         self._columns = frozenset(content)
         self._content = f"hash({', '.join(content.values())})"
-        self._has_removed = self._has_judged = False
+        self._find_removed()
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
         """Return how many rows of the speed layer the batch layer lacks although they repeat a row
         of the batch layer or of the look-back, and the first `limit` of them by (partition,
         offset)."""
-        self._find_removed()
         columns = ", ".join(quoted(c) for c in self._key)
         rows = self._ask(
             f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}"
@@ -94,7 +93,9 @@ class Comparison:
         ]
         return self._number("SELECT count(*) AS n FROM removed"), listed
 
-    def difference(self, unread: Ranges) -> Difference:
+    def compare(self, unread: Ranges, each: int) -> tuple[Difference, list[Sample]]:
+        """Return the difference between the layers, and the first `each` rows of each kind by
+        (partition, offset), unexplained kinds first."""
         self._judge(unread)
         counts = {
             row["kind"]: row["n"]
@@ -102,12 +103,9 @@ class Comparison:
         }
         differing = sum(counts.get(kind, 0) for kind in ("extra", "changed", "duplicate"))
         counts["same"] = self._number("SELECT count(*) AS n FROM speed") - differing
-        return to_difference(counts, [])
+        return to_difference(counts, []), self._samples(each)
 
-    def samples(self, unread: Ranges, each: int) -> list[Sample]:
-        """Return the first `each` rows of each kind by (partition, offset), unexplained kinds
-        first."""
-        self._judge(unread)
+    def _samples(self, each: int) -> list[Sample]:
         chosen = [
             row
             for kind in KINDS
@@ -130,15 +128,11 @@ class Comparison:
     def unrepeated(self) -> int:
         """Return how many rows of the speed layer the batch layer lacks although they repeat no
         row."""
-        self._find_removed()
         return self._number(
             f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})"
         )
 
     def _find_removed(self) -> None:
-        if self._has_removed:
-            return
-        self._has_removed = True
         key = ", ".join(quoted(c) for c in self._key)
         same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
         # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
@@ -160,10 +154,6 @@ class Comparison:
         """)
 
     def _judge(self, unread: Ranges) -> None:
-        if self._has_judged:
-            return
-        self._find_removed()
-        self._has_judged = True
         self._connection.register("ranges", _table_of(unread))
         content = (
             f"SELECT {', '.join(_AT)}, {self._content} AS hash FROM {layer}"

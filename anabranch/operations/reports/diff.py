@@ -58,7 +58,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     with open_comparison(
         state.table, hour, job.stream.key, job.stream.batch.lookback_hours
     ) as comparison:
-        counted, samples = comparison.difference(unread), comparison.samples(unread, each)
+        counted, samples = comparison.compare(unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
     uncovered = coverage.uncovered_reason(state, "speed", hour)
     return HourDifference(

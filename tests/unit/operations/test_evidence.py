@@ -244,7 +244,8 @@ def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
     ):
         connection.register(name, rows)
     now = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(SCHEMA))
-    return Comparison(connection, content_types(now, [now], ()), ("a",)).difference({}).diff.changed
+    comparison = Comparison(connection, content_types(now, [now], ()), ("a",))
+    return comparison.compare({}, 0)[0].diff.changed
 
 
 # As tests/integration/test_difference.py has them for Spark.
