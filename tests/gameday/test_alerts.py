@@ -114,7 +114,8 @@ class Causes:
             running.require_alive()
             if time.monotonic() > next_cut:
                 self.day.s3.cut()
-                time.sleep(1.5)
+                # Longer than the pause between two micro-batches, so that each cut is noticed.
+                time.sleep(3)
                 self.day.s3.restore()
                 next_cut = time.monotonic() + 4
 
