@@ -70,6 +70,14 @@ class Workers:
         return sum(records for records, _ in self.batches)
 
 
+def applied(world: Make) -> World:
+    """Return a stream with its topic and its tables."""
+    one = world()
+    one.topic()
+    one.apply()
+    return one
+
+
 def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches]) -> None:
     """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must
     name no module of the tests."""
@@ -299,9 +307,7 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     by, now = arm(one), datetime.now(UTC)
 
     def sent(left: int, ordinary: int) -> list[Record]:
@@ -332,9 +338,7 @@ def test_a_group_leaves_to_spark_as_many_micro_batches_as_a_single_stream(
     world: Make, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     by, now = arm(one), datetime.now(UTC)
 
     def next_ones() -> list[Record]:
@@ -431,9 +435,7 @@ def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(
 def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored(
     world: Make, environment: dict[str, Any], workers: Workers, arm: Callable[[World], MicroBatches]
 ) -> None:
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     port = urlparse(environment["s3"]["endpoint"]).port
     assert port is not None
     with running_flaky_s3(port, seed=1) as front:
@@ -474,9 +476,7 @@ def test_on_a_cluster_spark_reads_a_micro_batch_that_a_worker_fails_on(
     def without_packages(batches: Batches) -> Batches:
         raise ModuleNotFoundError("No module named 'pyarrow'")
 
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     monkeypatch.setattr(micro_batch, "runs_here", lambda master: False)
     _beside(monkeypatch, without_packages)
     publish(one, arm(one), one.send(spread(past_hour(0), 40, "a")))
@@ -504,9 +504,7 @@ def test_a_disk_that_is_full_in_a_worker_passes(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     _beside(monkeypatch, fails_when_full)
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     sent = one.send(spread(past_hour(0), 20, "e"))
     by = arm(one)
     with pytest.raises(PythonException) as raised:
@@ -542,9 +540,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
             yield batch
 
     _beside(monkeypatch, killed)
-    one = world()
-    one.topic()
-    one.apply()
+    one = applied(world)
     one.send(spread(past_hour(1), 200, "e"))
     bad = one.send([(0, start_of(past_hour(1)).replace(minute=59, second=59), b"{broken")])
     with with_settings(one.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "10"}):
