@@ -209,11 +209,8 @@ def plan_expire_letters(
     if not gone:
         return None
     first = min(state.timeline.first, gone[0])
-    known = (
-        expired.plus([h for h in due if h <= gone[-1]], first, now)
-        if wanted
-        else replace(expired, at=now)
-    )
+    leaving = [h for h in due if h <= gone[-1]]
+    known = expired.plus(leaving, first, now) if leaving else replace(expired, at=now)
     changes = tuple(Change(b, properties={EXPIRED: known.to_json()}, clear=gone) for b in BRANCHES)
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters, gone_before=expired.at)
     return Commit(id, heads(table), changes, expire=expire)

@@ -668,6 +668,21 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
     assert past.maintain().letters.hours == ()
 
 
+def test_dead_letters_of_a_branch_that_is_set_back_leave_again(past: Past) -> None:
+    with_dead_letters(past, past.hours[1:3])
+    name = past.lake.stream.dead_letters_table
+    before = heads(past.lake.lake.load(name))["batch"]
+    past.configure(keep={"dead_letters": "2 days"})
+    assert past.maintain().letters.hours == tuple(past.hours[1:3])
+    table = past.lake.lake.load(name)
+    past.lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    # The hazard: later hours are due too, and have no dead letters.
+    assert [h for h, _, _ in past.lake.dead("batch")] == past.hours[1:3]
+    assert past.maintain().letters.hours == tuple(past.hours[1:3])
+    assert past.lake.dead("batch") == []
+    assert past.maintain().letters.hours == ()
+
+
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.label)
 def test_maintenance_killed_in_the_middle_of_expiry_is_continued(past: Past, step: Step) -> None:
     due = [h for h in past.hours if end_of(h) + timedelta(days=2) <= datetime.now(UTC)]
