@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.common.json_values import JsonFields
 
 ActName = Literal[
@@ -42,7 +43,14 @@ class Act(JsonFields):
 
 
 def act_now(name: ActName, why: str | None = None) -> Act:
-    """Return an act of this process's user at the current time (UTC)."""
+    """Return an act of this process's user at the current time (UTC). Raises ConfigurationError for
+    a reason that the ledger cannot store: bytes of an argument that are not UTF-8."""
+    try:
+        (why or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"--why: expected UTF-8 text, found {why!a}; nothing was changed"
+        ) from None
     return Act(name, _user(), socket.gethostname(), datetime.now(UTC), why)
 
 

@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg import admin
 from anabranch.iceberg.schema_evolution import Columns, evolve
 from anabranch.job import Job
@@ -64,6 +65,16 @@ def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
     assert record.host
     assert began <= record.at <= datetime.now(UTC)
     assert (record.hours, record.decisions) == ((FIRST,), {"served": 1})
+
+
+def test_a_reason_that_is_no_text_is_refused_before_anything_is_published(lake: StreamLake) -> None:
+    """Python reads an argument of another encoding than UTF-8 so. The ledger cannot store it, and a
+    published decision waits for its row."""
+    publisher, before = Publisher(lake.lake, lake.stream), lake.state().heads
+    with pytest.raises(ConfigurationError, match=r"--why: expected UTF-8 text, found 'caf.udce9'"):
+        serve_hour(publisher, FIRST, "speed", "caf\udce9")
+    assert lake.state().heads == before
+    Publisher(lake.lake, lake.stream).recover()
 
 
 def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
