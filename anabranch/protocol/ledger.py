@@ -447,12 +447,12 @@ def _in_order(rows: pa.Table) -> list[LedgerRow]:
 
 
 def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """Return, by hour, the refusal that no later acceptance or override has replaced. Pure."""
+    """Return, by hour, the refusal without a later acceptance, override or expiry. Pure."""
     refusals: dict[str, LedgerRow] = {}
     for row in rows:
         if row.decision == "refused":
             refusals[row.hour] = row
-        elif row.decision in ("accepted", "served"):
+        elif row.decision in ("accepted", "served", "expired"):
             refusals.pop(row.hour, None)
     return refusals
 

@@ -211,3 +211,10 @@ def test_the_newest_decision_on_an_hour(rows: list[LedgerRow], expected: dict[st
 def test_hours_come_oldest_first() -> None:
     later = row("sealed", hour=shift(FIRST, 1))
     assert list(ledger.newest([later, SEALED])) == [FIRST, shift(FIRST, 1)]
+
+
+def test_a_refused_restatement_of_an_hour_that_has_expired_is_not_open() -> None:
+    """It can never be restated; a gap or a difference keeps the hour in the reports."""
+    refused = row("refused", revision=2, reason="gap", gaps={"retention": 1})
+    assert set(ledger.open_refusals([ACCEPTED, refused])) == {FIRST}
+    assert not ledger.open_refusals([ACCEPTED, refused, row("expired")])
