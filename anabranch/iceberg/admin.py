@@ -19,7 +19,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, TableRequirement
 from pyiceberg.transforms import IdentityTransform
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import Terminal, Transient
 from anabranch.common.remote_errors import explain, lake_errors
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.lake import Lake, delete_old_metadata
@@ -154,27 +154,36 @@ def change_table(
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
     """Create missing branches; return their names. A table without a snapshot gets an empty one
-    with `properties`; later, a missing branch starts at main's head. Raises Transient."""
+    with `properties`; later, a missing branch starts at main's head, and `main` at its newest
+    publish. Raises Terminal if that is not known, Transient."""
     table = lake.load(name)
-    tx = Transaction(table)
-    made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
+    tx, refs = Transaction(table), table.metadata.refs
+    made = [b for b in (*BRANCHES, STAGING) if b not in refs]
     if not made:
         return []
     lake.clock.now(table.metadata.last_updated_ms)
-    if table.current_snapshot() is None:
+    is_new = not refs
+    if is_new:
         with lake_errors(f"write the first snapshot of {name}"):
             first, needed = plan_summary({**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
             tx.set_properties(needed)
             tx.update_snapshot(snapshot_properties=first).fast_append().commit()
-    head = tx.table_metadata.refs["main"].snapshot_id
+        refs = tx.table_metadata.refs
+    if (origin := refs.get("main", refs.get(f"{PUBLISHED}main"))) is None:
+        raise Terminal(
+            f"table {name}: expected branch main or tag {PUBLISHED}main, found neither; set main "
+            "to its last snapshot, which an earlier metadata file of the table names, then run it "
+            "again: an empty main would begin a new stream"
+        )
+    head = origin.snapshot_id
     updates = list(updates_of(tx))
     requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
     for branch in made:
         # In a table without a snapshot, PyIceberg can require only that main does not exist, which
         # suffices.
-        if branch == "main" or "main" not in made:
+        if branch == "main" or not is_new:
             requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
-        if branch != "main":
+        if branch != "main" or not is_new:
             updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
         if branch != STAGING:
             updates.append(set_ref(PUBLISHED + branch, head, SnapshotRefType.TAG))

@@ -141,7 +141,7 @@ def apply(
         else:
             changes += evolve(lake, name, columns)
     changes += apply_design(lake, stream.table, rows_design(stream))
-    if not first and lake.load(stream.table).current_snapshot() is None:
+    if not first and not lake.load(stream.table).metadata.refs:
         first = _beginning(stream, kafka)
     created = admin.add_branches(lake, stream.table, first)
     changes += [f"created branch {b} of {stream.table}" for b in created]

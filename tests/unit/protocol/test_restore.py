@@ -13,6 +13,7 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
+from anabranch.common.errors import Terminal
 from anabranch.iceberg.commit_status import plan_fence
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.snapshots import MERGED
@@ -107,6 +108,33 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     assert lake.state().accepted == before.accepted | {H[2]: Accepted(1, CUTS[2])}
     assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
     assert lake.rows("batch") == lake.rows("main")
+
+
+def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) -> None:
+    """The hazard: begun as an empty branch, it has the newest timeline, which begins now."""
+    before = lake.state()
+    for name in (lake.name, lake.stream.dead_letters_table):
+        lake.lake.load(name).manage_snapshots().remove_branch("main").commit()
+        assert lake.lake.load(name).current_snapshot() is None
+    drop(lake, "batch")
+    assert apply(lake)[:2] == [
+        "created branch main of games.events",
+        "created branch batch of games.events",
+    ]
+    state = lake.state()
+    assert (state.timeline, state.position) == (before.timeline, before.position)
+    assert state.accepted == before.accepted
+    assert state.heads["main"] == before.heads["main"] and lake.rows("main") == MAIN
+    accept(lake, 2)
+    assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
+
+
+def test_a_dropped_main_without_its_tag_is_not_created_empty(lake: StreamLake) -> None:
+    drop(lake, "main")
+    lake.table().manage_snapshots().remove_tag("published-main").commit()
+    with pytest.raises(Terminal, match="expected branch main or tag published-main, found neither"):
+        apply(lake)
+    assert "main" not in lake.table().metadata.refs
 
 
 def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(
