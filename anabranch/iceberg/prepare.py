@@ -20,6 +20,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import explain
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
@@ -99,7 +100,12 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
 
 def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: datetime) -> Prepared:
     """Prepare a commit that adds files in one snapshot with `wap_id`, whose parent is the staging
-    branch's head. Raises Transient."""
+    branch's head. Raises Terminal without that branch, Transient."""
+    if STAGING not in table.metadata.refs:
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected branch {STAGING}, found none; run "
+            "`anabranch apply`"
+        )
     writer = SnapshotWriter(
         table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
     )

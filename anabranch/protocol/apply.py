@@ -16,6 +16,7 @@ from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.iceberg.snapshots import (
     BRANCHES,
+    STAGING,
     branch_properties,
     heads,
     is_unguarded,
@@ -164,7 +165,7 @@ def is_created(lake: Lake, stream: Stream) -> bool:
     branched = (stream.table, *stream.branched_tables)
     if not all(map(lake.exists, (*branched, *stream.plain_tables))):
         return False
-    return all(set(BRANCHES) <= lake.load(name).metadata.refs.keys() for name in branched)
+    return all({*BRANCHES, STAGING} <= lake.load(name).metadata.refs.keys() for name in branched)
 
 
 def guard_state(lake: Lake, stream: Stream) -> list[str]:

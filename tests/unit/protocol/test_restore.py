@@ -137,6 +137,20 @@ def test_a_dropped_main_without_its_tag_is_not_created_empty(lake: StreamLake) -
     assert "main" not in lake.table().metadata.refs
 
 
+def test_a_dropped_staging_branch_is_named_and_created_again(lake: StreamLake) -> None:
+    """It never moves, so it is the first branch that exceeds a maximum age of refs."""
+    files = lake.stage(BATCH[2]).files
+    assert tables.is_created(lake.lake, lake.stream)
+    drop(lake, "staging")
+    with pytest.raises(
+        Terminal, match="expected branch staging, found none; run `anabranch apply`"
+    ):
+        lake.lake.stage(lake.name, new_id(), files)
+    assert not tables.is_created(lake.lake, lake.stream)
+    assert apply(lake)[0] == "created branch staging of games.events"
+    assert lake.lake.stage(lake.name, new_id(), files).rows == len(BATCH[2])
+
+
 def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(
     lake: StreamLake,
 ) -> None:
