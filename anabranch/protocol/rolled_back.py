@@ -86,7 +86,11 @@ def roll_forward(lake: Lake, name: str) -> list[str]:
     Transient."""
     if ROLLED_BACK not in lake.load(name).properties:
         return []
-    _change(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))
+    # PyIceberg fails to remove a key that another process, or a lost request, has already removed.
+    gone = Commit(
+        new_id(), {}, (), set_properties={ROLLED_BACK: ""}, remove_properties=(ROLLED_BACK,)
+    )
+    _change(lake, name, gone)
     return [f"{name} is no longer ahead of the stream's file"]
 
 

@@ -14,10 +14,13 @@ from anabranch.common.errors import Terminal
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
+from anabranch.protocol import rolled_back
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.rolled_back import ROLLED_BACK
 
 NESTED = (
     "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, "
@@ -75,3 +78,21 @@ def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) 
         Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"
     ):
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))
+
+
+def test_two_applies_at_once_forget_a_rolled_back_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as an apply whose answer is lost and that tries again."""
+    one = new_lake(tmp_path)
+    one.lake.commit(one.table(), Commit("c", {}, (), set_properties={ROLLED_BACK: "{}"}))
+    real = rolled_back._change
+
+    def after_another(lake: Lake, name: str, commit: Commit) -> None:
+        real(lake, name, commit)
+        assert ROLLED_BACK not in lake.load(name).properties, "the other one was not first"
+        real(lake, name, commit)
+
+    monkeypatch.setattr(rolled_back, "_change", after_another)
+    assert rolled_back.roll_forward(one.lake, one.name)
+    assert ROLLED_BACK not in one.table().properties
