@@ -124,11 +124,13 @@ class Notifier:
             new = [row for row in new if row.recorded_at >= since]
         if not new:
             return []
-        first = min(row.sequence or 0 for row in new)
+        sequences = [row.sequence or 0 for row in new]
         rows = Ledger(lake, name).history(
             {row.hour for row in new}, ("partitions", "sources", "cut")
         )
-        return list(messages(rows, first))
+        # Not rows recorded since `new` was read: there may be earlier ones of other hours.
+        known = [row for row in rows if (row.sequence or 0) <= max(sequences)]
+        return list(messages(known, min(sequences)))
 
     def _keep(self, position: int) -> None:
         def write(table: Table, tx: Transaction) -> None:

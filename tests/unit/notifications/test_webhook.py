@@ -26,7 +26,8 @@ from anabranch.job import Job
 from anabranch.notifications import webhook
 from anabranch.notifications.webhook import Notifier, notify
 from anabranch.offsets.hours import Cut, shift
-from anabranch.protocol.ledger_row import Kind
+from anabranch.protocol.ledger import Ledger
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 
 NEXT = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})
@@ -212,6 +213,23 @@ def test_decisions_of_one_commit_are_passed_together(
     assert [m["id"] for m in receiver.taken] == [f"empty-{n}" for n in (0, 1, 0, 1, 2, 3)] + [
         "later"
     ]
+
+
+def test_decisions_that_are_recorded_between_the_reads_of_the_ledger_are_posted(
+    lake: StreamLake, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided(lake, FIRST, "accepted", 1, "a")
+    history = Ledger.history
+
+    def meanwhile(self: Ledger, *wanted: Any) -> list[LedgerRow]:
+        monkeypatch.undo()
+        decided(lake, NEXT, "accepted", 1, "b")
+        decided(lake, FIRST, "accepted", 2, "c")
+        return history(self, *wanted)
+
+    monkeypatch.setattr(Ledger, "history", meanwhile)
+    of = hooked(lake, receiver.url)
+    assert [p.id for _ in range(2) for p in Notifier(of).post()] == ["a", "b", "c"]
 
 
 def test_a_new_receiver_gets_the_last_day_and_a_job_stops_in_time(
