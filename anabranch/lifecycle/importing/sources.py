@@ -409,9 +409,12 @@ class SourceReader:
         if not field.nullable and found.null_count:
             raise _mismatch(file, field, f"found null in {found.null_count} rows or more")
         try:
-            return to_type(found, field.type)
+            made = to_type(found, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _mismatch(file, field, f"found {error}") from error
+        if not _is_in_calendar(made):
+            raise _mismatch(file, field, "found values outside of the years 1 to 9999")
+        return made
 
     def _times(self, file: SourceFile, name: str, found: pa.Array) -> pa.Array:
         if not pa.types.is_timestamp(found.type):
@@ -439,6 +442,22 @@ class SourceReader:
 def _hours(times: pa.ChunkedArray) -> NDArray[np.int64]:
     micros: NDArray[np.int64] = times.cast(pa.int64()).to_numpy()
     return micros // _MICROS
+
+
+def _is_in_calendar(values: pa.Array) -> bool:
+    """Return whether all times and dates, nested ones too, are of the years 1 to 9999. Pure."""
+    t, kind = pa.types, values.type
+    if t.is_map(kind):
+        return _is_in_calendar(values.keys) and _is_in_calendar(values.items)
+    if t.is_list(kind) or t.is_large_list(kind):
+        return _is_in_calendar(values.flatten())
+    if t.is_struct(kind):
+        return all(map(_is_in_calendar, values.flatten()))
+    if not (t.is_timestamp(kind) or t.is_date32(kind)) or values.null_count == len(values):
+        return True
+    unit = 24 * _MICROS if t.is_date32(kind) else 1
+    span = pc.min_max(values.cast(pa.int32() if t.is_date32(kind) else pa.int64())).as_py()
+    return bool(_CALENDAR[0] <= span["min"] * unit and span["max"] * unit < _CALENDAR[1])
 
 
 def _mismatch(file: SourceFile, field: pa.Field, found: str) -> Refused:

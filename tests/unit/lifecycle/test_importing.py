@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from killed import kill_at
 from lakes import DDL, FIRST, StreamLake, new_environment, new_lake, new_stream
 from pydantic import SecretStr
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.cli import main
 from anabranch.common.errors import Refused, Transient
@@ -34,9 +35,9 @@ from anabranch.lifecycle.erasure import run as erasing
 from anabranch.lifecycle.importing import run
 from anabranch.lifecycle.importing.arrow_types import may_become
 from anabranch.lifecycle.importing.rows import checksum, find_duplicates, ordinals
-from anabranch.lifecycle.importing.sources import HOUR, to_number
+from anabranch.lifecycle.importing.sources import HOUR, SourceFile, SourceReader, to_number
 from anabranch.lifecycle.retention import expire_rows
-from anabranch.offsets.hours import Adoption, Cut, Timeline, hours_between, shift, start_of
+from anabranch.offsets.hours import Adoption, Cut, Timeline, hour_of, hours_between, shift, start_of
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.operations.reports.explain_text import explain_sentences
@@ -708,6 +709,37 @@ def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
             Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"
         ):
             import_in(lake.folder)
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.date32()], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_times_of_other_columns_outside_of_the_calendar_are_refused(
+    tmp_path: Path, kind: pa.DataType, nested: bool
+) -> None:
+    """No reader in Python has such values, and an accepted hour is never imported again."""
+    for days, fits in ((-719_162, True), (-719_163, False), (2_932_896, True), (2_932_897, False)):
+        n = days if kind == pa.date32() else days * 86_400_000_000
+        at = pa.array([None, n], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+        if nested:
+            by_name = pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), at)
+            at = pa.StructArray.from_arrays(
+                [pa.ListArray.from_arrays([0, 1, 2], at), by_name], ["all", "by_name"]
+            )
+        time = pa.array([NOW, NOW], pa.timestamp("us", "UTC"))
+        path = tmp_path / "a.parquet"
+        pq.write_table(pa.table({"at": at, "timestamp": time}), path)
+        reader = SourceReader(PyArrowFileIO(), pa.schema([("at", at.type)]))
+        counted = reader.count(SourceFile(f"file://{path}", path.name, path.stat().st_size))
+        hour = to_number(hour_of(NOW))
+        if fits:
+            assert reader.read([counted], hour, hour)["at"].to_pylist() == at.to_pylist()
+            continue
+        with pytest.raises(OverflowError):
+            at.to_pylist()
+        with pytest.raises(
+            Refused, match=r"a\.parquet: column at: expected .* found values outside of the years"
+        ):
+            reader.read([counted], hour, hour)
 
 
 def test_a_time_to_come_is_no_error(lake: StreamLake) -> None:
