@@ -142,7 +142,8 @@ class StreamTable:
         conditions = self._conditions(wanted)
         where = f" WHERE {conditions}" if conditions else ""
         with self.reader.query(
-            f"SELECT {self._columns(wanted)} FROM {self.stream.table}{where}", self.selection
+            f"SELECT {self._columns(wanted)} FROM {_in_sql(self.stream.table)}{where}",
+            self.selection,
         ) as answer:
             yield answer
 
@@ -195,7 +196,7 @@ class StreamView:
         """Return the rows, or those that meet `where` (a condition in DuckDB's SQL), as a PyArrow
         table, in memory."""
         condition = f" WHERE {where}" if where is not None else ""
-        sql = f"SELECT * FROM {self.stream.view_table(self.definition)}{condition}"
+        sql = f"SELECT * FROM {_in_sql(self.stream.view_table(self.definition))}{condition}"
         with self.reader.query(sql, self.selection) as answer:
             return answer.rows.read_all()
 
@@ -219,6 +220,11 @@ class StreamView:
             )
         state = load_state(self.reader.lake, self.stream.table)
         return session.sql(spark_sql(self.reader.lake, self.stream, self.definition, state))
+
+
+def _in_sql(table: str) -> str:
+    """Return a table's name with quotes: a namespace may be a word of SQL, such as `default`."""
+    return ".".join(map(quoted, table.split(".")))
 
 
 def _moment(name: str, when: datetime | str) -> datetime:

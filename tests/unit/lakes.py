@@ -228,12 +228,13 @@ def new_lake(
     owner: str | None = None,
     name: str = "events",
     s3: config.S3 | None = None,
+    namespace: str = "games",
     **catalog: Any,
 ) -> StreamLake:
     """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner`
     is the name of the stream that the table belongs to."""
     stream = new_stream(
-        name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl)
+        name=name, topic=name, table=f"{namespace}.{name}", schema=ddl, columns=parse_columns(ddl)
     )
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))

@@ -386,6 +386,15 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
         _ = anabranch.nothing
 
 
+def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path) -> None:
+    made = new_lake(tmp_path, namespace="default")
+    assert made.publish(made.speed(made.stage([(HOUR, 0, 0)]), {0: 1})) is Outcome.LANDED
+    configure(made)
+    events = anabranch.open("events", conf=made.folder)
+    assert events.arrow(columns=["n"], hours=HOUR).to_pydict() == {"n": [0]}
+    assert [hour.hour for hour in events.provenance().hours] == [HOUR]
+
+
 def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> None:
     relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(
         columns=["n", "ingest_hour"]
