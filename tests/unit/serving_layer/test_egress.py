@@ -22,6 +22,8 @@ from anabranch.common.file_lock import locked
 from anabranch.config.egress import FolderTarget
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import deliveries, override
@@ -519,6 +521,20 @@ def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Pa
         "the backup of Sunday",
     )
     assert run(tmp_path) == [], "a redelivery is a change to no consumer"
+
+
+def test_a_redelivery_is_refused_until_main_is_merged(lake: StreamLake, tmp_path: Path) -> None:
+    """The hazard: no hour was delivered, and no later run delivered any."""
+    accept(lake, FIRST, 7)
+    before = heads(lake.table())["batch"]
+    accept(lake, HOURS[0], 10)
+    run(tmp_path)
+    lake.lake.catalog.commit_table(lake.table(), (), (set_ref("batch", before, "branch"),))
+    job = job_of(tmp_path)
+    assert list(room.deliver(job, job.stream.egress[0], all_again=True)) == []
+    with pytest.raises(Refused, match=r"expected main to be merged .*`anabranch merge events`"):
+        room.record_redelivery(job, job.stream.egress, "the backup of Sunday")
+    assert job.ledger.acts() == []
 
 
 def test_after_a_restore_folders_get_the_tables_current_content(
