@@ -84,6 +84,9 @@ class Notifier:
         position = self._position(table)
         waiting = self._pending(position)
         kept = done = position or 0
+        if position is None and waiting:
+            # Keep it even if none is accepted: a first look a day later would not find them.
+            done = waiting[0].row.sequence or 0
         try:
             for at, message in enumerate(waiting):
                 if deadline is not None and time.monotonic() >= deadline:

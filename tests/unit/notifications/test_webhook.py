@@ -244,6 +244,19 @@ def test_a_new_receiver_gets_the_last_day_and_a_job_stops_in_time(
     assert [p.id for p in Notifier(hooked(lake, f"{receiver.url}/other")).post()] == ["new"]
 
 
+def test_messages_for_a_new_receiver_that_is_away_for_longer_than_a_day_wait(
+    lake: StreamLake, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided(lake, FIRST, "accepted", 1, "a", at=datetime.now(UTC) - timedelta(hours=20))
+    of = hooked(lake, receiver.url)
+    receiver.mode = 500
+    assert notify(of) is False
+    # As a day later: the decision is older than the first look.
+    monkeypatch.setattr(webhook, "FIRST_LOOK", timedelta(hours=1))
+    receiver.mode = "takes"
+    assert [p.id for p in Notifier(of).post()] == ["a"]
+
+
 def command(folder: Path, hook: dict[str, Any], name: str, *arguments: str) -> Any:
     """Run a command on the lake in the folder."""
     conf = folder / "conf"
