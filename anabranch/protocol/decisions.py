@@ -80,9 +80,13 @@ def history_rows(
     for hour in sorted({row.hour for row in rows}):
         of_hour = [row for row in rows if row.hour == hour]
         newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
+        has_expired = any(row.decision == "expired" for row in of_hour)
         accepted: LedgerRow | None = None
         for row in of_hour:
-            made.append(_decision(table, row, accepted, newest, tags))
+            facts = _decision(table, row, accepted, newest, tags)
+            if has_expired and facts.query is not None and facts.tag is None:
+                facts = replace(facts, query=None, readable="no: its rows have expired (keep.rows)")
+            made.append(facts)
             if row.decision == "accepted":
                 accepted = row
     return made

@@ -180,19 +180,19 @@ class Selector:
             raise ConfigurationError(
                 f"{what}: expected an accepted revision, found {revision.number} (known: {found})"
             )
-        if revision.number == max(known):
+        if wanted.query is None:
+            raise Refused(
+                f"{what}: expected revision {revision.number} to be readable, found: "
+                f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
+                "lists the readable ones"
+            )
+        if wanted.tag is None:
             if not read_state(table).is_accepted(revision.hour):
                 raise Refused(
                     f"{what}: expected it on the batch branch, found that it waits to be rebuilt; "
                     f"run `anabranch batch {stream.name} --hour {revision.hour}`"
                 )
             return Selected(heads(table)["batch"], frozenset({revision.hour}))
-        if wanted.tag is None or wanted.query is None:
-            raise Refused(
-                f"{what}: expected revision {revision.number} to be readable, found: "
-                f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
-                "lists the readable ones"
-            )
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
 
 

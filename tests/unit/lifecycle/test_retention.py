@@ -40,6 +40,7 @@ from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.protocol import deliveries, ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.decisions import decisions
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.expired import EXPIRED, Expired
@@ -64,6 +65,8 @@ from anabranch.protocol.state import Accepted, Confirmed, State, accepted_proper
 from serving_layer.changes import poll
 from serving_layer.changes.token import Token
 from serving_layer.egress import undelivered_hours
+from serving_layer.reader import Reader
+from serving_layer.reader.selection import Revision, Selection
 
 pytestmark = pytest.mark.usefixtures("steady_hour")
 LEDGER_STEPS = [Step.EXPIRE_LEDGER_DECIDED, Step.EXPIRE_LEDGER_LANDED]
@@ -362,6 +365,16 @@ def test_what_is_said_of_an_expired_hour(past: Past) -> None:
         None,
         None,
     )
+    accepted, _ = decisions(past.lake.lake, past.lake.stream, gone[0])
+    assert (accepted.query, accepted.readable) == (None, "no: its rows have expired (keep.rows)")
+    reader = Reader(past.lake.lake, {past.lake.name: past.lake.stream})
+    with (
+        pytest.raises(Refused, match="to be readable, found: no: its rows have expired"),
+        reader.query(
+            f"SELECT * FROM {past.lake.name}", Selection(revision=Revision(gone[0], 1))
+        ) as answer,
+    ):
+        answer.rows.read_all()
     history = past.lake.ledger.history([gone[0]])
     assert [(row.decision, row.reason) for row in history][-1] == (
         "expired",
