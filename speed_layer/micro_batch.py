@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -48,7 +49,7 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.fast_avro import Fields
-from anabranch.records.formats import open_format
+from anabranch.records.formats import Format, open_format
 from anabranch.records.formats.avro import AvroFormat
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
@@ -114,7 +115,6 @@ class MicroBatches:
         stream, lake = job.stream, job.lake
         self._lake = lake
         self._clock = BoundaryResolver(stream, lake, job.kafka)
-        self._format = open_format(job.environment, stream, cache_schema_ids=True)
         self._publisher = Publisher(lake, stream)
         self._queue = YieldToQueue(lake, stream.table, stop)
         self._meter = Meter("speed", tally)
@@ -132,9 +132,15 @@ class MicroBatches:
         # A Spark session has one staging id at a time.
         self._staging = threading.Lock()
 
+    @cached_property
+    def _format(self) -> Format:
+        return open_format(self._environment, self._stream, cache_schema_ids=True)
+
     def recover(self) -> State:
         """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
-        Return the resulting state."""
+        Return the resulting state. Raises ConfigurationError if the format needs a registry and the
+        environment has none."""
+        _ = self._format
         state = self._publisher.recover()
         self._decided = None
         self._clock.start_from(state)

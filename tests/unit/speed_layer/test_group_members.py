@@ -283,6 +283,19 @@ def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(
     assert group.failures == {"events": error}
 
 
+def test_a_new_stream_that_needs_a_registry_ends_no_process(
+    lake: StreamLake, members: list[Member]
+) -> None:
+    # The process has read anabranch.yaml before the registry and the stream were added.
+    stream = lake.stream.model_copy(update={"format": FormatSettings(type="avro")})
+    job = Job(lake.environment, stream, lake.again(), Broker(log={0: []}).adapter)
+    group = GroupJob(SPARK, lake.environment.kafka, lambda: {"events": job})
+    group._follow_files()
+    members.extend(group._members.values())
+    wait_for(lambda: "events" in group.failures, "the stream to be set aside")
+    assert "expected the url of a schema registry" in str(group.failures["events"])
+
+
 def test_a_stop_that_comes_while_old_work_is_dropped_ends_the_stream(member: Make) -> None:
     one = member()
     inbox = one._inbox
