@@ -174,7 +174,9 @@ class _Resolver:
         reader: Any = {"type": "bytes", **logical}
         if node.kind == "fixed":
             size = node.attributes["size"]
-            logical["precision"] = min(_LARGEST_PRECISION, len(str(2 ** (8 * size - 1) - 1)) - 1)
+            # 16 bytes have the largest precision.
+            largest = 2 ** (8 * min(size, 16) - 1) - 1
+            logical["precision"] = min(_LARGEST_PRECISION, len(str(largest)) - 1)
             reader = self._named(node, {"type": "fixed", "size": size, **logical})
         cast = f"AS {kind.simpleString()})"
         return Value(

@@ -90,6 +90,11 @@ def reader_of(kind: DataType, written: Any) -> Any:
             {**FIXED, **logical("fixed", "decimal", precision=9, scale=2)},
         ),
         (
+            DecimalType(10, 2),
+            {**FIXED, "size": 2000, **logical("fixed", "decimal", precision=4, scale=2)},
+            {**FIXED, "size": 2000, **logical("fixed", "decimal", precision=38, scale=2)},
+        ),
+        (
             ArrayType(LongType()),
             {"type": "array", "items": "int"},
             {"type": "array", "items": ["null", "long"]},
