@@ -21,6 +21,7 @@ from anabranch.job import Job
 from anabranch.notifications import webhook
 from anabranch.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
+from anabranch.protocol.retention import is_kept
 from anabranch.protocol.sealing import require_ended, require_sealed
 from anabranch.protocol.state import State
 from batch_layer import todo
@@ -84,12 +85,21 @@ class StreamRun:
         return sorted(self.results, key=lambda result: result.hour)
 
     def replay(self, hours: Collection[str] | None, why: str | None = None) -> list[Result]:
-        """Restate the accepted hours (or only `hours`) with dead letters that decode now."""
+        """Restate the accepted hours (or only `hours`) with dead letters that decode now.
+
+        Leaves out hours whose look-back has expired: their restatement is refused.
+        """
         with self._turn():
             state = self._call(self._rebuilder.publisher.recover)
             act = act_now("replay", why)
             found = self._call(self._rebuilder.repairable)
+        lookback = self._job.stream.batch.lookback_hours
         repairable = {h: n for h, n in found.items() if hours is None or h in hours}
+        if left := [h for h in repairable if not is_kept(state, h, lookback)]:
+            LOG.warning(
+                "%s: not replayed, their look-back has expired hours=%s", self._name, ",".join(left)
+            )
+            repairable = {h: n for h, n in repairable.items() if h not in left}
         with self._progress("replay", len(repairable)) as progress:
             for h, number in repairable.items():
                 decode = f"dead letters replayed: {number} decode now"

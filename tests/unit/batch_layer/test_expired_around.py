@@ -1,0 +1,92 @@
+"""Hours beside expired ones: what is replayed, decided again, and compared with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from accepted_hours import HOURS, accept, four_hours
+from brokers import Broker
+from lakes import StreamLake
+from proofs import NOW
+
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Outcome
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, shift
+from anabranch.protocol.ledger_row import Diff, HourAccount
+from anabranch.protocol.publish import new_id
+from anabranch.protocol.retention import plan_expire
+from anabranch.protocol.state import State
+from batch_layer.build import Built
+from batch_layer.decoders import Decoding
+from batch_layer.passes import Passes
+from batch_layer.rebuild import Rebuilder, RebuildRequest
+from batch_layer.stream_run import StreamRun
+
+NO_DIFF = Diff(0, 0, 0)
+
+
+class Hours:
+    """Stands where Spark reads and stages hours; each build changes the hour's events."""
+
+    def __init__(self, lake: StreamLake, repairable: Mapping[str, int]) -> None:
+        self._lake = lake
+        self.reader = SimpleNamespace(repairable=lambda: dict(repairable))
+        self.passes = Passes(cast(Any, None))
+        self.again: list[str] = []
+
+    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding) -> Built:
+        rows = self._lake.stage([(hour, 0, cut.starts[0])])
+        account = HourAccount(good=1, dead=0, duplicate=0, gap=cut.offsets - 1)
+        return Built(hour, cut, before, rows, None, account)
+
+    def changes_events(self, built: Built, state: State) -> bool:
+        return True
+
+    def recheck_duplicates(
+        self, hour: str, cut: Cut, before: int, state: State, together: object, decoding: Decoding
+    ) -> Built:
+        self.again.append(hour)
+        return self.build(hour, cut, before, state, decoding)
+
+    def lookback(self, hour: str) -> list[str]:
+        return [shift(hour, -1)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Four accepted hours."""
+    made = four_hours(tmp_path)
+    for hour in HOURS:
+        accept(made, hour, 10)
+    return made
+
+
+def expire(lake: StreamLake, hour: str) -> None:
+    state = lake.state()
+    publish = plan_expire(state, [hour], HOURS, {hour: 1}, "kept for 2 days", new_id(), NOW)
+    assert lake.publish(publish, state) is Outcome.LANDED
+    lake.ledger.record_waiting(lake.state())
+
+
+def job_of(lake: StreamLake) -> Job:
+    return Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 40}).adapter)
+
+
+def rebuilder(lake: StreamLake, repairable: Mapping[str, int]) -> tuple[Rebuilder, Hours]:
+    made, hours = Rebuilder(job_of(lake), cast(Any, None)), Hours(lake, repairable)
+    made._hours = cast(Any, hours)
+    return made, hours
+
+
+def test_a_replay_leaves_out_hours_whose_look_back_has_expired(lake: StreamLake) -> None:
+    expire(lake, HOURS[0])
+    made, _ = rebuilder(lake, {HOURS[1]: 1, HOURS[2]: 1})
+    with pytest.raises(Refused, match="its duplicates cannot be found any more"):
+        made.rebuild(HOURS[1], RebuildRequest(restate=True))
+    results = StreamRun(made._job, made).replay(None)
+    assert [(r.hour, r.decision, r.revision) for r in results] == [(HOURS[2], "accepted", 2)]
