@@ -351,11 +351,12 @@ class Rebuilder:
         while hour <= hours.shift(last, self._stream.batch.lookback_hours):
             state = self._job.ledger.remembering(state, [hour])
             accepted = state.accepted.get(hour)
-            if accepted is not None and accepted.cut.offsets:
+            if accepted is not None and accepted.cut.offsets and not state.is_expired(hour):
                 again = self._hours.recheck_duplicates(
                     hour, accepted.cut, accepted.revision, state, together, self._decoding(hour)
                 )
                 if again is not None:
+                    self._require_kept(state, hour, accepted.revision)
                     LOG.info(
                         "stream %s: rechecking duplicates hour=%s after=%s",
                         self._stream.name,

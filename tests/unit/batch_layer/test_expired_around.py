@@ -90,3 +90,12 @@ def test_a_replay_leaves_out_hours_whose_look_back_has_expired(lake: StreamLake)
         made.rebuild(HOURS[1], RebuildRequest(restate=True))
     results = StreamRun(made._job, made).replay(None)
     assert [(r.hour, r.decision, r.revision) for r in results] == [(HOURS[2], "accepted", 2)]
+
+
+def test_an_expired_hour_is_not_decided_again(lake: StreamLake) -> None:
+    """The hazard: the held hours before it could not be restated."""
+    expire(lake, HOURS[2])
+    made, hours = rebuilder(lake, {})
+    result = made.rebuild(HOURS[0], RebuildRequest(restate=True))
+    assert (result.decision, result.revision) == ("accepted", 2)
+    assert hours.again == [HOURS[1]]
