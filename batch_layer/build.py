@@ -458,7 +458,11 @@ class HourBuilder:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
             newest = ledger.newest(self._job.ledger.history(before, ledger.BULKY))
             rows = [newest[h] for h in before if h in newest]
-            return [row.good for row in rows if row.decision == "accepted" and row.good is not None]
+            return [
+                row.good
+                for row in rows
+                if row.decision in ("accepted", "expired") and row.good is not None
+            ]
 
         if why := coverage.uncovered_reason(state, "speed", hour):
             return RowCountBaseline(why=why, previous=previous)

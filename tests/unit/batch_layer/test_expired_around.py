@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from accepted_hours import HOURS, accept, four_hours
+from accepted_hours import HOURS, accept, cut, four_hours
 from brokers import Broker
 from lakes import StreamLake
 from proofs import NOW
@@ -17,11 +17,13 @@ from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, shift
+from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import State
-from batch_layer.build import Built
+from batch_layer.balance import Balance, Counted
+from batch_layer.build import Built, HourBuilder
 from batch_layer.decoders import Decoding
 from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest
@@ -99,3 +101,19 @@ def test_an_expired_hour_is_not_decided_again(lake: StreamLake) -> None:
     result = made.rebuild(HOURS[0], RebuildRequest(restate=True))
     assert (result.decision, result.revision) == ("accepted", 2)
     assert hours.again == [HOURS[1]]
+
+
+def test_row_counts_of_expired_hours_are_compared(lake: StreamLake) -> None:
+    day = [shift(HOURS[3], -24 * n) for n in range(4)]
+    account = HourAccount(offsets=10, good=10, dead=0, duplicate=0, gap=0, gaps={})
+    for hour in day[1:]:
+        rows = [ledger.decision(hour, "accepted", 1, cut(HOURS[0]), NOW, new_id(), account=account)]
+        if hour == day[3]:
+            rows.append(ledger.decision(hour, "expired", 1, None, NOW, new_id()))
+        lake.ledger.record(rows)
+    builder = HourBuilder(job_of(lake), cast(Any, None))
+    balance = Balance(cut(HOURS[3]), Counted(), Counted(), {}, {})
+    assert (
+        builder._row_count_baseline(HOURS[3], balance, NO_DIFF, lake.state()).previous(3)
+        == [10] * 3
+    )
