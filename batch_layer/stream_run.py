@@ -106,10 +106,12 @@ class StreamRun:
                 request = RebuildRequest(
                     restate=True, why=f"{decode}; {why}" if why else decode, act=act
                 )
-                self._rebuild_hour(h, request, state)
+                self._attempt(h, request, state)
                 progress.step()
         with self._turn():
             try_fill(self._job.lake, self._rebuilder.stream)
+        if self._broken:
+            raise _combined(self._broken)
         return self.results
 
     def _rebuild_named(self, named: list[str], request: RebuildRequest) -> None:

@@ -13,7 +13,7 @@ from brokers import Broker
 from lakes import StreamLake
 from proofs import NOW
 
-from anabranch.common.errors import Refused
+from anabranch.common.errors import Refused, Unexpected
 from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, shift
@@ -92,6 +92,24 @@ def test_a_replay_leaves_out_hours_whose_look_back_has_expired(lake: StreamLake)
         made.rebuild(HOURS[1], RebuildRequest(restate=True))
     results = StreamRun(made._job, made).replay(None)
     assert [(r.hour, r.decision, r.revision) for r in results] == [(HOURS[2], "accepted", 2)]
+
+
+def test_a_replay_continues_after_an_hour_that_fails(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, hours = rebuilder(lake, {HOURS[1]: 1, HOURS[3]: 1})
+    build = hours.build
+
+    def fail(hour: str, *given: Any) -> Built:
+        if hour == HOURS[1]:
+            raise Unexpected("decode in a worker: found other rows")
+        return build(hour, *given)
+
+    monkeypatch.setattr(hours, "build", fail)
+    run = StreamRun(made._job, made)
+    with pytest.raises(Unexpected, match="found other rows"):
+        run.replay(None)
+    assert [(r.hour, r.decision, r.revision) for r in run.results] == [(HOURS[3], "accepted", 2)]
 
 
 def test_an_expired_hour_is_not_decided_again(lake: StreamLake) -> None:
