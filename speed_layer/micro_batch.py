@@ -51,6 +51,7 @@ from anabranch.records.erased import find_erased, without
 from anabranch.records.fast_avro import Fields
 from anabranch.records.formats import Format, open_format
 from anabranch.records.formats.avro import AvroFormat
+from anabranch.records.formats.json_schema import JsonSchemaFormat
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
@@ -487,7 +488,8 @@ class MicroBatches:
             LOG.info(
                 "stream %s: new schema id, reloading the list of schema ids", self._stream.name
             )
-            self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
+            assert isinstance(self._format, (AvroFormat, JsonSchemaFormat))
+            self._format.wire.list_again()
             return stage()
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:

@@ -63,7 +63,7 @@ def open_format(environment: Environment, stream: Stream, cache_schema_ids: bool
 
     With `cache_schema_ids`, a format with a registry lists the schema ids of the first records
     only. A later query fails if it finds another id (`wire.is_unlisted_schema_id`); the caller then
-    opens the format again.
+    calls `wire.list_again`.
 
     Raises ConfigurationError if it needs a registry and the environment has none.
     """

@@ -36,7 +36,7 @@ class AvroFormat:
     def __init__(
         self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False
     ) -> None:
-        self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
+        self.wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
         self._required = [column.name for column in stream.record_columns if not column.nullable]
         self._projections: dict[int, Projection | Incompatible] = {}
 
@@ -44,7 +44,7 @@ class AvroFormat:
         """Read as `Format.read`. Each value is read once, with its writer's schema."""
         jvm: Any = records.sparkSession._jvm
         _require_limits(jvm)
-        wired = self._wire.look_up(records)
+        wired = self.wire.look_up(records)
         projections: dict[int, Projection] = {}
         refused: list[Check] = []
         for schema_id, schema in wired.schemas.items():
@@ -71,7 +71,7 @@ class AvroFormat:
     def fields(self, schema_id: int, columns: Sequence[Column], jvm: Any) -> Fields | None:
         """Return how workers read records of a schema id; empty if Spark has to, None if the
         registry does not have the schema yet. Raises as `read`."""
-        schema = self._wire.schema(schema_id)
+        schema = self.wire.schema(schema_id)
         if not isinstance(schema, RegisteredSchema):
             return None if schema is None else ()
         types = {column.name: DataType.fromDDL(column.type) for column in columns}

@@ -25,10 +25,10 @@ class JsonSchemaFormat:
     def __init__(
         self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False
     ) -> None:
-        self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
+        self.wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """Read as `Format.read`."""
-        wired = self._wire.look_up(records)
+        wired = self.wire.look_up(records)
         reading = JsonFormat().read(wired.frame.withColumn("value", F.expr(PAYLOAD)), types)
         return replace(reading, checks=(*wired.checks, *reading.checks))

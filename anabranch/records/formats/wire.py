@@ -17,6 +17,9 @@ from anabranch.records.checks import Check, error, expected_found, literal
 
 PAYLOAD = "substring(value, 6)"
 
+MOST_KEPT = 16
+"""Maximum number of schema ids in a list that keeps earlier ids: Spark's plan grows with each."""
+
 _UNLISTED = "expected it among those listed"
 
 _SCHEMA_ID = (
@@ -40,7 +43,7 @@ class Wire:
 
     With `cache_ids`, later queries reuse the first list of schema ids, provided that the registry
     has a schema of this kind and subject for each of them. A record with another id then fails the
-    query, which `is_unlisted_schema_id` detects.
+    query, which `is_unlisted_schema_id` detects; the caller then calls `list_again`.
     """
 
     def __init__(
@@ -53,6 +56,12 @@ class Wire:
             cache_ids,
         )
         self._cached: list[int] = []
+        self._before: list[int] = []
+
+    def list_again(self) -> None:
+        """List the schema ids with the next query. Earlier ids stay listed: producers with an older
+        schema go on, and each micro-batch with another id would fail."""
+        self._before, self._cached = self._cached or self._before, []
 
     def look_up(self, records: DataFrame) -> Wired:
         """List the schema ids of the records with a separate query, and load unknown schemas from
@@ -66,7 +75,9 @@ class Wire:
         ids = self._cached
         if not ids:
             found = frame.select("_schema_id").distinct().collect()
-            ids = sorted(row[0] for row in found if row[0] is not None)
+            new = {row[0] for row in found if row[0] is not None}
+            every = new.union(self._before)
+            ids = sorted(every if len(every) <= MOST_KEPT else new)
         schemas: dict[int, RegisteredSchema] = {}
         unknown: list[int] = []
         refused: list[Check] = []
