@@ -142,7 +142,8 @@ class StreamRun:
                 state = self._call(self._rebuilder.load)
             self.results += self._call(lambda: todo.unchanged_refusals(self._job, state, waiting))
         decided = {result.hour for result in self.results}
-        remaining = [h for h in waiting if h not in decided]
+        # Another run may have accepted some of them since.
+        remaining = [h for h in waiting if h not in decided and h in state.timeline.sealed]
         sizes = tuple(state.timeline.sealed[h].offsets for h in remaining)
         with self._progress("", len(remaining), sizes) as progress:
             for h in remaining:
