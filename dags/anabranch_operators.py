@@ -301,11 +301,11 @@ class AnabranchOperator(BaseOperator):
 
     def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
         """Run a command that only reads, and return its JSON output. Raises AirflowException for an
-        exit code other than `codes`."""
+        exit code other than `codes`, or without output."""
         command = _command([*arguments, "--output", "json"])
         with _start(command, subprocess.PIPE, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
-        if self._process.returncode not in codes:
+        if self._process.returncode not in codes or not printed:
             _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
         return json.loads(printed)
 
@@ -384,6 +384,27 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
             f"not refused, but broken by an unexpected error; an operator has to look: {message}"
         )
     raise CommandRefused(message) if code == REFUSED else AirflowFailException(message)
+
+
+class WatchOperator(AnabranchOperator):
+    """Runs `anabranch status --late-after`, and fails if the speed layer is late.
+
+    With `restarts`, the next task restarts a late speed layer: this one then succeeds, and is
+    skipped otherwise.
+    """
+
+    def __init__(self, *, restarts: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.restarts = restarts
+
+    def execute(self, context: Any) -> None:
+        # Exit code 1 also if the layers differ in an hour, which no restart changes.
+        late = self.ask(self.arguments, codes=(0, REFUSED))["late"]
+        if late and not self.restarts:
+            raise CommandRefused(late)
+        if self.restarts and not late:
+            raise AirflowSkipException("the speed layer is not late")
+        self.log.info("%s", late or "the speed layer is not late")
 
 
 class HourOperator(AnabranchOperator):

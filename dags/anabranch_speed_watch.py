@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
-from anabranch_operators import AnabranchOperator, default_args, settings, streams
+from anabranch_operators import WatchOperator, default_args, settings, streams
 
 DOC = """\
-Fails when records of `{stream}` wait and the speed layer has published nothing for
-`airflow.speed_late_after` ({late}). The hours are served by the batch layer meanwhile. Its
-progress: `anabranch status {stream}`.
+Fails, or runs `airflow.speed_restart`, when records of `{stream}` wait and the speed layer has
+published nothing for `airflow.speed_late_after` ({late}). The hours are served by the batch layer
+meanwhile. Its progress: `anabranch status {stream}`.
 """
 
 for _stream in streams():
@@ -34,11 +34,12 @@ for _stream in streams():
         default_args=default_args(_stream) | {"retries": 1, "retry_delay": timedelta(seconds=30)},
         tags=["anabranch", _stream],
     ) as _dag:
-        _watch = AnabranchOperator(
-            task_id="watch", arguments=["status", _stream, "--late-after", _late]
+        _restart = _settings.get("speed_restart")
+        _watch = WatchOperator(
+            task_id="watch",
+            arguments=["status", _stream, "--late-after", _late],
+            restarts=bool(_restart),
         )
-        if _restart := _settings.get("speed_restart"):
-            _watch >> BashOperator(
-                task_id="restart", bash_command=f"{_restart}\n", trigger_rule="one_failed"
-            )
+        if _restart:
+            _watch >> BashOperator(task_id="restart", bash_command=f"{_restart}\n")
     globals()[_dag.dag_id] = _dag

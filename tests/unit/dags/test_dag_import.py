@@ -175,6 +175,19 @@ def family(state="ready", listed=0, code=0):
         return [failure(error), ran()]
     return ["", ran()]
 
+# What the watch makes of the command's exit code, and of the JSON that it prints, if any.
+def watch(code, view=None, restarts=False):
+    Path(up_file + ".status").write_text(json.dumps(view) if view else "")
+    command(f"echo $* > {up_file}.ran; cat {up_file}.status; echo why >&2; exit {code}")
+    operator = anabranch_operators.WatchOperator(
+        task_id="t", arguments=["status", "s"], restarts=restarts
+    )
+    try:
+        operator.execute({})
+    except Exception as error:
+        return failure(error)[0][0]
+    return "done"
+
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
 AWAY = outcome(exit_code=75, error="Kafka did not answer")
@@ -220,6 +233,16 @@ print("RESULT" + json.dumps({
     },
     "family": {
         "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1)
+    },
+    "watch": {
+        name: [watch(code, view), watch(code, view, restarts=True)]
+        for name, code, view in (
+            ("in time", 0, {"late": None}),
+            ("late", 1, {"late": "no publish for an hour"}),
+            ("layers differ", 1, {"late": None}),
+            ("refused", 1, None),
+            ("away", 75, None),
+        )
     },
     "instance": [instance.stream, [asset.name for asset in instance.outlets]],
     "rebuilds": {
@@ -424,9 +447,20 @@ def test_a_streams_file_configures_airflow(parsed: Any) -> None:
     assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "1 minute"]
     assert (watch["bash"], watch["rules"]["restart"]) == (
         ["systemctl restart speed\n"],
-        "one_failed",
+        "all_success",
     )
     assert parsed["dags"]["anabranch_speed_watch__flights"]["bash"] == []
+
+
+def test_the_speed_layer_is_restarted_only_when_it_is_late(parsed: Any) -> None:
+    """A difference between the layers, a refusal or an outage is no reason for a restart."""
+    assert parsed["watch"] == {
+        "in time": ["done", "AirflowSkipException"],
+        "late": ["CommandRefused", "done"],
+        "layers differ": ["done", "AirflowSkipException"],
+        "refused": ["CommandRefused", "CommandRefused"],
+        "away": ["AirflowException", "AirflowException"],
+    }
 
 
 def test_the_scheduler_parses_the_files_quickly_and_imports_nothing_of_ours(parsed: Any) -> None:
