@@ -81,7 +81,8 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
         return StoreFacts(False, now, now)
     store_time, now = store.clock(where.bucket), datetime.now(UTC)
     answered()
-    key = f"{where.prefix}.anabranch-doctor-{uuid.uuid4().hex}"
+    # The policies of deploy/s3 allow jobs to delete objects below a folder `metadata` only.
+    key = f"{where.prefix}.anabranch-doctor/metadata/{uuid.uuid4().hex}"
 
     def listed() -> None:
         if [k for k, _, _ in store.list_objects(where.bucket, key)] != [key]:

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -446,6 +447,42 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding(
     facts = s3.read(new_environment(Path("/nowhere")), PLACE, lambda: answers.append(code))
     assert [check for check, _ in facts.unreadable] == unread
     assert (facts.denied, facts.rules, len(answers)) == (None, (), 10)
+
+
+@pytest.mark.parametrize("policy", ["jobs", "maintain", "egress"])
+def test_the_rights_of_a_policy_suffice_for_the_object_of_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    document = json.loads((ROOT / "deploy" / "s3" / f"{policy}.json").read_text(encoding="utf-8"))
+    objects: dict[str, bytes] = {}
+    used: list[tuple[str, str]] = []
+
+    def put(bucket: str, key: str, body: bytes, type: str) -> None:
+        used.append(("s3:PutObject", key))
+        objects[key] = body
+
+    def delete(bucket: str, keys: list[str]) -> None:
+        used.extend(("s3:DeleteObject", key) for key in keys)
+
+    store = SimpleNamespace(
+        has_bucket=lambda bucket: True,
+        clock=lambda bucket: NOW,
+        put=put,
+        list_objects=lambda bucket, prefix: [(key, 0, NOW) for key in objects],
+        get=lambda bucket, key: objects[key],
+        delete_objects=delete,
+        is_versioned=lambda bucket: False,
+        lifecycle=lambda bucket: (),
+        lock=lambda bucket: None,
+        uploads=lambda bucket, prefix: (),
+    )
+    monkeypatch.setattr(s3, "open_store", lambda settings: store)
+    s3.read(new_environment(Path("/nowhere")), PLACE, lambda: None)
+    assert [right for right, _ in used] == ["s3:PutObject", "s3:DeleteObject"]
+    for right, key in used:
+        allowed = [one["Resource"] for one in document["Statement"] if right in one["Action"]]
+        patterns = [part for one in allowed for part in ([one] if isinstance(one, str) else one)]
+        assert any(fnmatchcase(f"arn:aws:s3:::BUCKET/{key}", one) for one in patterns), right
 
 
 def test_a_subject_that_is_missing() -> None:
