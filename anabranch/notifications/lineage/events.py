@@ -63,7 +63,7 @@ PRODUCER = f"urn:anabranch:{VERSION}"
 _HOUR_FACET = {
     "_producer": PRODUCER,
     "_schemaURL": (
-        "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet"
+        "urn:anabranch:lineage:1-1-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet"
     ),
 }
 

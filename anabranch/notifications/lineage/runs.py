@@ -99,7 +99,8 @@ def _balance(row: LedgerRow) -> dict[str, Any] | None:
     if row.good is None:
         return None
     counts = {name: getattr(row, name) or 0 for name in COUNTS}
-    return counts | {"gaps": dict(row.gaps or {})}
+    gaps = {"gaps": dict(row.gaps or {})}
+    return counts | gaps | ({"erased": row.erased} if row.erased else {})
 
 
 def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
     found = []
     balance = _balance(row)
     if balance is not None:
-        total = sum(balance[name] for name in TERMS)
+        total = sum(balance[name] for name in TERMS) + balance.get("erased", 0)
         is_closed = total == balance["offsets"]
         found.append(
             _assertion(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.protocol.counts import COUNTS
+from anabranch.protocol.counts import Counts
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 
 ADOPTING = "sealed by adopting"
@@ -34,7 +34,8 @@ class Message:
     def as_dict(self, stream: str, table: str, page: str | None) -> dict[str, Any]:
         """Return the JSON object to post. `text` is a one-sentence summary for chat services."""
         row = self.row
-        balance = {name: value for name in COUNTS if (value := getattr(row, name)) is not None}
+        counts = Counts.of(row).as_dict()
+        balance = {name: value for name, value in counts.items() if value is not None}
         diff, quality = row.diff, row.quality
         link = f"{page}/streams/{stream}/hours/{row.hour}" if page is not None else None
         return {

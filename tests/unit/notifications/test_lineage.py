@@ -215,6 +215,18 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
     assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
 
 
+def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> None:
+    record(lake, accepted(HOURS[0], account=replace(ACCOUNT, good=6, erased=2)))
+    end = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    assert problems(end) == []
+    assert end["run"]["facets"]["anabranch_hour"]["balance"] == {
+        "offsets": 10, "good": 6, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}, "erased": 2,
+    }  # fmt: skip
+    assertions = end["outputs"][0]["facets"]["dataQualityAssertions"]["assertions"]
+    [balance] = [a for a in assertions if a["assertion"] == "balance"]
+    assert (balance["success"], balance["expected"], balance["actual"]) == (True, "10", "10")
+
+
 def test_selected_columns_are_made_of_the_fields_of_the_topic(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:

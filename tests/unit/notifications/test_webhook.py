@@ -141,6 +141,14 @@ def test_each_change_is_posted_once_in_order_with_both_states(
     assert receiver.taken[-1]["from"] == {"state": "refused", "revision": 0, "served": "speed"}
 
 
+def test_the_balance_of_an_hour_with_erased_records_has_them(
+    lake: StreamLake, receiver: Receiver
+) -> None:
+    decided(lake, FIRST, "accepted", 1, "a", served="batch", **COUNTS | {"good": 6, "erased": 2})
+    list(Notifier(hooked(lake, receiver.url)).post())
+    assert receiver.taken[0]["balance"] == COUNTS | {"good": 6, "erased": 2}
+
+
 @pytest.mark.parametrize("mode", [500, 404, 307, "silent", "drips"])
 def test_messages_that_a_receiver_refuses_wait_and_delay_no_job(
     lake: StreamLake, receiver: Receiver, mode: str | int, caplog: pytest.LogCaptureFixture
