@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anabranch.cli.docs import section_of
 
@@ -32,6 +33,7 @@ _FILE = re.compile(rf"`((?:{_ROOMS})/(?:[\w.-]+/)*[\w-]*\.?\w*)[`:]")
 _PLACE = re.compile(r"`([\w.]+)` in `([\w/]+\.py)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+_YAML = re.compile(r"^```yaml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _TEXTS = (".py", ".yaml", ".yml", ".md", ".json", ".conf")
 _NAMED = re.compile(r"docs/[\w/-]+\.md")
 
@@ -62,6 +64,13 @@ def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
     assert [
         f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)
     ] == []
+
+
+def test_every_block_of_yaml_can_be_read() -> None:
+    blocks = [(page, block) for page in PAGES for block in _YAML.findall(page.read_text("utf-8"))]
+    assert len(blocks) > 20
+    for page, block in blocks:
+        assert isinstance(yaml.safe_load(block), dict), f"{page.relative_to(ROOT)}: {block}"
 
 
 def test_every_page_that_code_names_exists() -> None:
