@@ -102,8 +102,8 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
     """List decisions on hours, or operators' acts.
 
     Decisions are those of `anabranch hours --history`. An act is a restatement, an acceptance
-    despite the rules, a replay, an adoption, a chosen layer, or a redelivery. The operating system
-    reports user and host.
+    despite the rules, a replay, an adoption, a chosen layer, a redelivery, a hold, an erasure, or
+    an import. The operating system reports user and host.
     """
     from anabranch.cli.render.history import print_acts, print_history
     from anabranch.operations.reports import acts as act_reports
