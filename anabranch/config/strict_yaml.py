@@ -12,6 +12,16 @@ from anabranch.config.mistakes import RepeatedKey, explain_yaml
 
 
 class _Loader(yaml.SafeLoader):
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            # PyYAML raises Python's own errors for a scalar such as the date 2026-11-31.
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"no valid {kind}", node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known = set()
         for key, _ in node.value:

@@ -528,6 +528,12 @@ def test_durations_that_no_calendar_has(value: str) -> None:
     ("text", "message"),
     [
         ("kafka: [", "expected readable YAML"),
+        (
+            ENVIRONMENT + "kept: 2026-11-31",
+            "expected readable YAML, found: line 4, column 7: no valid timestamp",
+        ),
+        (ENVIRONMENT + "kept: 0x_", "no valid int"),
+        (ENVIRONMENT + "kept: !!bool secret", "no valid bool"),
         ("- a", "expected a mapping of keys, found list"),
         ("", "expected a mapping of keys, found NoneType"),
         ("kafka: {bootstrap_servers: a}", "catalog: required key, found none"),

@@ -98,8 +98,9 @@ def test_a_wrong_file_of_another_group_is_not_selected(
     assert list(select_streams(conf, group="small")) == ["a", "c"]
 
 
-def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path) -> None:
-    (conf / "streams" / "d.yaml").write_text("group: [")
+@pytest.mark.parametrize("text", ["group: [", "group: large\nkept: 2026-11-31"])
+def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path, text: str) -> None:
+    (conf / "streams" / "d.yaml").write_text(text)
     for group in ("small",):
         assert list(broken(select_streams(conf, group=group))) == ["d"]
     with pytest.raises(ConfigurationError, match="group 'large'"):
