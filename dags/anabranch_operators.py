@@ -62,9 +62,11 @@ def families() -> list[str]:
 
 @cache
 def _files() -> list[str]:
-    """Return the names of the files of streams, and of families (`topics` instead of `topic`)."""
+    """Return the names of the files of streams, and of families (`topics` instead of `topic`),
+    without those that no DAG's id can have, such as `flights copy`; the commands report them."""
+    names = (f.stem for f in (CONF / "streams").glob("*.yaml"))
     return sorted(
-        f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations")
+        n for n in names if re.fullmatch(r"[\w.-]+", n) and not n.endswith(".expectations")
     )
 
 
@@ -98,11 +100,13 @@ def targets(stream: str) -> list[str]:
         if isinstance(listed, list)
         else []
     )
-    return [
-        name
-        for name in names
-        if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
-    ]
+    return list(
+        dict.fromkeys(
+            name
+            for name in names
+            if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
+        )
+    )
 
 
 @cache
@@ -121,7 +125,8 @@ def _defaults() -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    # PyYAML raises Python's own errors for a scalar such as the date 2026-11-31.
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -296,7 +296,7 @@ print("RESULT" + json.dumps({
 _GAME_EVENTS = """
 batch: {grace: 5 minutes}
 airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl restart speed, speed_late_after: 1 minute}
-egress: [{name: export, type: folder}, {name: feed}, {name: "not; a name"}, 7]
+egress: [{name: export, type: folder}, {name: feed}, {name: feed}, {name: "not; a name"}, 7]
 """
 
 
@@ -315,6 +315,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (conf / "streams").mkdir(parents=True)
     for name in ("flights.yaml", "game_events.expectations.yaml", "notes.txt"):
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
+    (conf / "streams" / "returns.yaml").write_text("kept: 2026-11-31", encoding="utf-8")
+    (conf / "streams" / "flights copy.yaml").write_text("topic: flights", encoding="utf-8")
     (conf / "defaults.yaml").write_text(_DEFAULTS, encoding="utf-8")
     (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
     for name, text in _GROUP.items():
@@ -335,9 +337,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"} == set(
-        stream_names(conf)
-    )
+    named = {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"}
+    assert named == {*stream_names(conf)} - {"flights copy"}
     return result
 
 
@@ -345,7 +346,7 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
     assert set(parsed["dags"]) == {
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
-        for stream in ("flights", "game_events", "orders", "refunds")
+        for stream in ("flights", "game_events", "orders", "refunds", "returns")
     } | {
         "anabranch_hourly_group__small",
         "anabranch_maintenance__app",
