@@ -20,8 +20,8 @@ import subprocess
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -298,21 +298,35 @@ class AnabranchOperator(BaseOperator):
         Return its exit code, and the last lines of the log."""
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
-        with _start(command, stdout, stderr) as self._process:
-            for line in self._process.stdout or self._process.stderr or ():
+        with self._started(command, stdout, stderr) as process:
+            for line in process.stdout or process.stderr or ():
                 last.append(line.rstrip())
                 self.log.info("%s", last[-1])
-        return self._process.returncode, last
+        return process.returncode, last
 
     def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
         """Run a command that only reads, and return its JSON output. Raises AirflowException for an
         exit code other than `codes`, or without output."""
         command = _command([*arguments, "--output", "json"])
-        with _start(command, subprocess.PIPE, subprocess.PIPE) as self._process:
-            printed, logged = self._process.communicate()
-        if self._process.returncode not in codes or not printed:
-            _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
+        with self._started(command, subprocess.PIPE, subprocess.PIPE) as process:
+            printed, logged = process.communicate()
+        if process.returncode not in codes or not printed:
+            _require_success(command, process.returncode, logged.splitlines()[-LAST_LINES:])
         return json.loads(printed)
+
+    @contextmanager
+    def _started(
+        self, command: Sequence[str], stdout: int | IO[str], stderr: int
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Start a command, and wait for its end. An exception in the block ends it: Airflow calls
+        `on_kill` after `execution_timeout` only once `execute` has ended."""
+        with _start(command, stdout, stderr) as process:
+            self._process = process
+            try:
+                yield process
+            except BaseException:
+                self.on_kill()
+                raise
 
     def on_kill(self) -> None:
         if self._process is not None and self._process.poll() is None:

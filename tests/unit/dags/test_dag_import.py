@@ -25,6 +25,8 @@ from pathlib import Path
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.utils.types import DagRunType
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import timeout
 from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param
 
 folder, up_file, conf = sys.argv[1:]
@@ -65,6 +67,17 @@ def run(script, kill_at=None):
     except Exception as error:
         return [[kind.__name__ for kind in type(error).__mro__], str(error)]
     return [[], ""]
+
+# What a command does after Airflow's `execution_timeout`: the error, and whether the command was ended.
+def time_out():
+    os.environ["ANABRANCH_COMMAND"] = "sh -c 'echo up; sleep 40' sh"
+    operator = anabranch_operators.AnabranchOperator(task_id="t", arguments=["batch", "s"])
+    try:
+        with timeout(1):
+            operator.execute({})
+    except AirflowTaskTimeout:
+        return ["timeout", operator._process.returncode]
+    return ["none", operator._process.returncode]
 
 AT = datetime(2026, 11, 21, 4, tzinfo=timezone.utc)
 parents = []
@@ -280,6 +293,7 @@ print("RESULT" + json.dumps({
         }
         for dag in dags
     },
+    "timeout": time_out(),
     "runs": {
         "done": run("test $1,$2 = batch,s -a -n $ANABRANCH_CONF"),
         "refused": run("seq 1 30; echo quality gate failed >&2; exit 1"),
@@ -432,6 +446,10 @@ def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provid
             f"--root-run=team/a/d/{run('team/a.d.1')}",
         ],
     ]
+
+
+def test_a_task_that_takes_too_long_ends_its_command(parsed: Any) -> None:
+    assert parsed["timeout"] == ["timeout", -15]
 
 
 def test_airflow_does_not_look_for_dags_in_shared_modules() -> None:
