@@ -282,6 +282,7 @@ class AnabranchOperator(BaseOperator):
         super().__init__(**kwargs)
         self.arguments = arguments
         self._process: subprocess.Popen[str] | None = None
+        self._is_killed = False
 
     def execute(self, context: Any) -> Any:
         self.run_command([argument for argument in self.arguments if argument])
@@ -329,6 +330,7 @@ class AnabranchOperator(BaseOperator):
                 raise
 
     def on_kill(self) -> None:
+        self._is_killed = True
         if self._process is not None and self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -349,6 +351,8 @@ class FamilyOperator(AnabranchOperator):
     def execute(self, context: Any) -> None:
         failed: list[AirflowException] = []
         for stream in self._streams():
+            if self._is_killed:
+                raise AirflowException(f"family {self.family}: ended before stream {stream}")
             try:
                 self.run_command(
                     [stream if argument == "STREAM" else argument for argument in self.arguments]

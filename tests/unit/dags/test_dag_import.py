@@ -201,6 +201,24 @@ def watch(code, view=None, restarts=False):
         return failure(error)[0][0]
     return "done"
 
+
+# What the task of a family runs that Airflow ends during the first stream's command: its error, the commands.
+def family_ended():
+    rows = [{"family": "app", "stream": name, "state": "ready", "error": None} for name in ("app_x", "app_y")]
+    Path(up_file + ".streams").write_text(json.dumps(rows))
+    command(f"echo $* >> {up_file}.ran; case $1 in streams) cat {up_file}.streams;; *) sleep 10;; esac")
+    operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
+    def kill():
+        while len(ran()) < 2 or "maintain" not in operator._process.args:
+            time.sleep(0.02)
+        operator.on_kill()
+    threading.Thread(target=kill, daemon=True).start()
+    try:
+        operator.execute({})
+    except Exception as error:
+        return [failure(error), ran()]
+    return ["", ran()]
+
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
 AWAY = outcome(exit_code=75, error="Kafka did not answer")
@@ -245,7 +263,8 @@ print("RESULT" + json.dumps({
         ),
     },
     "family": {
-        "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1)
+        "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1),
+        "ended": family_ended(),
     },
     "watch": {
         name: [watch(code, view), watch(code, view, restarts=True)]
@@ -575,6 +594,11 @@ def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) 
     [kinds, message], commands = parsed["family"]["unknown"]
     assert (kinds[0], commands) == ("AirflowException", [listing])
     assert message == "family app: expected its streams, found: the catalog did not answer"
+
+
+def test_a_familys_task_that_is_ended_starts_no_command_of_a_further_stream(parsed: Any) -> None:
+    [kinds, _], commands = parsed["family"]["ended"]
+    assert (kinds[0], commands[1:]) == ("AirflowException", ["maintain app_x"])
 
 
 def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(parsed: Any) -> None:
