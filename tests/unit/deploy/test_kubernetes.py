@@ -80,7 +80,9 @@ def _commands(arguments: list[str]) -> list[list[str]]:
     return [shlex.split(command) for command in re.findall(r"anabranch [^;|]+", arguments[2])]
 
 
-@pytest.mark.parametrize(("exit_code", "starts"), [(0, True), (2, True), (75, False), (70, False)])
+@pytest.mark.parametrize(
+    ("exit_code", "starts"), [(0, True), (1, True), (2, True), (75, False), (70, False)]
+)
 def test_one_streams_wrong_file_does_not_keep_a_group_from_starting(
     exit_code: int, starts: bool, tmp_path: Path
 ) -> None:
