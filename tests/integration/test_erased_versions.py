@@ -114,6 +114,19 @@ def test_a_version_that_may_not_be_deleted_ends_the_deletion_with_the_right(tmp_
     assert [v["Key"] for v in left] == ["locked"]
 
 
+def test_the_policy_allows_to_read_the_versions_that_a_scan_searches(tmp_path: Path) -> None:
+    with running_aws(tmp_path) as aws:
+        root = aws.client("s3")
+        root.create_bucket(Bucket="lake")
+        root.put_bucket_versioning(Bucket="lake", VersioningConfiguration={"Status": "Enabled"})
+        for body in (b"old", b"new"):
+            root.put_object(Bucket="lake", Key="warehouse/file", Body=body)
+        store = open_store(settings(aws, aws.user("maintain", policy())))
+        aws.enforce()
+        [former] = store.former_versions("lake", "warehouse/")
+        assert store.get_version(former) == b"old"
+
+
 def test_versions_of_files_with_erased_records_end_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
