@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from threading import Lock
@@ -201,10 +201,6 @@ class Lake:
     @property
     def catalog_name(self) -> str:
         return self.environment.catalog.name
-
-    def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
-        """Return tables by name, each loaded at its first use."""
-        return _Tables(self, tuple(names))
 
     def exists(self, name: str) -> bool:
         """Return whether the catalog has a table. Raises as `load`."""
@@ -588,22 +584,3 @@ def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
         before,
         [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept],
     )
-
-
-class _Tables(Mapping[str, Table]):
-    def __init__(self, lake: Lake, names: tuple[str, ...]) -> None:
-        self._lake, self._names = lake, names
-        self._loaded: dict[str, Table] = {}
-
-    def __getitem__(self, name: str) -> Table:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._loaded:
-            self._loaded[name] = self._lake.load(name)
-        return self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

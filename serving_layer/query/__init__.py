@@ -43,11 +43,6 @@ class Selected:
     hours: Collection[str] | None = None
 
 
-Select = Callable[[str, Table], Selected]
-"""A function that returns the rows of a table that a query sees, given its name and the table.
-Raises AnabranchError."""
-
-
 @dataclass(frozen=True)
 class Derived:
     """A view under a table's name: SQL over `files`, to which the SQL refers by `source`."""
@@ -73,8 +68,29 @@ class Derived:
             self.add_functions(connection)
 
 
-Derive = Callable[[], Derived]
-"""A function that pins the sources of a derived table. Raises AnabranchError."""
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table under its name."""
+
+    name: str
+    table: Table
+    select: Callable[[], Selected] = Selected
+    """A function that returns the rows that a query sees. Raises AnabranchError."""
+
+    def columns_only(self) -> ds.Dataset:
+        return columns_only(self.table)
+
+    def files(self) -> TableFiles:
+        """Return the files of the rows. Raises Refused, Transient, and as `select`."""
+        selected = self.select()
+        return plan_files(self.name, self.table, selected.snapshot_id, selected.hours)
+
+    def derived(self) -> Derived:
+        return Derived(f"SELECT * FROM {source(self.name)}", {self.name: self.files()})
+
+
+Source = Callable[[], TableRows | Derived]
+"""A function that loads a table, or pins the files of a view. Raises AnabranchError."""
 
 
 def source(name: str) -> str:
@@ -91,71 +107,53 @@ class Answer:
     files: Sequence[TableFiles]
 
 
-def select_all(name: str, table: Table) -> Selected:
-    """Select all rows of the table object's snapshot."""
-    return Selected()
-
-
 @contextmanager
 def open_query(
     sql: str,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, Source],
     *,
     catalog: str = "lake",
-    select: Select = select_all,
-    derived: Mapping[str, Derive] | None = None,
     unlisted: Collection[str] = (),
     reading: QueryProgress | None = None,
 ) -> Iterator[Answer]:
-    """Run one reading statement over `tables` and `derived` tables, both by `schema.table`, and
-    yield the answer. At most a batch of result rows is in memory.
+    """Run one reading statement over tables and views, by `schema.table`, and yield the answer. At
+    most a batch of result rows is in memory.
 
-    The SQL may name a table `schema.table` or `catalog.schema.table`. Only tables that the SQL
-    mentions are taken from the mapping, so it may load them lazily. SHOW TABLES and errors do not
-    list tables in `unlisted`; the SQL may name them. Times are aware UTC. Only the columns that the
-    SQL needs are read, and files that cannot contain a matching row are skipped. The SQL cannot
+    The SQL may name a table `schema.table` or `catalog.schema.table`. Only the sources of tables
+    that the SQL mentions are called; of all tables if it mentions none. SHOW TABLES and errors do
+    not list tables in `unlisted`; the SQL may name them. Times are aware UTC. Only the columns that
+    the SQL needs are read, and files that cannot contain a matching row are skipped. The SQL cannot
     access files, the network or settings, and statements that write are refused. A column name that
     occurs twice gets a number (`id`, `id_1`). `reading` follows the progress through the files.
 
     Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept
     (with its message), Refused for a table that has delete files, Transient when a data file cannot
-    be read, and the errors of loading a table and of `select`; all only for tables that the SQL
-    reads.
+    be read, and the errors of a source; all only for tables that the SQL reads.
     """
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
-        derived = derived or {}
-        names = [*tables, *derived]
-        mentioned = [name for name in names if _mentions(sql, name)]
+        mentioned = [name for name in tables if _mentions(sql, name)]
+        listed = [name for name in tables if name not in unlisted]
         files: list[TableFiles] = []
         absent: dict[str, AnabranchError] = {}
-        for name in mentioned or (n for n in names if n not in unlisted):
+        for name in mentioned or listed:
             try:
-                if name in derived:
-                    made = derived[name]()
-                    if not mentioned:
-                        _register(connection, name, made.columns_only())
-                        continue
-                    made.register(connection, reading)
-                    _create_view(connection, name, made.sql)
-                    files += made.files.values()
-                    continue
-                table = tables[name]
+                found = tables[name]()
                 if not mentioned:
-                    _register(connection, name, columns_only(table))
+                    # One identifier with a dot in it, which no other name collides with.
+                    connection.register(name, found.columns_only())
+                    _create_view(connection, name, f"SELECT * FROM {source(name)}")
                     continue
-                selected = select(name, table)
-                planned = plan_files(name, table, selected.snapshot_id, selected.hours)
-                source = planned.dataset(reading)
+                derived = found.derived() if isinstance(found, TableRows) else found
+                derived.register(connection, reading)
             except AnabranchError as error:
                 # For example a table of another stream that is not applied yet: DuckDB reports
                 # whether the SQL needs it.
                 absent[name] = error
                 continue
-            files.append(planned)
-            _register(connection, name, source)
+            _create_view(connection, name, derived.sql)
+            files += derived.files.values()
         _lock(connection)
-        listed = [name for name in names if name not in unlisted]
         explained = partial(_explained, tables=listed, absent=absent)
         with explained():
             rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
@@ -176,14 +174,12 @@ def _own_connection() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBPyRelation:
+def open_relation(rows: TableRows) -> duckdb.DuckDBPyRelation:
     """Return the rows of one table as a relation of its own connection, in UTC, which lives as long
     as the relations derived from it. Raises Refused, Transient."""
     connection = _own_connection()
-    connection.register(
-        name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset()
-    )
-    return connection.table(quoted(name))
+    connection.register(rows.name, rows.files().dataset())
+    return connection.table(quoted(rows.name))
 
 
 @contextmanager
@@ -262,12 +258,6 @@ def _mentions(sql: str, name: str) -> bool:
     false positive is harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
-
-
-def _register(connection: duckdb.DuckDBPyConnection, name: str, dataset: ds.Dataset) -> None:
-    # One identifier with a dot in it, which no other name collides with.
-    connection.register(name, dataset)
-    _create_view(connection, name, f"SELECT * FROM {source(name)}")
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, sql: str) -> None:

@@ -13,10 +13,10 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, Derived, open_query
+from serving_layer.query import Answer, Derived, Source, TableRows, open_query
 from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
-from serving_layer.reader.selection import Selection, Selector, shown
+from serving_layer.reader.selection import Selection, select, shown
 from serving_layer.views.read import derive
 
 
@@ -34,30 +34,32 @@ class Reader:
     ) -> Iterator[Answer]:
         """Run one reading statement (`open_query`) over the selected rows of the current tables,
         and yield the answer; `reading` follows its progress."""
-        tables, select = (
-            self.lake.tables(self.streams),
-            Selector(self.lake, self.streams, selection),
-        )
         views = [
             (stream, view)
             for stream in {s.name: s for s in self.streams.values()}.values()
             for view in stream.views
         ]
-        derived = {
-            stream.view_table(view): partial(self.derived, stream, view, selection)
-            for stream, view in views
+        tables: dict[str, Source] = {
+            name: partial(self.rows, name, selection) for name in self.streams
         }
+        for stream, view in views:
+            tables[stream.view_table(view)] = partial(self.derived, stream, view, selection)
         with open_query(
             sql,
             tables,
             catalog=self.lake.catalog_name,
-            select=select,
-            derived=derived,
             # Needed only for views.
             unlisted=frozenset(stream.partials_table(view) for stream, view in views),
             reading=reading,
         ) as answer:
             yield answer
+
+    def rows(self, name: str, selection: Selection) -> TableRows:
+        """Return the selected rows of a table. Raises as `Lake.load`."""
+        table = self.lake.load(name)
+        return TableRows(
+            name, table, partial(select, self.lake, self.streams[name], selection, name, table)
+        )
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
         """Return a view over the selected rows. Raises ConfigurationError for a selection of one
@@ -68,9 +70,9 @@ class Reader:
                 f"read {stream.view_table(view)}: expected {stream.table}, found a view; only the "
                 f"table's rows are kept {kept}"
             )
-        table = self.lake.load(stream.table)
-        selected = Selector(self.lake, self.streams, selection)(stream.table, table)
-        state = shown(table, selected.snapshot_id).state
+        rows = self.rows(stream.table, selection)
+        selected = rows.select()
+        state = shown(rows.table, selected.snapshot_id).state
         return derive(self.lake, stream, view, state, selected.snapshot_id, selected.hours)
 
     def provenance(self, answer: Answer, selection: Selection) -> list[Provenance]:

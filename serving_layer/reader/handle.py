@@ -21,11 +21,11 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, Selected, open_derived, open_relation
-from serving_layer.query.datasets import plan_files, quoted
+from serving_layer.query import Answer, TableRows, open_derived, open_relation
+from serving_layer.query.datasets import quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
-from serving_layer.reader.selection import Selection, Selector, snapshot_as_of
+from serving_layer.reader.selection import Selection, snapshot_as_of
 from serving_layer.views.read import spark_sql
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
     import pyarrow.dataset as ds
-    from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -86,8 +85,7 @@ class StreamTable:
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation of a new DuckDB connection, which reads lazily and only
         what the whole query needs."""
-        table, selected = self._selected()
-        relation = open_relation(self.stream.table, table, selected)
+        relation = open_relation(self._selected())
         wanted = Rows(**rows)
         if conditions := self._conditions(wanted):
             relation = relation.filter(conditions)
@@ -97,9 +95,7 @@ class StreamTable:
         """Return all rows as a PyArrow dataset, of the table at this call. Registered with any
         DuckDB connection, it opens only the files that each statement needs. Raises Refused,
         Transient."""
-        table, selected = self._selected()
-        files = plan_files(self.stream.table, table, selected.snapshot_id, selected.hours)
-        return files.dataset()
+        return self._selected().files().dataset()
 
     def watermarks(self) -> Watermarks:
         """Return the hour through which `main` is complete and the time through which it is fresh.
@@ -121,11 +117,8 @@ class StreamTable:
             [found] = self.reader.provenance(answer, self.selection)
         return found
 
-    def _selected(self) -> tuple[Table, Selected]:
-        table = self.reader.lake.load(self.stream.table)
-        return table, Selector(self.reader.lake, self.reader.streams, self.selection)(
-            self.stream.table, table
-        )
+    def _selected(self) -> TableRows:
+        return self.reader.rows(self.stream.table, self.selection)
 
     def view(self, name: str) -> StreamView:
         """Return one of the stream's views. Raises ConfigurationError for an unknown name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -125,75 +124,64 @@ def shown(table: Table, snapshot_id: int | None) -> Shown:
     return Shown(state_of(table, snapshot_id))
 
 
-@dataclass(frozen=True)
-class Selector:
-    """Selector of the rows of each table for a query (`serving_layer.query.Select`)."""
-
-    lake: Lake
-    streams: Mapping[str, Stream]
-    """The stream of each table name."""
-    selection: Selection
-
-    def __call__(self, name: str, table: Table) -> Selected:
-        """Return the rows of a table that a query sees. Raises ConfigurationError, Refused,
-        Transient."""
-        stream, selection = self.streams[name], self.selection
-        if selection.revision is not None:
-            return self._revision(stream, name, table, selection.revision)
-        if selection.through is not None:
-            return _select_group_hour(name, table, selection.through)
-        as_of = selection.as_of
-        snapshot_id = snapshot_as_of(self.lake, stream, table, as_of) if as_of is not None else None
-        if not selection.only_accepted or name in stream.plain_tables:
-            return Selected(snapshot_id)
-        rows = table if name == stream.table else self.lake.load(stream.table)
-        seen = shown(
-            rows, snapshot_as_of(self.lake, stream, rows, as_of) if as_of is not None else None
+def select(lake: Lake, stream: Stream, selection: Selection, name: str, table: Table) -> Selected:
+    """Return the rows of one of a stream's tables that a query sees. Raises ConfigurationError,
+    Refused, Transient."""
+    if selection.revision is not None:
+        return _select_revision(lake, stream, name, table, selection.revision)
+    if selection.through is not None:
+        return _select_group_hour(name, table, selection.through)
+    as_of = selection.as_of
+    snapshot_id = snapshot_as_of(lake, stream, table, as_of) if as_of is not None else None
+    if not selection.only_accepted or name in stream.plain_tables:
+        return Selected(snapshot_id)
+    rows = table if name == stream.table else lake.load(stream.table)
+    seen = shown(rows, snapshot_as_of(lake, stream, rows, as_of) if as_of is not None else None)
+    if seen.branch == "speed":
+        raise ConfigurationError(
+            f"read {name}: expected main or batch, whose hours are accepted, found speed"
         )
-        if seen.branch == "speed":
-            raise ConfigurationError(
-                f"read {name}: expected main or batch, whose hours are accepted, found speed"
-            )
-        if seen.branch is None and selection.as_of is None and not seen.state.is_merged:
-            raise Refused(
-                f"read {name}: expected main to be merged from its current branches, found that "
-                f"it is not; run `anabranch merge {stream.name}`"
-            )
-        return Selected(snapshot_id, seen.accepted_hours())
+    if seen.branch is None and as_of is None and not seen.state.is_merged:
+        raise Refused(
+            f"read {name}: expected main to be merged from its current branches, found that "
+            f"it is not; run `anabranch merge {stream.name}`"
+        )
+    return Selected(snapshot_id, seen.accepted_hours())
 
-    def _revision(self, stream: Stream, name: str, table: Table, revision: Revision) -> Selected:
-        from anabranch.protocol.decisions import decisions
 
-        if name != stream.table:
-            raise ConfigurationError(
-                f"read {name}: expected {stream.table}, found another table; only its rows are "
-                "kept by revision"
-            )
-        known = {
-            d.revision: d
-            for d in decisions(self.lake, stream, revision.hour)
-            if d.decision == "accepted"
-        }
-        what = f"hour {revision.hour} of {stream.name}"
-        if (wanted := known.get(revision.number)) is None:
-            found = ", ".join(map(str, sorted(known))) or "none"
-            raise ConfigurationError(
-                f"{what}: expected an accepted revision, found {revision.number} (known: {found})"
-            )
-        if wanted.query is None:
+def _select_revision(
+    lake: Lake, stream: Stream, name: str, table: Table, revision: Revision
+) -> Selected:
+    from anabranch.protocol.decisions import decisions
+
+    if name != stream.table:
+        raise ConfigurationError(
+            f"read {name}: expected {stream.table}, found another table; only its rows are "
+            "kept by revision"
+        )
+    known = {
+        d.revision: d for d in decisions(lake, stream, revision.hour) if d.decision == "accepted"
+    }
+    what = f"hour {revision.hour} of {stream.name}"
+    if (wanted := known.get(revision.number)) is None:
+        found = ", ".join(map(str, sorted(known))) or "none"
+        raise ConfigurationError(
+            f"{what}: expected an accepted revision, found {revision.number} (known: {found})"
+        )
+    if wanted.query is None:
+        raise Refused(
+            f"{what}: expected revision {revision.number} to be readable, found: "
+            f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
+            "lists the readable ones"
+        )
+    if wanted.tag is None:
+        if not read_state(table).is_accepted(revision.hour):
             raise Refused(
-                f"{what}: expected revision {revision.number} to be readable, found: "
-                f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
-                "lists the readable ones"
+                f"{what}: expected it on the batch branch, found that it waits to be rebuilt; "
+                f"run `anabranch batch {stream.name} --hour {revision.hour}`"
             )
-        if wanted.tag is None:
-            if not read_state(table).is_accepted(revision.hour):
-                raise Refused(
-                    f"{what}: expected it on the batch branch, found that it waits to be rebuilt; "
-                    f"run `anabranch batch {stream.name} --hour {revision.hour}`"
-                )
-            return Selected(heads(table)["batch"], frozenset({revision.hour}))
-        return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
+        return Selected(heads(table)["batch"], frozenset({revision.hour}))
+    return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
 
 
 def _select_group_hour(name: str, table: Table, group_hour: GroupHour) -> Selected:

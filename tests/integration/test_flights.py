@@ -70,7 +70,7 @@ def test_real_flights_go_through_both_layers_and_answer_a_question(
     answer = run_query(
         f"SELECT carrier, count(*) AS flights, count(arr_delay) AS landed FROM {table} GROUP BY "
         "ALL ORDER BY carrier",
-        one.lake.tables([table]),
+        {table: one.lake.load(table)},
         catalog=one.lake.catalog_name,
     ).to_pylist()
     events = list(flights_data.flights(FLIGHTS))

@@ -13,6 +13,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import DataFile
+from queries import sources
 from world import World, event, past_hour
 
 from anabranch.iceberg.bloom_filters import groups_that_may_hold
@@ -31,7 +32,7 @@ def looked_up(one: World, condition: str) -> tuple[int, Opened]:
     """How many rows `main` has by a condition, and what was opened for that."""
     name = one.job.stream.table
     with open_query(
-        f"SELECT event_id FROM {name} WHERE {condition}", {name: one.state.table}
+        f"SELECT event_id FROM {name} WHERE {condition}", sources({name: one.state.table})
     ) as answer:
         rows = answer.rows.read_all().num_rows
         [scan] = opened(answer.files)

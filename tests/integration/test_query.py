@@ -27,7 +27,7 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
-from queries import run_query
+from queries import run_query, sources
 from shared_services import BUCKET
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
@@ -212,7 +212,7 @@ def test_a_filter_opens_no_file_of_another_partition(
     with (
         pytest.raises(Transient, match="run it again"),
         open_query(
-            f"SELECT event_id FROM {NAME}", {NAME: table}, reading=QueryProgress()
+            f"SELECT event_id FROM {NAME}", sources({NAME: table}), reading=QueryProgress()
         ) as answer,
     ):
         answer.rows.read_all()

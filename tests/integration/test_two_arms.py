@@ -396,7 +396,7 @@ def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: W
     pyiceberg = sorted(
         one.lake.load(name).scan(selected_fields=("event_id",)).to_arrow()["event_id"].to_pylist()
     )
-    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", one.lake.tables([name]))[
+    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", {name: one.lake.load(name)})[
         "event_id"
     ].to_pylist()
     assert spark == pyiceberg == duckdb == want

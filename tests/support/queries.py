@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from anabranch.iceberg.time_travel import find_snapshot
-from serving_layer.query import Selected, open_query
+from serving_layer.query import Selected, Source, TableRows, open_query
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -19,9 +20,19 @@ def run_query(
 ) -> pa.Table:
     """Return the whole result of `open_query`, with each table as it is, or as of a tag, branch,
     snapshot id or time."""
-
-    def select(name: str, table: Table) -> Selected:
-        return Selected(find_snapshot(table, as_of)) if as_of is not None else Selected()
-
-    with open_query(sql, tables, catalog=catalog, select=select) as answer:
+    with open_query(sql, sources(tables, as_of), catalog=catalog) as answer:
         return answer.rows.read_all()
+
+
+def sources(tables: Mapping[str, Table], as_of: str | None = None) -> dict[str, Source]:
+    """Return the sources of `open_query` for tables, each taken from the mapping by its source."""
+
+    def rows(name: str) -> TableRows:
+        table = tables[name]
+        return TableRows(
+            name,
+            table,
+            lambda: Selected(find_snapshot(table, as_of) if as_of is not None else None),
+        )
+
+    return {name: partial(rows, name) for name in tables}

@@ -55,7 +55,7 @@ def recorded(one: StreamLake, hour: str) -> list[protocol_decisions.DecisionFact
 
 
 def n_of(one: StreamLake, at: str) -> list[int]:
-    table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), as_of=at)
+    table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", {one.name: one.table()}, as_of=at)
     values: list[int] = table["n"].to_pylist()
     return values
 
@@ -231,7 +231,7 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
         ):
             find_snapshot(one.table(), at)
     # A table that lacks the tag is not silently read as it is now.
-    tables = one.lake.tables([one.name, one.stream.hours_table])
+    tables = {name: one.lake.load(name) for name in (one.name, one.stream.hours_table)}
     with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
         run_query(
             f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true",

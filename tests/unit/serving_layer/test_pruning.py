@@ -33,6 +33,7 @@ from pyiceberg.types import (
     TimestampType,
     TimestamptzType,
 )
+from queries import sources
 
 from anabranch.common.errors import Transient
 from serving_layer.query import Answer, open_query
@@ -117,7 +118,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
     reading, sql = QueryProgress(), f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
-    with open_query(sql, {NAME: beside.table}, reading=reading) as answer:
+    with open_query(sql, sources({NAME: beside.table}), reading=reading) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
     # How far it is was followed to its end, whatever files that were.
     assert (
@@ -260,7 +261,8 @@ def test_a_condition_opens_few_files(beside: Beside, where: str, files: int) -> 
 
 
 def test_only_the_columns_that_the_sql_needs_are_read(beside: Beside) -> None:
-    with open_query(f"SELECT sum(n) FROM {NAME} WHERE price > 1", {NAME: beside.table}) as answer:
+    sql = f"SELECT sum(n) FROM {NAME} WHERE price > 1"
+    with open_query(sql, sources({NAME: beside.table})) as answer:
         answer.rows.read_all()
     [scan] = answer.files[0].scans
     assert scan.columns == ("n",)
