@@ -76,7 +76,7 @@ def serve(
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.logs import configure_logging
-    from anabranch.job import Job, StreamFolder
+    from anabranch.job import StreamFolder
 
     try:
         from anabranch.operations.page.access import access_of
@@ -90,10 +90,7 @@ def serve(
 
     access = access_of(host, allow_host, token_file, behind_proxy)
     configure_logging()
-    folder = StreamFolder(conf, streams)
-    jobs = [job for job in folder.jobs().values() if isinstance(job, Job)]
+    page = Page(StreamFolder(conf, streams), access, Settings(refresh, deadline, late_after))
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        settings = Settings(refresh, deadline, late_after)
-        page = Page(jobs, access, settings, found=folder.jobs, groups=lambda: folder.groups)
         run(page.app(), socket)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from click.testing import CliRunner
@@ -170,7 +171,8 @@ def said_by_every_view(one: World, hour: str) -> None:
 
 def said_by_page(one: World, hour: str) -> None:
     """The status page of a real stream, its own threads running, says it too."""
-    page = Page([one.job], Access(), Settings(every=timedelta(seconds=1)))
+    folder: Any = SimpleNamespace(jobs=lambda: {one.job.stream.name: one.job}, groups={})
+    page = Page(folder, Access(), Settings(every=timedelta(seconds=1)))
     with TestClient(page.app(), base_url="http://localhost") as client:
 
         def find(path: str, *parts: str) -> None:

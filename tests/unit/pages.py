@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.operations.page.access import Access
@@ -76,7 +78,12 @@ def new_page(
 ) -> Page:
     """A page whose readers read on request, and which counts an answer as overdue after 30 s."""
     settings = Settings(timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10))
-    return Page(jobs, access or Access(), settings, now)
+    return Page(folder_of(*jobs), access or Access(), settings, now)
+
+
+def folder_of(*jobs: Job, **broken: AnabranchError) -> Any:
+    """A folder of these streams, and of streams with an invalid file."""
+    return SimpleNamespace(jobs=lambda: {job.stream.name: job for job in jobs} | broken, groups={})
 
 
 def browser(page: Page, host: str = "localhost") -> TestClient:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
@@ -23,7 +22,7 @@ from starlette.types import ASGIApp
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.output import text as printable
 from anabranch.config import UNREADABLE
-from anabranch.job import Job, groups_of
+from anabranch.job import Job, StreamFolder, groups_of
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
@@ -47,6 +46,8 @@ from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.operations.reports.reading import (
     Background,
     BackgroundReader,
+    FollowedStream,
+    FollowedStreams,
     OnDemand,
     TimedValue,
     utc_now,
@@ -77,41 +78,25 @@ class Settings:
     late_after: timedelta = timedelta(minutes=10)
 
 
-Found = Callable[[], Mapping[str, Job | AnabranchError]]
-"""A function that returns the current streams: each with its job, or with the error of its file."""
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """A stream of the page. `job` is replaced by a new object when the stream's file changes."""
-
-    job: Job | AnabranchError
-    reader: BackgroundReader[StreamReports]
-
-
-def _group(name: str, shown: _Shown, known: Mapping[str, str | None]) -> str | None:
+def _group(
+    name: str, shown: FollowedStream[StreamReports], known: Mapping[str, str | None]
+) -> str | None:
     return shown.job.stream.group if isinstance(shown.job, Job) else known.get(name, UNREADABLE)
 
 
 class Page:
-    """The streams' readings, and the responses built from them. Calls `found` periodically for the
-    current streams; without it, the streams of `jobs` are fixed. `groups` returns the groups of
-    streams with an invalid file."""
+    """The streams' readings, and the responses built from them. Follows the folder's streams."""
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        folder: StreamFolder,
         access: Access,
         settings: Settings,
         now: Callable[[], datetime] = utc_now,
-        found: Found | None = None,
-        groups: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
-        self._access, self._settings, self._now, self._found = access, settings, now, found
-        self._groups = groups
-        self._shown: Mapping[str, _Shown] = {
-            job.stream.name: self._show(job.stream.name, job) for job in jobs
-        }
+        self._access, self._settings, self._now = access, settings, now
+        self._followed = FollowedStreams(folder, "stream", self._opened, now)
+        self._followed.update()
         self._background = Background[StreamReports](settings.every)
         self._records = OnDemand[HourRecord](settings.every, now=now)
         self._rows = OnDemand[HourRows](_ROWS_FRESH_FOR, now=now)
@@ -122,39 +107,21 @@ class Page:
 
     @property
     def readers(self) -> Mapping[str, BackgroundReader[StreamReports]]:
-        return {name: shown.reader for name, shown in self._shown.items()}
+        return {name: shown.reader for name, shown in self._followed.current.items()}
 
-    def _show(self, name: str, job: Job | AnabranchError, before: _Shown | None = None) -> _Shown:
-        reader = BackgroundReader(f"stream {name}", partial(self._read_stream, job), self._now)
-        if before is not None:
-            reader.reading = replace(before.reader.reading, asking_since=None)
-        return _Shown(job, reader)
-
-    def _read_stream(self, job: Job | AnabranchError) -> StreamReports:
-        if isinstance(job, AnabranchError):
-            raise job
-        return read_stream(job, self._settings.late_after, self._now())
+    def _opened(self, job: Job) -> Callable[[], StreamReports]:
+        return lambda: read_stream(job, self._settings.late_after, self._now())
 
     def follow(self) -> None:
         """Update the streams: show new and changed files at once, and drop deleted ones."""
-        if self._found is None:
-            return
-        before, found = self._shown, self._found()
-        self._shown = {
-            name: old
-            if (old := before.get(name)) is not None and old.job is job
-            else self._show(name, job, old)
-            for name, job in found.items()
-        }
-        for name, old in before.items():
-            if self._shown.get(name) is not old:
-                self._background.drop(old.reader)
-                self._records.forget(name)
-                self._rows.forget(name)
-                if isinstance(old.job, Job):
-                    old.reader.end(old.job.kafka.close)
+        before = self._followed.current
+        for name, old in self._followed.update(keep=True).items():
+            self._background.drop(old.reader)
+            self._records.forget(name)
+            self._rows.forget(name)
+        current = self._followed.current
         self._background.start(
-            [new.reader for name, new in self._shown.items() if before.get(name) is not new]
+            [new.reader for name, new in current.items() if before.get(name) is not new]
         )
 
     def app(self) -> ASGIApp:
@@ -163,8 +130,7 @@ class Page:
         @asynccontextmanager
         async def running(app: Starlette) -> AsyncIterator[None]:
             self._background.start(list(self.readers.values()))
-            if self._found is not None:
-                self._background.each(self.follow)
+            self._background.each(self.follow)
             try:
                 yield
             finally:
@@ -193,9 +159,9 @@ class Page:
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
-        streams = self._shown
+        streams = self._followed.current
         lines = [self._line(name, shown.reader.reading, now) for name, shown in streams.items()]
-        known = self._groups()
+        known = self._followed.folder.groups
         groups = group_lines(
             groups_of({name: _group(name, shown, known) for name, shown in streams.items()}), lines
         )
@@ -267,8 +233,8 @@ class Page:
             summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
         )
 
-    def _stream_of(self, request: Request) -> tuple[str, _Shown]:
-        name, streams = request.path_params["stream"], self._shown
+    def _stream_of(self, request: Request) -> tuple[str, FollowedStream[StreamReports]]:
+        name, streams = request.path_params["stream"], self._followed.current
         if name not in streams:
             raise HTTPException(
                 404, f"expected one of the streams {', '.join(streams)}, found {name!r}"

@@ -38,7 +38,7 @@ from anabranch.operations.reports.maintenance import (
     TableGrowth,
     read_maintenance,
 )
-from anabranch.operations.reports.reading import BackgroundReader, TimedValue, utc_now
+from anabranch.operations.reports.reading import FollowedStreams, TimedValue, utc_now
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.maintained import MaintainedTable
@@ -83,21 +83,6 @@ class ScrapedStream:
     group: str | None = None
 
 
-@dataclass(frozen=True)
-class _StreamReader:
-    """A stream with its reader. `reader.answered` is set unless a read is in progress."""
-
-    job: Job | AnabranchError
-    slo: Slo
-    reader: BackgroundReader[StreamReadings]
-
-    def ask(self) -> None:
-        """Start to read the stream unless a read is in progress."""
-        if self.reader.answered.is_set():
-            self.reader.answered.clear()
-            threading.Thread(target=self.reader.refresh, daemon=True).start()
-
-
 class Streams(Collector):
     """A collector that reads Kafka and the lake at each scrape, within a time limit. A stream that
     fails, times out or has an invalid file has `anabranch_up` 0, the time of its newest reading,
@@ -105,64 +90,38 @@ class Streams(Collector):
     for the same answer. Each scrape covers the streams that `folder` has at its time."""
 
     def __init__(self, folder: StreamFolder, within: timedelta = ANSWER_WITHIN) -> None:
-        self._folder, self._within = folder, within.total_seconds()
+        self._within = within.total_seconds()
         self._alone = threading.Lock()
-        self._readers: dict[str, _StreamReader] = {}
-        self._groups: Mapping[str, str | None] = {}
+        self._followed = FollowedStreams(folder, "metrics of stream", _opened)
 
     def collect(self) -> Iterable[Metric]:
         deadline = time.monotonic() + self._within
         with self._alone:
-            self._update_streams()
-            streams, groups = dict(self._readers), dict(self._groups)
-            for asked in streams.values():
-                asked.ask()
+            before = self._followed.current
+            self._followed.update()
+            streams, groups = self._followed.current, dict(self._followed.folder.groups)
+            for name, one in streams.items():
+                # Unless a read is in progress.
+                if one is not before.get(name) or one.reader.answered.is_set():
+                    one.reader.answered.clear()
+                    threading.Thread(target=one.reader.refresh, daemon=True).start()
         answers = {}
-        for name, asked in streams.items():
-            in_time = asked.reader.answered.wait(max(0.0, deadline - time.monotonic()))
-            reading = asked.reader.reading
+        for name, one in streams.items():
+            in_time = one.reader.answered.wait(max(0.0, deadline - time.monotonic()))
+            reading = one.reader.reading
             is_up = in_time and reading.failure is None
-            answers[name] = ScrapedStream(asked.slo, reading, is_up, groups[name])
+            slo = Slo() if isinstance(one.job, AnabranchError) else one.job.stream.slo
+            answers[name] = ScrapedStream(slo, reading, is_up, groups[name])
         return list(metrics_of(answers, utc_now()))
 
     def close(self) -> None:
         """Close the connections, including those of a stream that hangs."""
-        for asked in self._readers.values():
-            _close(asked.job)
-
-    def _update_streams(self) -> None:
-        """Update the streams; a stream whose file changed gets a new job."""
-        before, found = self._readers, self._folder.jobs()
-        self._groups = self._folder.groups
-        self._readers = {
-            name: old
-            if (old := before.get(name)) is not None and old.job is job
-            else _stream_reader(name, job)
-            for name, job in found.items()
-        }
-        for name, old in before.items():
-            if self._readers.get(name) is not old:
-                old.reader.end(partial(_close, old.job))
+        for one in self._followed.current.values():
+            one.close()
 
 
-def _stream_reader(name: str, job: Job | AnabranchError) -> _StreamReader:
-    read = (
-        partial(_raise, job)
-        if isinstance(job, AnabranchError)
-        else partial(_read, job, ContentReader(job))
-    )
-    reader = BackgroundReader(f"metrics of stream {name}", read)
-    reader.answered.set()
-    return _StreamReader(job, Slo() if isinstance(job, AnabranchError) else job.stream.slo, reader)
-
-
-def _close(job: Job | AnabranchError) -> None:
-    if isinstance(job, Job):
-        job.kafka.close()
-
-
-def _raise(error: AnabranchError) -> StreamReadings:
-    raise error
+def _opened(job: Job) -> Callable[[], StreamReadings]:
+    return partial(_read, job, ContentReader(job))
 
 
 def _read(job: Job, content: ContentReader) -> StreamReadings:

@@ -7,14 +7,16 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.remote_errors import classify_unexpected
+from anabranch.job import Job, StreamFolder
 
 LOG = logging.getLogger(__name__)
 
@@ -122,6 +124,62 @@ class BackgroundReader(Generic[T]):
         if self._close is not None and self._lock.acquire(blocking=False):
             self._close()
             self._lock.release()
+
+
+@dataclass(frozen=True)
+class FollowedStream(Generic[T]):
+    """A stream with its reader. `job` is another object once the stream's file has changed."""
+
+    job: Job | AnabranchError
+    reader: BackgroundReader[T]
+
+    def close(self) -> None:
+        """Close the stream's connections, also while a read is in progress."""
+        if isinstance(self.job, Job):
+            self.job.kafka.close()
+
+
+class FollowedStreams(Generic[T]):
+    """The streams of a folder, each with a reader of its own; that of an invalid file raises the
+    file's error. `opened` returns the function that reads a stream's job."""
+
+    def __init__(
+        self,
+        folder: StreamFolder,
+        what: str,
+        opened: Callable[[Job], Callable[[], T]],
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.folder, self._what, self._opened, self._now = folder, what, opened, now
+        self.current: Mapping[str, FollowedStream[T]] = {}
+
+    def update(self, keep: bool = False) -> dict[str, FollowedStream[T]]:
+        """Take the folder's current streams. A stream whose file changed gets a new reader, which
+        with `keep` has the reading of the former one. Return the dropped streams, whose connections
+        are closed once no read is in progress."""
+        before, current = self.current, dict[str, FollowedStream[T]]()
+        for name, job in self.folder.jobs().items():
+            old = before.get(name)
+            if old is None or old.job is not job:
+                reader = BackgroundReader(f"{self._what} {name}", self._read_of(job), self._now)
+                if old is not None and keep:
+                    reader.reading = replace(old.reader.reading, asking_since=None)
+                old = FollowedStream(job, reader)
+            current[name] = old
+        self.current = current
+        dropped = {name: old for name, old in before.items() if current.get(name) is not old}
+        for old in dropped.values():
+            old.reader.end(old.close)
+        return dropped
+
+    def _read_of(self, job: Job | AnabranchError) -> Callable[[], T]:
+        if isinstance(job, AnabranchError):
+            return partial(_raise, job)
+        return self._opened(job)
+
+
+def _raise(error: AnabranchError) -> NoReturn:
+    raise error
 
 
 class Background(Generic[T]):

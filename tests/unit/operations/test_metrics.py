@@ -387,7 +387,7 @@ def test_streams_files_are_taken_up_between_scrapes(
     assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {
         ("up", "events"): 1
     }
-    same = streams._readers["events"]
+    same = streams._followed.current["events"]
     write("clicks", slo={"fresh": "10 seconds"})
     values = _values(streams)
     assert (
@@ -402,7 +402,7 @@ def test_streams_files_are_taken_up_between_scrapes(
     assert (values["up", "events"], values["up", "clicks"]) == (1, 0)
     (tmp_path / "streams" / "clicks.yaml").unlink()
     assert ("up", "clicks") not in _values(streams)
-    assert streams._readers["events"] is same, (
+    assert streams._followed.current["events"] is same, (
         "a stream whose file did not change keeps its connection"
     )
     # A wrong file hides the completeness of its own group.

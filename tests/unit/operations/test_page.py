@@ -21,7 +21,7 @@ import pytest
 import time_machine
 from click.testing import CliRunner
 from lakes import StreamLake
-from pages import browser, five_years, named, new_page, parsed, show
+from pages import browser, five_years, folder_of, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_expired_hour, an_old_hour, kafka, nothing_yet
 from servers import serving
@@ -134,7 +134,7 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
     show(made, AS_OF, five_years("b", AS_OF))
     assert f"small 3 {far} none" in shown(browser(made), "/")
     # A file that is wrong may be of any group.
-    made._found = lambda: {**jobs, "e": ConfigurationError("streams/e.yaml: wrong")}
+    made._followed.folder = folder_of(*jobs.values(), e=ConfigurationError("streams/e.yaml: wrong"))
     made.follow()
     made._background.stop()
     assert "small 4 not known e (not read)" in shown(browser(made), "/")
@@ -437,7 +437,7 @@ def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(full
     thread = threading.Thread(target=reader.refresh)
     thread.start()
     assert begun.wait(30)
-    made._found = lambda: {"events": full}
+    made._followed.folder = folder_of(full)
     made.follow()
     made._background.stop()
     assert not closed.is_set()
