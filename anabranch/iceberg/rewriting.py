@@ -11,7 +11,7 @@ import io
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.typedef import Record
 
 _BATCH_ROWS = 65_536
 # The memory of the rows of one row group.
@@ -99,8 +100,7 @@ def rewrite(
     path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
     try:
         with lake_errors(f"compact {len(sources)} files into {path}"):
-            _write(table, path, sources, is_stopped)
-            new_file = _written_file(table, path, first)
+            new_file = _write_like(table, path, first, read_batches(table, sources, is_stopped))
             _require_same(table, new_file, sources, is_stopped)
     except BaseException:
         delete_quietly(table, [path])
@@ -125,8 +125,7 @@ def rewrite_kept(
     path = f"{source.file_path.rsplit('/', 1)[0]}/kept-{uuid.uuid4().hex}.parquet"
     try:
         with lake_errors(f"rewrite {source.file_path} as {path}"):
-            _write_batches(table, path, source, kept())
-            new_file = _written_file(table, path, source)
+            new_file = _write_like(table, path, source, kept())
             if not is_same(read_batches(table, (new_file,)), kept()):
                 raise Terminal(
                     f"rewrite {source.file_path}: expected to read the rows that are kept from "
@@ -139,26 +138,39 @@ def rewrite_kept(
     return new_file
 
 
-def _write(
-    table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
-) -> None:
-    _write_batches(table, path, sources[0], read_batches(table, sources, is_stopped))
-
-
-def _write_batches(
+def _write_like(
     table: Table, path: str, like: DataFile, batches: Iterable[pa.RecordBatch]
-) -> None:
+) -> DataFile:
     with opened(table, like) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
+    # Keep the metadata of Iceberg's writer, but not Arrow's schema.
+    kept = {k: v for k, v in metadata.items() if k != b"ARROW:schema"}
+    groups = (pa.Table.from_batches(group) for group in _row_groups(batches))
+    return write_file(table, path, schema, groups, like.partition, like.spec_id, kept)
+
+
+def write_file(
+    table: Table,
+    path: str,
+    schema: pa.Schema,
+    groups: Iterable[pa.Table],
+    partition: Record,
+    spec_id: int,
+    metadata: Mapping[bytes, bytes] | None = None,
+) -> DataFile:
+    """Write a data file, one row group for each table. Return its manifest entry, with the
+    statistics of its footer. Raises OSError."""
     with (
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,
     ):
-        # Keep the metadata of Iceberg's writer, but not Arrow's schema.
-        writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
-        for group in _row_groups(batches):
-            rows = pa.Table.from_batches(group)
+        if metadata is not None:
+            writer.add_key_value_metadata(metadata)
+        for rows in groups:
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+    with table.io.new_input(path).open() as source:
+        footer = pq.read_metadata(source)
+    return data_file_from(table, path, len(table.io.new_input(path)), footer, partition, spec_id)
 
 
 def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
@@ -180,15 +192,6 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
             group, size = [], 0
     if group:
         yield group
-
-
-def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
-    """Return the new file's manifest entry, with the statistics of its footer."""
-    with table.io.new_input(path).open() as source:
-        footer = pq.read_metadata(source)
-    return data_file_from(
-        table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id
-    )
 
 
 def _require_same(

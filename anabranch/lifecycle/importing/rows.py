@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.typedef import Record
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
-from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
-from anabranch.iceberg.rewriting import is_same, read_batches
+from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
 from anabranch.protocol.imported import PARTITION
@@ -210,17 +208,10 @@ class TableRows:
     def _write(self, path: str, day: int, hour: str, rows: pa.Table) -> DataFile:
         table = self.table
         partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
+        groups = (rows.slice(at, _ROW_GROUP) for at in range(0, len(rows), _ROW_GROUP))
         with lake_errors(f"write {path}"):
-            with (
-                table.io.new_output(path).create() as sink,
-                open_writer(sink, rows.schema, compression=codec_of(table)) as writer,
-            ):
-                writer.write_table(rows, row_group_size=_ROW_GROUP)
-            with table.io.new_input(path).open() as source:
-                footer = pq.read_metadata(source)
-            size = len(table.io.new_input(path))
-            data_file = data_file_from(
-                table, path, size, footer, partition, table.metadata.default_spec_id
+            data_file = write_file(
+                table, path, rows.schema, groups, partition, table.metadata.default_spec_id
             )
             if not is_same(read_batches(table, (data_file,)), iter(rows.to_batches())):
                 raise Terminal(
