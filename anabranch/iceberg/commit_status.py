@@ -68,6 +68,5 @@ def plan_fence(table: Table, commit: Commit) -> Commit:
 def _comes_from(table: Table, branch: str, id: int) -> bool:
     """Return whether a snapshot is an ancestor of a branch's head, or the head, and the table still
     has every snapshot between them."""
-    ref = table.metadata.refs.get(branch)
-    head = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
-    return head is not None and any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))
+    head = table.metadata.snapshot_by_name(branch)
+    return any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))

@@ -100,8 +100,7 @@ def last_publish(table: Table, branch: str) -> Snapshot | None:
 
 
 def _tagged_publish(table: Table, branch: str) -> Snapshot | None:
-    tag = table.metadata.refs.get(PUBLISHED + branch)
-    return table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
+    return table.metadata.snapshot_by_name(PUBLISHED + branch)
 
 
 def newest_publish(table: Table, branch: str) -> Snapshot | None:

@@ -51,11 +51,8 @@ def _main_at(table: Table, when: datetime) -> int:
     is not known. Raises ConfigurationError.
     """
     name, metadata = ".".join(table.name()), table.metadata
-    ref = metadata.refs.get("main")
     oldest = None
-    for snapshot in (
-        ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata) if ref is not None else ()
-    ):
+    for snapshot in ancestors_of(metadata.snapshot_by_name("main"), metadata):
         if made_at(snapshot) <= when:
             return snapshot.snapshot_id
         oldest = snapshot
