@@ -3,7 +3,8 @@ yet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,7 +22,7 @@ from pyiceberg.table.update import (
 )
 
 from anabranch.common.errors import Terminal
-from anabranch.common.remote_errors import explain
+from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
 from anabranch.iceberg.snapshots import (
@@ -48,12 +49,9 @@ class Prepared:
 def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     """Write the commit's manifests and build its updates. Their timestamp is `now`, or just after
     the table's last update if that is later. Nothing is visible yet. Raises Transient."""
-    writer = SnapshotWriter(
-        table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
-    )
     updates: list[TableUpdate] = []
     state, summaries = dict[str, str](), []
-    try:
+    with _writing(table, f"commit {commit.id}", now) as writer:
         # `main` first: its snapshot adds the shared manifests, since readers may follow main.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
             properties = carried(table, change.branch, change.properties, commit.id)
@@ -69,13 +67,6 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             for name, ends in change.tags.items():
                 age = max(1, ends - snapshot.timestamp_ms)
                 updates.append(set_ref(name, snapshot.snapshot_id, SnapshotRefType.TAG, age))
-    except Exception as error:
-        delete_quietly(table, writer.written)
-        if not isinstance(error, OSError):
-            raise
-        raise explain(
-            f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error
-        ) from error
     held = table.metadata.properties
     if put := {k: v for k, v in state.items() if held.get(k) != v} | dict(commit.set_properties):
         updates.append(SetPropertiesUpdate(updates=put))
@@ -106,19 +97,23 @@ def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: dat
             f"table {'.'.join(table.name())}: expected branch {STAGING}, found none; run "
             "`anabranch apply`"
         )
+    with _writing(table, wap_id, now) as writer:
+        snapshot = writer.write(Change(STAGING, tuple(files)), {WAP_ID: wap_id})
+    return Prepared((AddSnapshotUpdate(snapshot=snapshot),), tuple(writer.written))
+
+
+@contextmanager
+def _writing(table: Table, what: str, now: datetime) -> Iterator[SnapshotWriter]:
+    """Yield a writer of manifests, which are deleted after an error. Raises Transient."""
     writer = SnapshotWriter(
         table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
     )
-    try:
-        snapshot = writer.write(Change(STAGING, tuple(files)), {WAP_ID: wap_id})
-    except Exception as error:
-        delete_quietly(table, writer.written)
-        if not isinstance(error, OSError):
+    with lake_errors(f"write the manifests of {what} of {'.'.join(table.name())}"):
+        try:
+            yield writer
+        except Exception:
+            delete_quietly(table, writer.written)
             raise
-        raise explain(
-            f"write the manifests of {wap_id} of {'.'.join(table.name())}", error
-        ) from error
-    return Prepared((AddSnapshotUpdate(snapshot=snapshot),), tuple(writer.written))
 
 
 def set_ref(
