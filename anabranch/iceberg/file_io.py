@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
 from pyiceberg.io import (
@@ -30,8 +30,13 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer
-from anabranch.iceberg.private_api import open_file_system, retry_strategy
+from anabranch.iceberg.private_api import open_file_system, retry_strategy, write_data_files
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -163,6 +168,19 @@ def count_written(files: Iterable[tuple[str, int]]) -> None:
     """Count the bytes of the files on S3 among written files, given as (path, bytes)."""
     if size := sum(size for path, size in files if path.startswith("s3")):
         TALLY.count(S3_BYTES, "written", size)
+
+
+def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> list[DataFile]:
+    """Write rows with the table's columns into files of their partitions; no snapshot refers to
+    them yet. `properties` override the table's properties. Raises OSError."""
+    metadata = table.metadata.model_copy(
+        update={"properties": {**table.metadata.properties, **properties}}
+    )
+    files = list(write_data_files(metadata, rows, table.io))
+    count_written((file.file_path, file.file_size_in_bytes) for file in files)
+    for file in files:
+        file.spec_id = metadata.default_spec_id
+    return files
 
 
 class LakeFileIO(PyArrowFileIO):

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,12 +39,12 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Summary, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, SetPropertiesUpdate
 
-from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.expiry import plan_plain_expiry
+from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
 from anabranch.iceberg.manifests import read_entries
 from anabranch.iceberg.prepare import set_ref
-from anabranch.iceberg.snapshots import PUBLISH_ID
+from anabranch.iceberg.snapshots import PUBLISH_ID, count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -249,7 +249,7 @@ def has_many(table: Table) -> bool:
     snapshot = table.current_snapshot()
     return (
         snapshot is not None
-        and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
+        and count(snapshot, "total-data-files") - count(snapshot, MERGED) >= MANY_APPENDS
     )
 
 
@@ -299,7 +299,7 @@ def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict
     planned; None keeps the current snapshot's."""
     snapshot = table.current_snapshot()
     if merged is None:
-        merged = _number(snapshot, MERGED) if snapshot is not None else 0
+        merged = count(snapshot, MERGED) if snapshot is not None else 0
     kept = {COMPLETE: complete_letters(table), MERGED: str(merged or "")}
     return {PUBLISH_ID: commit_id} | {name: value for name, value in kept.items() if value}
 
@@ -325,7 +325,7 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
         return _expired(expire if idle or len(expire) >= MANY else ())
     removed = tuple(files[f.path] for f in chosen)
     added = _write(table, *_split(_read(table, removed))) if removed else []
-    merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
+    merged = max(0, count(snapshot, "total-data-files") - len(removed) + len(added))
     return (
         *_commit(table, _properties(table, commit_id, merged), removed, added),
         *_expired(expire),
@@ -345,7 +345,7 @@ def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
         return ()
     newest = _NEWEST.ask(table)
     through = max(removed_through(table), *(newest[f.file_path] for f in files))
-    properties = _properties(table, commit_id, max(0, _number(snapshot, MERGED) - len(files)))
+    properties = _properties(table, commit_id, max(0, count(snapshot, MERGED) - len(files)))
     removal = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})
     return (*_commit(table, properties, files, (), Operation.DELETE), removal)
 
@@ -451,7 +451,7 @@ def _summary(
         "total-records": sum(f.record_count for f in added) - rows,
     }
     totals = {
-        name: str((_number(parent, name) if parent is not None else 0) + by)
+        name: str((count(parent, name) if parent is not None else 0) + by)
         for name, by in changes.items()
     }
     return counts_of(added, len(removed), rows) | totals
@@ -517,8 +517,3 @@ def _split(rows: pa.Table) -> list[pa.Table]:
 
 def _write(table: Table, *parts: pa.Table) -> list[DataFile]:
     return [f for part in parts for f in write_files(table, part, _WRITE)]
-
-
-def _number(snapshot: Snapshot, name: str) -> int:
-    value: Any = snapshot.summary[name] if snapshot.summary is not None else None
-    return int(value or 0)

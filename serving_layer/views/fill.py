@@ -23,9 +23,9 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream, View
 from anabranch.config.views import WINDOW_START
-from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads

@@ -18,7 +18,7 @@ from scale import ScaledStream
 from anabranch.config import EventTime, Stream
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, table_schemas
-from anabranch.iceberg.arrow_files import write_files
+from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Timeline, shift, start_of

@@ -49,8 +49,8 @@ from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
 from anabranch.iceberg import admin, expiry, table_schemas
-from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.schema_evolution import Columns
