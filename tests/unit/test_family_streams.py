@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conf_folders import write_environment
 from lakes import DDL, new_lake
 from waiting import wait_for
 
@@ -34,12 +35,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "key": "id",
     }
     _write(tmp_path / "streams" / "app.yaml", **family)
-    catalog = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
-    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": "127.0.0.1:1"}, catalog=catalog)
+    write_environment(tmp_path)
     return tmp_path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from conf_folders import write_environment
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import UNREADABLE
@@ -16,14 +17,7 @@ from anabranch.job import Job, StreamFolder
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
-    catalog = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/lake",
-    }
-    environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
-    (tmp_path / "anabranch.yaml").write_text(json.dumps(environment))
+    write_environment(tmp_path)
     (tmp_path / "defaults.yaml").write_text("group: small")
     write(tmp_path, "a", group="small")
     write(tmp_path, "b")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from conf_folders import write_environment
 
 from anabranch.cli import main
 from anabranch.common.deadline import Note
@@ -36,17 +37,7 @@ HOUR = "2026-11-21T03"
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     folder = tmp_path / "conf"
-    (folder / "streams").mkdir(parents=True)
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"file://{tmp_path}/w",
-        },
-        "spark": {"master": "local[2]"},
-    }
-    (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(folder, tmp_path, spark={"master": "local[2]"})
     for name, group in (("a", "small"), ("b", "small"), ("c", None)):
         stream = {"topic": name, "table": f"t.{name}", "schema": "id STRING NOT NULL", "key": "id"}
         stream |= {"group": group} if group else {}

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
+from conf_folders import write_environment
 
 from anabranch.cli import main
 from anabranch.cli.shell import interact
@@ -23,16 +23,7 @@ from anabranch.cli.shell import interact
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"file://{tmp_path}/warehouse",
-        },
-    }
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(tmp_path)
     return tmp_path
 
 

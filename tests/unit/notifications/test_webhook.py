@@ -14,6 +14,7 @@ import pytest
 import yaml
 from accepted_hours import accept, four_hours
 from click.testing import CliRunner
+from conf_folders import write_environment
 from lakes import DDL, FIRST, StreamLake, decide, new_lake
 from proofs import job, record
 from receiver import Receiver, closed_port
@@ -268,13 +269,7 @@ def test_messages_for_a_new_receiver_that_is_away_for_longer_than_a_day_wait(
 def command(folder: Path, hook: dict[str, Any], name: str, *arguments: str) -> Any:
     """Run a command on the lake in the folder."""
     conf = folder / "conf"
-    (conf / "streams").mkdir(parents=True, exist_ok=True)
-    catalog = {
-        "name": "lake",
-        "warehouse": f"file://{folder}/warehouse",
-        "uri": f"sqlite:///{folder}/catalog.db",
-    }
-    environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
+    write_environment(conf, folder, **hook)
     stream = {
         "topic": "events",
         "table": "games.events",
@@ -282,7 +277,6 @@ def command(folder: Path, hook: dict[str, Any], name: str, *arguments: str) -> A
         "schema": DDL,
         "key": "id",
     }
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment | hook))
     (conf / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     return CliRunner().invoke(main, [name, "events", *arguments, "--conf", str(conf)])
 

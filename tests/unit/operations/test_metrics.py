@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conf_folders import write_environment
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -364,14 +365,7 @@ def test_streams_files_are_taken_up_between_scrapes(
     monkeypatch.setattr(status, "status", lambda job: VIEW)
     monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
     monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
-    (tmp_path / "streams").mkdir()
-    catalog = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/lake",
-    }
-    environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
-    (tmp_path / "anabranch.yaml").write_text(json.dumps(environment))
+    write_environment(tmp_path)
 
     def write(name: str, **changes: object) -> None:
         file = {

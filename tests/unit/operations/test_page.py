@@ -20,6 +20,7 @@ from urllib.request import urlopen
 import pytest
 import time_machine
 from click.testing import CliRunner
+from conf_folders import write_environment
 from lakes import StreamLake
 from pages import browser, five_years, folder_of, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
@@ -725,16 +726,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     """Kafka is down and the table does not exist: the page shows both, and answers."""
     conf = tmp_path / "conf"
-    (conf / "streams").mkdir(parents=True)
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"file://{tmp_path}/lake",
-        },
-    }
-    (conf / "anabranch.yaml").write_text(json.dumps(environment))
+    write_environment(conf, tmp_path)
     stream = {
         "topic": "events",
         "table": "games.events",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from conf_folders import write_environment
 from lakes import new_environment
 
 from anabranch.cli import main
@@ -20,16 +21,7 @@ from anabranch.protocol.ledger import LEDGER_SCHEMA
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"file://{tmp_path}/w",
-        },
-    }
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(tmp_path)
     for name, group in (("a", "small"), ("b", "small"), ("c", "large")):
         stream = {
             "topic": f"t-{name}",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from conf_folders import write_environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import DDL, FIRST, Row, StreamLake, new_lake
@@ -78,13 +79,7 @@ def group(tmp_path: Path) -> dict[str, StreamLake]:
             made[name].publish(made[name].speed(made[name].stage(rows), {0: 45})) is Outcome.LANDED
         )
         write(made[name])
-    lake = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
-    environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": lake}
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(tmp_path)
     return made
 
 

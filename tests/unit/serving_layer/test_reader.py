@@ -20,6 +20,7 @@ import pytest
 import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
+from conf_folders import write_environment
 from lakes import DDL, StreamLake, decide, new_lake, new_state, new_stream
 from proofs import (
     BEFORE,
@@ -80,17 +81,8 @@ def one(tmp_path: Path) -> StreamLake:
 
 def configure(made: StreamLake, ddl: str = DDL) -> None:
     """Write the configuration that the lake is of."""
-    (made.folder / "streams").mkdir()
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{made.folder}/catalog.db",
-            "warehouse": f"file://{made.folder}/warehouse",
-        },
-    }
+    write_environment(made.folder)
     stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": ddl}
-    (made.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     (made.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
 
 

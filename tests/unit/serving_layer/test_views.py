@@ -20,6 +20,7 @@ import pytest
 import yaml
 from budget import budget
 from click.testing import CliRunner
+from conf_folders import write_environment
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import run_armed
@@ -816,15 +817,7 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
 
 def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
-    (tmp_path / "streams").mkdir()
-    catalog = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
-    (tmp_path / "anabranch.yaml").write_text(
-        yaml.safe_dump({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog})
-    )
+    write_environment(tmp_path)
     stream = {
         "topic": "events",
         "table": one.name,

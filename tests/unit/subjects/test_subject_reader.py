@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from answering_registry import Answering, answering_registry
+from conf_folders import write_environment
 from lakes import StreamLake, new_lake
 from waiting import wait_for
 
@@ -132,17 +133,7 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
         "key": "id",
     }
     (lake.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
-    catalog = {
-        "name": "lake",
-        "uri": f"sqlite:///{lake.folder}/catalog.db",
-        "warehouse": f"file://{lake.folder}/warehouse",
-    }
-    environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": catalog,
-        "registry": {"url": registry.url},
-    }
-    (lake.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(lake.folder, registry={"url": registry.url})
     return lake.folder
 
 
