@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -121,14 +121,7 @@ class Spark(Frozen):
     """Spark's master and properties."""
 
     master: str = "local[*]"
-    conf: dict[str, str] = Field(default={})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _conf_as_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("conf"), dict):
-            data = data | {"conf": {k: _spark_text(v) for k, v in data["conf"].items()}}
-        return data
+    conf: dict[str, Annotated[str, BeforeValidator(_spark_text)]] = Field(default={})
 
 
 class Registry(Frozen):
