@@ -21,7 +21,7 @@ from run_books import printed, words
 from secure_broker import CLIENT, running_secure_broker
 from servers import serving
 from waiting import wait_for
-from world import World, event, past_hour, spread
+from world import World, event, hours_of_now, past_hour, spread
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
@@ -32,13 +32,7 @@ from anabranch.spark.jars import cache_folder
 
 Make = Callable[..., World]
 REFUSED, OTHER = past_hour(2), past_hour(1)
-
-
-@pytest.fixture(autouse=True)
-def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hours before this test, which may run in a later hour than its module was imported."""
-    monkeypatch.setitem(globals(), "REFUSED", past_hour(2))
-    monkeypatch.setitem(globals(), "OTHER", past_hour(1))
+hours_of_each_test = hours_of_now(globals(), REFUSED=2, OTHER=1)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from world import World, event, past_hour, spread
+from world import World, event, hours_of_now, past_hour, spread
 
 import anabranch
 from anabranch.cli import main
@@ -17,13 +17,7 @@ from anabranch.common.errors import Refused
 from anabranch.offsets.hours import start_of
 
 OLDER, NEWER = past_hour(2), past_hour(1)
-
-
-@pytest.fixture(autouse=True)
-def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hours before this test, which may run in a later hour than its module was imported."""
-    monkeypatch.setitem(globals(), "OLDER", past_hour(2))
-    monkeypatch.setitem(globals(), "NEWER", past_hour(1))
+hours_of_each_test = hours_of_now(globals(), OLDER=2, NEWER=1)
 
 
 def complete_through(one: World) -> tuple[int, dict[str, Any]]:

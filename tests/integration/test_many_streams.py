@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from budget import budget
-from world import World, past_hour, spread
+from world import World, hours_of_now, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
 from anabranch.job import open_jobs
@@ -23,12 +23,7 @@ from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 
 HOURS = [past_hour(3), past_hour(2), past_hour(1)]
-
-
-@pytest.fixture(autouse=True)
-def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hours before this test, which may run in a later hour than its module was imported."""
-    monkeypatch.setitem(globals(), "HOURS", [past_hour(ago) for ago in (3, 2, 1)])
+hours_of_each_test = hours_of_now(globals(), HOURS=(3, 2, 1))
 
 
 def send_hours(one: World, *hours: str, rows: int = 12) -> None:

@@ -12,13 +12,13 @@ import pytest
 from commands import call, run
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from world import World, past_hour, spread
+from world import World, hours_of_now, past_hour, spread
 
 from anabranch import records
 from anabranch.common.errors import Unexpected
 
-# By the clock when the tests are collected: while others run, more hours end, which hold nothing.
 HOURS = OLDEST, MIDDLE, NEWEST = past_hour(3), past_hour(2), past_hour(1)
+hours_of_each_test = hours_of_now(globals(), HOURS=(3, 2, 1), OLDEST=3, MIDDLE=2, NEWEST=1)
 
 
 @pytest.fixture

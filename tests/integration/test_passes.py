@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from world import World, past_hour, spread
+from world import World, hours_of_now, past_hour, spread
 
 from anabranch.common.progress import LOG, Progress
 from anabranch.offsets.hours import start_of
 from batch_layer.passes import Passes
 
 HOUR = past_hour(1)
+hours_of_each_test = hours_of_now(globals(), HOUR=1)
 
 
 def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,20 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from run_books import printed, words
-from world import SCHEMA, World, event, past_hour, spread
+from world import SCHEMA, World, event, hours_of_now, past_hour, spread
 
 from anabranch.cli import main
 
 Make = Callable[..., World]
 PROVEN, REFUSED, WAITING = (past_hour(ago) for ago in (3, 2, 1))
-
-
-@pytest.fixture(autouse=True)
-def hours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hours before this test, which may run in a later hour than its module was imported."""
-    monkeypatch.setitem(globals(), "PROVEN", past_hour(3))
-    monkeypatch.setitem(globals(), "REFUSED", past_hour(2))
-    monkeypatch.setitem(globals(), "WAITING", past_hour(1))
+hours_of_each_test = hours_of_now(globals(), PROVEN=3, REFUSED=2, WAITING=1)
 
 
 def run(one: World, command: str, *more: str, expect: int = 0) -> str:

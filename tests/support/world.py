@@ -302,3 +302,16 @@ def spread(
 def past_hour(ago: int) -> str:
     """Return the hour `ago` hours ago, such as `2026-11-21T03`."""
     return (datetime.now(UTC) - timedelta(hours=ago)).strftime("%Y-%m-%dT%H")
+
+
+def hours_of_now(module: dict[str, Any], **ago: int | tuple[int, ...]) -> Any:
+    """Return a fixture that sets a module's hours before each of its tests, which may run in a
+    later hour than the module was imported."""
+
+    @pytest.fixture(autouse=True)
+    def hours(monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, of in ago.items():
+            hours = past_hour(of) if isinstance(of, int) else [past_hour(one) for one in of]
+            monkeypatch.setitem(module, name, hours)
+
+    return hours
