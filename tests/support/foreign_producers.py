@@ -17,12 +17,12 @@ from typing import Any
 
 import go_tools
 from confluent_kafka import Producer
+from maven import cached
 
 from anabranch import config
-from anabranch.common.file_lock import locked
 from anabranch.kafka.client import new_producer
 from anabranch.spark.home import spark_home
-from anabranch.spark.jars import cache_folder, ensure_jars
+from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 
 _PROGRAMS = Path(__file__).with_name("producers")
@@ -93,25 +93,14 @@ def send_by_kafkajs(servers: str, topic: str, records: Sequence[Sent]) -> list[t
 
 
 def _ensure_kafkajs() -> Path:
-    folder = cache_folder() / "bin" / f"kafkajs-{_KAFKAJS}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / "kafkajs.lock", 600, lambda: None):
-        if not folder.exists():
-            npm = shutil.which("npm")
-            assert npm is not None, "expected node and npm on the PATH, found none; install Node.js"
-            part = folder.with_name(folder.name + ".part")
-            command = [
-                npm,
-                "install",
-                "--no-audit",
-                "--no-fund",
-                "--prefix",
-                str(part),
-                f"kafkajs@{_KAFKAJS}",
-            ]
-            subprocess.run(command, check=True, capture_output=True, timeout=300)
-            part.rename(folder)
-    return folder
+    def fill(part: Path) -> None:
+        npm = shutil.which("npm")
+        assert npm is not None, "expected node and npm on the PATH, found none; install Node.js"
+        options = ["--no-audit", "--no-fund", "--prefix", str(part)]
+        command = [npm, "install", *options, f"kafkajs@{_KAFKAJS}"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+    return cached(f"kafkajs-{_KAFKAJS}", 600, fill)
 
 
 def send_by_librdkafka(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:

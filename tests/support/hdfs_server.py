@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import requests
-from maven import retrieve
+from maven import cached, retrieve
 from servers import serving
 
-from anabranch.common.file_lock import locked
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.home import spark_home
-from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
 
 VERSION = "3.4.2"
@@ -41,14 +39,11 @@ _OF_SPARK = (
 
 def ensure_jars() -> Path:
     """Return the folder of the jars, which are downloaded once (40 MB)."""
-    folder = cache_folder() / "bin" / f"hadoop-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / "hdfs.lock", 1800, lambda: None):
-        if not folder.exists():
-            part = folder.with_name(folder.name + ".part")
-            retrieve(_IVY, part, "[artifact]-[revision].[ext]")
-            part.rename(folder)
-    return folder
+    return cached(
+        f"hadoop-{VERSION}",
+        1800,
+        lambda part: retrieve(_IVY, part, "[artifact]-[revision].[ext]"),
+    )
 
 
 def class_path() -> list[Path]:

@@ -1,13 +1,28 @@
-"""Downloads from Maven Central for tests, with the Ivy of the pyspark wheel."""
+"""Downloads for tests: from Maven Central, with the Ivy of the pyspark wheel, and into the cache."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.common.file_lock import locked
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
+
+
+def cached(name: str, within: float, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache, which `fill` fills once; other processes wait for it `within`
+    these seconds."""
+    folder = cache_folder() / "bin" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / f"{name}.lock", within, lambda: None):
+        if not folder.exists():
+            part = folder.with_name(folder.name + ".part")
+            fill(part)
+            part.rename(folder)
+    return folder
 
 
 def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:

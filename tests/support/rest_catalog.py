@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
-from maven import retrieve
+from maven import cached, retrieve
 from servers import serving
 
-from anabranch.common.file_lock import locked
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.home import spark_home
-from anabranch.spark.jars import cache_folder, differences, ensure_jars
+from anabranch.spark.jars import differences, ensure_jars
 from anabranch.spark.java import require_java
 
 VERSION = "1.11.0"  # the newest whose server is on every mirror; the clients are 1.12
@@ -49,18 +48,13 @@ _READY_SECONDS = 120.0
 def ensure_server() -> Path:
     """Return the folder of the server's jars, which are downloaded once into the cache and compared
     with rest_catalog.sha256."""
-    folder = cache_folder() / "bin" / f"iceberg-rest-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / "iceberg-rest.lock", 900, lambda: None):
-        if not folder.exists():
-            part = folder.with_name(folder.name + ".part")
-            retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
-            wrong = differences(_expected(), sums_of(part))
-            assert not wrong, (
-                f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
-            )
-            part.rename(folder)
-    return folder
+
+    def fill(part: Path) -> None:
+        retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
+        wrong = differences(_expected(), sums_of(part))
+        assert not wrong, f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
+
+    return cached(f"iceberg-rest-{VERSION}", 900, fill)
 
 
 def _expected() -> dict[str, str]:

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import requests
-from maven import retrieve
+from maven import cached, retrieve
 from servers import serving
 
-from anabranch.common.file_lock import locked
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
 
 VERSION = "2.19.1"
@@ -31,14 +29,11 @@ _IVY = f"""<ivy-module version="2.0">
 
 def ensure_jars() -> Path:
     """Return the folder of the jars, which are downloaded once (45 MB)."""
-    folder = cache_folder() / "bin" / f"opensearch-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / "opensearch.lock", 1800, lambda: None):
-        if not folder.exists():
-            part = folder.with_name(folder.name + ".part")
-            retrieve(_IVY, part, "[artifact]-[revision].[ext]")
-            part.rename(folder)
-    return folder
+    return cached(
+        f"opensearch-{VERSION}",
+        1800,
+        lambda part: retrieve(_IVY, part, "[artifact]-[revision].[ext]"),
+    )
 
 
 @contextmanager
