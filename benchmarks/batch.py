@@ -19,7 +19,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,16 @@ from typing import Any
 import yaml
 from peer import session
 from pyspark.sql import functions as F
-from runs import Watch, configure, end_by_signals, log_events, run_command
+from runs import (
+    Watch,
+    anabranch,
+    configure,
+    edit,
+    end_by_signals,
+    log_events,
+    run_command,
+    run_quietly,
+)
 from shapes import SHAPES, fill_hour
 
 from anabranch.common.output import print_table
@@ -74,19 +82,9 @@ class Cost:
 
 def rebuild(environment: dict[str, str], hour: str, folder: Path) -> Cost:
     """Rebuild or restate an hour. Raises RuntimeError unless it is accepted."""
-    anabranch = [
-        sys.executable,
-        "-m",
-        "anabranch.cli",
-        "batch",
-        "bench",
-        "--hour",
-        hour,
-        "--output",
-        "json",
-    ]
+    command = anabranch("batch", "bench", "--hour", hour, "--output", "json")
     log, watch = run_command(
-        [*anabranch, "--restate", "--why", "a benchmark"], environment, folder, Watch
+        [*command, "--restate", "--why", "a benchmark"], environment, folder, Watch
     )
     at = [
         datetime.fromisoformat(e["at"]).timestamp()
@@ -155,58 +153,30 @@ def prepare(
         )
     conf = Path(environment["ANABRANCH_CONF"])
     if catalog:
-        edit(conf / "anabranch.yaml", "catalog", {"uri": catalog})
-    stream = yaml.safe_load((conf / "streams" / "bench.yaml").read_text()) | {
-        "expectations": "bench.expectations.yaml"
-    }
-    stream |= settings or {}
-    (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
+        edit(conf / "anabranch.yaml", {"catalog": {"uri": catalog}})
+    suite = {"expectations": "bench.expectations.yaml"}
+    edit(conf / "streams" / "bench.yaml", suite | dict(settings or {}))
     (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
     if events is not None:
         # Each process of the batch layer writes its event log to a file.
         events.mkdir(parents=True, exist_ok=True)
-        conf_of_spark = yaml.safe_load((conf / "anabranch.yaml").read_text())["spark"]["conf"] | {
+        conf_of_spark = {
             "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events.resolve()}",
             "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false",
         }  # fmt: skip
-        edit(conf / "anabranch.yaml", "spark", {"conf": conf_of_spark})
-    for arguments in (["apply", "bench"], ["speed", "bench", "--available-now"]):
-        command = [sys.executable, "-m", "anabranch.cli", *arguments]
-        subprocess.run(command, env=os.environ | environment, check=True, capture_output=True)
+        edit(conf / "anabranch.yaml", {"spark": {"conf": conf_of_spark}})
+    run_quietly(environment, "apply", "bench")
+    run_quietly(environment, "speed", "bench", "--available-now")
     return environment
-
-
-def edit(file: Path, section: str, values: dict[str, object]) -> None:
-    """Set keys of one section of a configuration file."""
-    data = yaml.safe_load(file.read_text())
-    data[section] |= values
-    file.write_text(yaml.safe_dump(data))
 
 
 def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, ...]]:
     """Measure the cost of a look-back's hours, each of the same size as the rebuilt hour."""
-    costs: dict[int, list[Cost]] = {0: [], 1: [], before: []}
-    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
-        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
-        with running(folder / "services") as services:
-            environment = prepare(folder, services, records, hour, None, before)
-            stream = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
-            for _ in range(rounds):
-                for hours, of in costs.items():
-                    edit(stream, "batch", {"lookback_hours": hours})
-                    of.append(rebuild(environment, hour, folder))
-                    print(
-                        f"look-back of {hours} hours: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} "
-                        "CPU s",
-                        flush=True,
-                    )
+    lookbacks = dict.fromkeys((0, 1, before))
+    ways = {f"look-back of {n} hours": {"batch": {"lookback_hours": n}} for n in lookbacks}
+    rows = measure_ways(records, rounds, ways, before=before)
     return [
-        (
-            str(hours),
-            f"{hours * records:,}",
-            *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES),
-        )
-        for hours, of in costs.items()
+        (str(n), f"{n * records:,}", *times) for n, (_, *times) in zip(lookbacks, rows, strict=True)
     ]
 
 
@@ -229,6 +199,7 @@ def measure_ways(
     rounds: int,
     ways: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, object] | None = None,
+    before: int = 0,
 ) -> list[tuple[str, ...]]:
     """Measure the hour with several settings of the stream's file in turn. Return medians of
     seconds and CPU seconds."""
@@ -236,15 +207,11 @@ def measure_ways(
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
         with running(folder / "services") as services:
-            environment = prepare(folder, services, records, hour, None, settings=settings)
+            environment = prepare(folder, services, records, hour, None, before, settings=settings)
             file = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
             for _ in range(rounds):
                 for way, keys in ways.items():
-                    data = yaml.safe_load(file.read_text())
-                    merged = {
-                        k: data[k] | v if isinstance(v, Mapping) else v for k, v in keys.items()
-                    }
-                    file.write_text(yaml.safe_dump(data | merged))
+                    edit(file, keys)
                     costs[way].append(rebuild(environment, hour, folder))
                     last = costs[way][-1]
                     print(f"{way}: {last.seconds:.1f} s, {last.cpu:.0f} CPU s", flush=True)
@@ -278,7 +245,7 @@ def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[s
                             "spark.executor.memory": "1g",
                         }
                         file = Path(environment["ANABRANCH_CONF"]) / "anabranch.yaml"
-                        edit(file, "spark", {"master": cluster.master, "conf": conf})
+                        edit(file, {"spark": {"master": cluster.master, "conf": conf}})
                         seconds[n].append(rebuild(environment, hour, folder).seconds)
                         print(f"{n} workers: {seconds[n][-1]:.1f} s", flush=True)
     took = {n: statistics.median(of) for n, of in seconds.items()}

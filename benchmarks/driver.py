@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from runs import configure, end_by_signals
+from runs import anabranch, configure, end_by_signals
 from shapes import SHAPES, fill
 
 from anabranch.dev.services import running
@@ -107,10 +106,10 @@ def main() -> None:
                 folder, _SHAPE, services, options.s3, {"max_offsets_per_trigger": _RECORDS}
             )
             environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": name, "TMPDIR": name}
-            anabranch = [sys.executable, "-m", "anabranch.cli"]
-            subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True)
+            apply = anabranch("apply", "bench")
+            subprocess.run(apply, env=os.environ | environment, check=True)
             before = Sample(0, time.time(), 0, 0, 0)
-            command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
+            command = anabranch("speed", "bench", "--available-now", "--output", "json")
             print(
                 "micro-batches, driver MB, Java MB, workers MB, seconds a micro-batch", flush=True
             )

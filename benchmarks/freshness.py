@@ -13,18 +13,20 @@ import argparse
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from runs import configure, end_by_signals, on_master
-from shapes import SHAPES, create, steady
+from runs import anabranch, configure, end_by_signals, on_master, run_quietly
+from shapes import SHAPES, Shape, acknowledged_at, create
 from sqlalchemy import Engine, create_engine, text
 
 from anabranch import config
@@ -113,17 +115,46 @@ def delays(sent: Sent, seen: dict[int, list[tuple[int, float]]]) -> tuple[np.nda
     return np.concatenate(at), np.concatenate(waited)
 
 
-def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection) -> None:
-    """Send records for `seconds`, then send the acknowledgements to `into`; runs in a separate
-    process."""
+def produce(
+    broker: str, shapes: list[Shape], rate: int, seconds: float, **options: Any
+) -> dict[str, Sent]:
+    """Send records for `seconds`, with the options of `acknowledged_at`. Return the
+    acknowledgements by topic."""
     stop = threading.Event()
     threading.Timer(seconds, stop.set).start()
-    partitions, offsets, at = array("i"), array("q"), array("d")
-    for acknowledged in steady(broker, SHAPES[shape], rate, stop):
-        partitions.append(acknowledged.partition)
-        offsets.append(acknowledged.offset)
-        at.append(acknowledged.at)
-    into.send(Sent(np.array(partitions), np.array(offsets), np.array(at)))
+    acks = {shape.name: (array("i"), array("q"), array("d")) for shape in shapes}
+    for topic, partition, offset, at in acknowledged_at(broker, shapes, rate, stop, **options):
+        partitions, offsets, moments = acks[topic]
+        partitions.append(partition)
+        offsets.append(offset)
+        moments.append(at)
+    return {topic: Sent(*(np.array(values) for values in of)) for topic, of in acks.items()}
+
+
+def produce_shape(broker: str, shape: str, rate: int, seconds: float, into: Connection) -> None:
+    into.send(produce(broker, [SHAPES[shape]], rate, seconds))
+
+
+@contextmanager
+def spawned(send: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """Run `send` in a separate process until the end of the `with`. Yield the connection to which
+    it sends the acknowledgements."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    sender = context.Process(target=send, args=(*arguments, there), daemon=True)
+    sender.start()
+    there.close()
+    yield here
+    sender.join(60)
+
+
+def by_minute(at: np.ndarray, waited: np.ndarray) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number of each minute, and its cells: minute, records and percentiles."""
+    minute = ((at - at.min()) // 60).astype(int)
+    for number in sorted(set(minute.tolist())):
+        some = waited[minute == number]
+        percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
+        yield number, (str(number + 1), f"{len(some):,}", *percentiles)
 
 
 def measure(services: Services, folder: Path, rate: int, minutes: float) -> list[tuple[str, ...]]:
@@ -132,18 +163,12 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
     environment = configure(
         folder, shape, services, True, {"trigger": "1 second", "max_offsets_per_trigger": 250_000}
     )
-    anabranch = [sys.executable, "-m", "anabranch.cli"]
-    subprocess.run(
-        [*anabranch, "apply", "bench"],
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-    )
+    run_quietly(environment, "apply", "bench")
     reader = Reader(environment["ANABRANCH_CONF"])
     began = time.monotonic()
     with (folder / "speed.log").open("wb") as log:
         speed = subprocess.Popen(
-            [*anabranch, "speed", "bench", "--output", "json"],
+            anabranch("speed", "bench", "--output", "json"),
             env=os.environ | environment,
             stdout=log,
             stderr=log,
@@ -158,17 +183,10 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
             )
             print(f"start to streaming: {time.monotonic() - began:.1f} s", flush=True)
             reader.start()
-            spawned = multiprocessing.get_context("spawn")
-            here, there = spawned.Pipe()
-            sender = spawned.Process(
-                target=produce,
-                args=(services.bootstrap_servers, shape.name, rate, minutes * 60, there),
-                daemon=True,
-            )
-            sender.start()
-            there.close()
-            sent: Sent = here.recv()
-            sender.join(60)
+            with spawned(
+                produce_shape, services.bootstrap_servers, shape.name, rate, minutes * 60
+            ) as here:
+                sent: Sent = here.recv()[shape.name]
             poll(
                 lambda: reader.holds(sent.ends) or None,
                 "every acknowledged record in main",
@@ -181,13 +199,7 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
     if (rows := reader.rows) != len(sent.at):
         raise RuntimeError(f"expected {len(sent.at)} rows, found {rows}")
     at, waited = delays(sent, reader.seen)
-    minute = ((at - at.min()) // 60).astype(int)
-    table = []
-    for number in sorted(set(minute.tolist())):
-        some = waited[minute == number]
-        percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
-        table.append((str(number + 1), f"{len(some):,}", *percentiles))
-    return table
+    return [cells for _, cells in by_minute(at, waited)]
 
 
 def main() -> None:

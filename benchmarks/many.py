@@ -17,15 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -40,13 +37,13 @@ import psycopg2
 import yaml
 from children_cpu import children_cpu
 from driver import KINDS, kind_of
-from freshness import Sent, delays
+from freshness import Sent, by_minute, delays, produce, spawned
 from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
 from registry import SchemaRegistry, running_registry
-from runs import end_by_signals, log_events
-from shapes import SHAPES, Registered, Shape, acknowledged_at
+from runs import anabranch, end_by_signals, log_events, write_environment
+from shapes import SHAPES, Registered, Shape
 from wire import varint, wired
 
 from anabranch import config
@@ -126,25 +123,12 @@ def configure(
 ) -> dict[str, str]:
     """Write a configuration with a group of streams, and return the environment of commands.
     `catalog`: its URI; None for a SQLite file."""
-    conf = folder / "conf"
-    (conf / "streams").mkdir(parents=True)
-    environment = {
-        "kafka": {"bootstrap_servers": services.bootstrap_servers},
-        "catalog": {
-            "name": "lake",
-            "uri": catalog or f"sqlite:///{folder}/catalog.db",
-            "warehouse": f"s3://{BUCKET}/{folder.name}",
-        },
-        "s3": {
-            "endpoint": services.s3_endpoint,
-            "access_key": services.access_key,
-            "secret_key": services.secret_key,
-        },
-        "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}},
+    spark = {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}}
+    conf = write_environment(folder, services, f"s3://{BUCKET}/{folder.name}", spark, avro, catalog)
+    speed = {
+        "trigger": "1 second",
+        "publish": {"records": 50_000, "within": f"{within} seconds"},
     }
-    if avro is not None:
-        environment["registry"] = {"url": avro.url}
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     for name in streams:
         shape = topic_of(name, avro)
         stream = {
@@ -155,10 +139,7 @@ def configure(
             "schema": shape.schema,
             "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
-            "speed": {
-                "trigger": "1 second",
-                "publish": {"records": 50_000, "within": f"{within} seconds"},
-            },
+            "speed": speed,
         }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     if avro is not None:
@@ -170,10 +151,7 @@ def configure(
             "format": "avro",
             "schema": "registry",
             "key": "event_id",
-            "speed": {
-                "trigger": "1 second",
-                "publish": {"records": 50_000, "within": f"{within} seconds"},
-            },
+            "speed": speed,
         }
         (conf / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
@@ -188,21 +166,20 @@ def create_streams(conf: str, services: Services, streams: list[str]) -> None:
             apply.apply(job.environment, job.stream, job.lake, kafka)
 
 
-def produce(broker: str, plan: Plan, into: Connection) -> None:
-    """Send to each topic for `plan.seconds`, then send the acknowledgements by topic to `into`;
-    runs in a separate process."""
-    stop = threading.Event()
-    threading.Timer(plan.seconds, stop.set).start()
-    acks = {name: (array("i"), array("q"), array("d")) for name in plan.streams}
+def produce_shapes(broker: str, plan: Plan, into: Connection) -> None:
+    """Send to each topic for `plan.seconds`, then send the acknowledgements by topic to `into`."""
     shapes = [topic_of(name, plan.avro) for name in plan.streams]
-    for topic, partition, offset, at in acknowledged_at(
-        broker, shapes, plan.rate, stop, plan.disturbed[:1]
-    ):
-        partitions, offsets, moments = acks[topic]
-        partitions.append(partition)
-        offsets.append(offset)
-        moments.append(at)
-    into.send({name: Sent(*(np.array(values) for values in of)) for name, of in acks.items()})
+    into.send(
+        produce(
+            broker,
+            shapes,
+            plan.rate,
+            plan.seconds,
+            unsure=plan.disturbed[:1],
+            linger_ms=50,
+            pause=0.01,
+        )
+    )
 
 
 def seen_in(log: str) -> dict[str, dict[int, list[tuple[int, float]]]]:
@@ -354,37 +331,23 @@ def measure(
     stop = threading.Event()
     log_file = folder / "speed.log"
     with log_file.open("ab") as log:
-        command = [
-            sys.executable,
-            "-m",
-            "anabranch.cli",
-            "speed",
-            "--group",
-            "small",
-            "--output",
-            "json",
-        ]
+        command = anabranch("speed", "--group", "small", "--output", "json")
         speed = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         watcher = threading.Thread(
             target=watch, args=(psutil.Process(speed.pid), samples, stop), daemon=True
         )
         watcher.start()
         try:
-            spawned = multiprocessing.get_context("spawn")
-            here, there = spawned.Pipe()
-            sender = spawned.Process(
-                target=produce, args=(services.bootstrap_servers, plan, there), daemon=True
-            )
-            sender.start()
-            there.close()
-            with ExitStack() as stack:
+            with (
+                spawned(produce_shapes, services.bootstrap_servers, plan) as here,
+                ExitStack() as stack,
+            ):
                 if plan.join and registry is not None and not here.poll(plan.seconds / 3):
                     join(folder / "conf", registry)
                 if catalog is not None and not here.poll(plan.seconds / 2):
                     stack.enter_context(disturbed(plan, folder / "conf", services, catalog))
                     print(f"disturbed: {', '.join(plan.disturbed)}", flush=True)
                 sent: dict[str, Sent] = here.recv()
-            sender.join(60)
             sent = {name: sent[name] for name in plan.exact}
 
             def all_published() -> bool | None:
@@ -417,7 +380,7 @@ def time_commands(environment: dict[str, str]) -> None:
         for _ in range(3):
             began, cpu = time.monotonic(), children_cpu()
             done = subprocess.run(
-                [sys.executable, "-m", "anabranch.cli", *command, "--group", "small"],
+                anabranch(*command, "--group", "small"),
                 env=environment,
                 check=False,
                 capture_output=True,
@@ -440,25 +403,14 @@ def report(
     each = {name: delays(mine, seen[name]) for name, mine in sent.items()}
     at, waited = (np.concatenate([pair[i] for pair in each.values()]) for i in (0, 1))
     start = at.min()
-    minute = ((at - start) // 60).astype(int)
     table = []
-    for number in sorted(set(minute.tolist())):
-        some = waited[minute == number]
+    for number, cells in by_minute(at, waited):
         inside = [s for s in samples if number * 60 <= s.at - start < (number + 1) * 60]
         cpu = inside[-1].cpu - inside[0].cpu if inside else 0.0
         spans = inside[-1].at - inside[0].at if inside else 1.0
-        percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
         largest = max(inside, key=lambda s: s.megabytes, default=Sample(0.0, 0.0, {}))
         memory = (largest.megabytes, *(largest.memory.get(kind, 0.0) for kind in KINDS))
-        table.append(
-            (
-                str(number + 1),
-                f"{len(some):,}",
-                *percentiles,
-                f"{cpu / spans:.2f}",
-                *(f"{m:,.0f}" for m in memory),
-            )
-        )
+        table.append((*cells, f"{cpu / spans:.2f}", *(f"{m:,.0f}" for m in memory)))
     print_table(
         ("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *KINDS), table
     )

@@ -9,15 +9,13 @@ process and its workers.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import yaml
 from many import configure, create_streams
-from runs import Watch, end_by_signals, log_events, run_command
+from runs import Watch, anabranch, edit, end_by_signals, log_events, run_command
 from shapes import SHAPES, fill_hour
 
 from anabranch.common.output import print_table
@@ -31,18 +29,11 @@ SUM = "sum"
 def rebuild(environment: dict[str, str], folder: Path, *selected: str) -> tuple[float, float]:
     """Rebuild the waiting hours. Return the CPU seconds of the start until the first hour, and from
     then on."""
-    command = [sys.executable, "-m", "anabranch.cli", "batch", *selected, "--output", "json"]
+    command = anabranch("batch", *selected, "--output", "json")
     log, watch = run_command(command, environment, folder, Watch)
     first = next(event for event in log_events(log) if "rebuilding hour" in event["message"])
     start = watch.cpu_at(datetime.fromisoformat(first["at"]).timestamp())
     return start, watch.samples[-1].cpu - start
-
-
-def edit(file: Path, settings: dict[str, str]) -> None:
-    """Add settings of Spark to the environment's file."""
-    environment = yaml.safe_load(file.read_text())
-    environment["spark"]["conf"] |= settings
-    file.write_text(yaml.safe_dump(environment))
 
 
 def check(conf: str, streams: list[str], hour: str, records: int) -> None:
@@ -86,10 +77,8 @@ def main() -> None:
         with running(folder / "services") as services:
             environment = configure(folder, services, [*names, SUM], 10)
             conf = environment["ANABRANCH_CONF"]
-            edit(
-                Path(conf) / "anabranch.yaml",
-                dict(setting.split("=", 1) for setting in given.spark),
-            )
+            settings = dict(setting.split("=", 1) for setting in given.spark)
+            edit(Path(conf) / "anabranch.yaml", {"spark": {"conf": settings}})
             create_streams(conf, services, [*names, SUM])
             rows = []
             ways = [

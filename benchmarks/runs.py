@@ -12,17 +12,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import yaml
 from peer import BUCKET, MASTER, spark_master
-from shapes import Shape
+from shapes import Registered, Shape
 
 from anabranch.config import S3
 from anabranch.dev.services import Services
@@ -180,14 +180,8 @@ def _ours(
     environment = configure(
         folder, shape, services, way == "anabranch_s3", {"max_offsets_per_trigger": limit}
     )
-    anabranch = [sys.executable, "-m", "anabranch.cli"]
-    subprocess.run(
-        [*anabranch, "apply", "bench"],
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-    )
-    command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
+    run_quietly(environment, "apply", "bench")
+    command = anabranch("speed", "bench", "--available-now", "--output", "json")
     log, seen = run_command(command, environment, folder, watch)
     return list(published(log)), seen
 
@@ -220,24 +214,10 @@ def configure(
 ) -> dict[str, str]:
     """Write a configuration with one stream, `bench`, of the shape's topic. Return the environment
     of commands."""
-    conf = folder / "conf"
-    (conf / "streams").mkdir(parents=True)
     master, conf_of_spark = spark_master()
+    spark = {"master": master, "conf": {"spark.driver.memory": "2g", **conf_of_spark}}
     warehouse = f"s3://{BUCKET}/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
-    environment = {
-        "kafka": {"bootstrap_servers": services.bootstrap_servers},
-        "catalog": {
-            "name": "lake",
-            "uri": f"sqlite:///{folder}/catalog.db",
-            "warehouse": warehouse,
-        },
-        "s3": {
-            "endpoint": services.s3_endpoint,
-            "access_key": services.access_key,
-            "secret_key": services.secret_key,
-        },
-        "spark": {"master": master, "conf": {"spark.driver.memory": "2g", **conf_of_spark}},
-    }
+    conf = write_environment(folder, services, warehouse, spark, shape.registered)
     stream = {
         "topic": shape.name, "table": "bench.events", "format": "avro" if shape.avro else "json",
         "schema": shape.schema, "key": "event_id",
@@ -245,11 +225,64 @@ def configure(
         "speed": {"trigger": "1 second", **speed},
         "batch": {"grace": "0 seconds", "lookback_hours": 1},
     }  # fmt: skip
-    if shape.registered is not None:
-        environment["registry"] = {"url": shape.registered.url}
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
+
+
+def write_environment(
+    folder: Path,
+    services: Services,
+    warehouse: str,
+    spark: dict[str, Any],
+    registered: Registered | None = None,
+    catalog: str | None = None,
+) -> Path:
+    """Write the environment's file, and return the configuration folder. `catalog`: its URI; None
+    for a SQLite file."""
+    conf = folder / "conf"
+    (conf / "streams").mkdir(parents=True)
+    environment = {
+        "kafka": {"bootstrap_servers": services.bootstrap_servers},
+        "catalog": {
+            "name": "lake",
+            "uri": catalog or f"sqlite:///{folder}/catalog.db",
+            "warehouse": warehouse,
+        },
+        "s3": {
+            "endpoint": services.s3_endpoint,
+            "access_key": services.access_key,
+            "secret_key": services.secret_key,
+        },
+        "spark": spark,
+    }
+    if registered is not None:
+        environment["registry"] = {"url": registered.url}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    return conf
+
+
+def edit(file: Path, values: Mapping[str, Any]) -> None:
+    """Set keys of a configuration file, also within its sections."""
+    file.write_text(yaml.safe_dump(_merged(yaml.safe_load(file.read_text()), values)))
+
+
+def _merged(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return data | {
+        key: _merged(data[key], value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
+
+
+def anabranch(*arguments: str) -> list[str]:
+    """Return the command line of a command of Anabranch."""
+    return [sys.executable, "-m", "anabranch.cli", *arguments]
+
+
+def run_quietly(environment: dict[str, str], *arguments: str) -> None:
+    """Run a command of Anabranch without its output. Raises CalledProcessError if it fails."""
+    subprocess.run(
+        anabranch(*arguments), env=os.environ | environment, check=True, capture_output=True
+    )
 
 
 def published(log: str) -> Iterator[MicroBatch]:

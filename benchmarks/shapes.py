@@ -167,49 +167,18 @@ def fill_hour(
     _flush(producer, failed)
 
 
-@dataclass(frozen=True)
-class Acknowledged:
-    partition: int
-    offset: int
-    at: float
-
-
-def steady(
-    bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Event
-) -> Iterator[Acknowledged]:
-    """Send `rate` records per second until `stop`. Yield each after its acknowledgement, with the
-    time of that."""
-    acknowledged: list[Acknowledged] = []
-    failed: list[object] = []
-
-    def delivered(error: object, message: Message) -> None:
-        if error:
-            failed.append(error)
-        else:
-            acknowledged.append(Acknowledged(message.partition(), message.offset(), time.time()))
-
-    producer, began, sent = _producer(bootstrap_servers, 20), time.time(), 0
-    while not stop.is_set():
-        now = time.time()
-        due = min(int((now - began) * rate) - sent, 500)
-        for i in range(sent, sent + due):
-            _send(producer, shape.name, i, shape.value(i, now), delivered)
-        sent += due
-        producer.poll(0 if due else 0.002)
-        yield from _drained(acknowledged)
-    _flush(producer, failed)
-    yield from _drained(acknowledged)
-
-
 def acknowledged_at(
     bootstrap_servers: str,
     shapes: list[Shape],
     rate: int,
     stop: threading.Event,
     unsure: Collection[str] = (),
+    linger_ms: int = 20,
+    pause: float = 0.002,
 ) -> Iterator[tuple[str, int, int, float]]:
     """Send `rate` records per second of each shape to its topic until `stop`. Yield topic,
-    partition, offset and time of each acknowledgement. Records of topics in `unsure` may fail."""
+    partition, offset and time of each acknowledgement. Records of topics in `unsure` may fail.
+    `pause`: the longest one (s) while no record is due."""
     acknowledged: list[tuple[str, int, int, float]] = []
     failed: list[object] = []
 
@@ -221,7 +190,7 @@ def acknowledged_at(
                 (message.topic(), message.partition(), message.offset(), time.time())
             )
 
-    producer, began, sent = _producer(bootstrap_servers, 50), time.time(), 0
+    producer, began, sent = _producer(bootstrap_servers, linger_ms), time.time(), 0
     while not stop.is_set():
         now = time.time()
         due = min(int((now - began) * rate * len(shapes)) - sent, 500)
@@ -231,16 +200,11 @@ def acknowledged_at(
             with suppress(KafkaException) if shape.name in unsure else nullcontext():
                 _send(producer, shape.name, i, shape.value(i, now), delivered)
         sent += due
-        producer.poll(0 if due else 0.01)
+        producer.poll(0 if due else pause)
         taken, acknowledged[:] = acknowledged[:], []
         yield from taken
     _flush(producer, failed)
     yield from acknowledged
-
-
-def _drained(some: list[Acknowledged]) -> list[Acknowledged]:
-    taken, some[:] = some[:], []
-    return taken
 
 
 def create(bootstrap_servers: str, shape: Shape) -> None:
