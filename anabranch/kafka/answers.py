@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,13 +30,7 @@ def topic_of(entry: Mapping[str, Any]) -> Topic:
 def topic_id(topic: str, raw: Any) -> str:
     """Return Kafka's text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
     if there is none."""
-    value = (
-        uuid.UUID(bytes=raw)
-        if isinstance(raw, bytes)
-        else uuid.UUID(str(raw))
-        if raw
-        else _NO_TOPIC_ID
-    )
+    value = uuid.UUID(str(raw)) if raw else _NO_TOPIC_ID
     if value == _NO_TOPIC_ID:
         raise NoTopicIds(
             f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a "
@@ -66,27 +60,12 @@ def retention_of(milliseconds: int) -> timedelta | None:
     return timedelta(milliseconds=min(milliseconds, LONGEST_MS)) if milliseconds >= 0 else None
 
 
-def config_value(configs: Any, topic: str, key: str) -> Any:
-    """Return the value of one key in kafka-python's description: nested dicts or lists, depending
-    on the version. Raises Transient if the key is missing."""
-    for item in mappings(configs):
-        if key in item:
-            value = item[key]
-            return value.get("value", value) if isinstance(value, Mapping) else value
-        if item.get("name") == key:
-            return item.get("value")
-    raise Transient(
-        f"describe the configuration of topic {topic}: expected {key}, found none; try again"
-    )
-
-
-def mappings(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every mapping of an answer, at any depth."""
-    stack: list[Any] = [answer]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Mapping):
-            yield item
-            stack.extend(item.values())
-        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
-            stack.extend(item)
+def config_value(configs: Mapping[str, Any], topic: str, key: str) -> Any:
+    """Return the value of one key in kafka-python's description of topics. Raises Transient if the
+    key is missing."""
+    found = configs.get("topic", {}).get(topic, {})
+    if key not in found:
+        raise Transient(
+            f"describe the configuration of topic {topic}: expected {key}, found none; try again"
+        )
+    return found[key]["value"]

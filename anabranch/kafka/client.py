@@ -36,7 +36,6 @@ from anabranch.kafka.answers import (
     LONGEST_MS,
     bytes_of,
     config_value,
-    mappings,
     plan_fetch_bytes,
     retention_of,
     topic_of,
@@ -481,10 +480,12 @@ class KafkaAdapter:
         doing = f"describe the log directories of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
-        for found in mappings(answer):
-            if "partition_size" in found:
-                partition = int(found["partition_index"])
-                sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
+        topics = [
+            t for broker in answer for log_dir in broker["log_dirs"] for t in log_dir["topics"]
+        ]
+        for found in (p for t in topics for p in t["partitions"]):
+            partition = int(found["partition_index"])
+            sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
         if not sizes:
             # kafka-python drops the brokers' error.
             raise missing_right(

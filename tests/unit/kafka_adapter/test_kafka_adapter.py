@@ -302,7 +302,7 @@ def test_an_unknown_codec_ends_the_job() -> None:
     assert "upgrade Anabranch" in str(explained)
 
 
-@pytest.mark.parametrize("given", [bytes(16), uuid.UUID(int=0), str(uuid.UUID(int=0)), None, ""])
+@pytest.mark.parametrize("given", [uuid.UUID(int=0), str(uuid.UUID(int=0)), None, ""])
 def test_a_topic_without_an_id_is_refused(given: object) -> None:
     """The hazard: zeros, which brokers without ids are read to give, are one id of all topics."""
     with pytest.raises(
@@ -310,11 +310,7 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
     ) as refused:
         answers.topic_id("t", given)
     assert refused.value.exit_code == 2
-    assert (
-        answers.topic_id("t", uuid.UUID(int=1))
-        == answers.topic_id("t", uuid.UUID(int=1).bytes)
-        == 21 * "A" + "Q"
-    )
+    assert answers.topic_id("t", uuid.UUID(int=1)) == 21 * "A" + "Q"
 
 
 @pytest.mark.parametrize(
