@@ -578,17 +578,14 @@ class KafkaAdapter:
         for p, records in self.read_records(topic, ranges):
             yield p, [r.offset for r in records]
 
-    def read_records(
-        self, topic: str, ranges: Ranges, uncommitted: bool = False
-    ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield kafka-python's records like `read_offsets`; with `uncommitted` also records of
-        aborted and open transactions."""
+    def read_records(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[Any]]]:
+        """Yield kafka-python's records like `read_offsets`."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         doing = f"read topic {topic}"
         settings = _consumer_settings(self._kafka) | {
             "group_id": None,
             "auto_offset_reset": "none",
-            "isolation_level": "read_uncommitted" if uncommitted else "read_committed",
+            "isolation_level": "read_committed",
             "max_poll_records": 20_000,
             "max_partition_fetch_bytes": LARGE_FETCH,
         }

@@ -52,17 +52,11 @@ def read_ranges(
     kafka: Kafka,
     topic: str,
     ranges: Ranges,
-    uncommitted: bool = False,
     group: str | None = None,
 ) -> DataFrame:
     """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
-    explicitly; each action reads again.
-
-    With `uncommitted` it has the records of aborted and open transactions too (KIP-98). `group` as
-    in `read_topics`.
-    """
-    isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
-    options = _options(kafka) | isolation | ({"kafka.group.id": group} if group is not None else {})
+    explicitly; each action reads again. `group` as in `read_topics`."""
+    options = _options(kafka) | ({"kafka.group.id": group} if group is not None else {})
     return _read(spark, options, {topic: ranges}).option("includeHeaders", "true").load()
 
 
@@ -188,19 +182,14 @@ def apply_to_records(
 
 
 def read_around(
-    spark: SparkSession,
-    kafka: Kafka,
-    adapter: KafkaAdapter,
-    topic: str,
-    ranges: Ranges,
-    uncommitted: bool = False,
+    spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges
 ) -> DataFrame:
     """Return the DataFrame of `read_ranges`, with records that Spark's reader cannot read, and
     those near them, read by the driver: their bytes unchanged, a timestamp after year 9999 as null.
     Reads the ranges to find such records."""
     unreadable: dict[int, list[int]] = {}
-    for piece in _unreadable_pieces(spark, kafka, topic, ranges, uncommitted):
-        for p, records in adapter.read_records(topic, piece, uncommitted):
+    for piece in _unreadable_pieces(spark, kafka, topic, ranges):
+        for p, records in adapter.read_records(topic, piece):
             unreadable.setdefault(p, []).extend(
                 r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS
             )
@@ -215,20 +204,17 @@ def read_around(
     rows = [
         _row(topic, r)
         for part in taken
-        for _, records in adapter.read_records(topic, part, uncommitted)
+        for _, records in adapter.read_records(topic, part)
         for r in records
     ]
-    frames = [
-        read_ranges(spark, kafka, topic, part, uncommitted)
-        for part in plan_spark_ranges(ranges, taken)
-    ]
+    frames = [read_ranges(spark, kafka, topic, part) for part in plan_spark_ranges(ranges, taken)]
     return reduce(
         lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS)
     )
 
 
 def _unreadable_pieces(
-    spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool
+    spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges
 ) -> Iterable[Ranges]:
     """Yield pieces of `ranges`, of `_PIECE` offsets at most, that contain every record at which
     Spark's reader throws. A piece may have no such record."""
@@ -237,9 +223,7 @@ def _unreadable_pieces(
         piece = waiting.pop()
         if size(piece) > _PIECE:
             try:
-                read_ranges(spark, kafka, topic, piece, uncommitted).agg(
-                    {"offset": "max"}
-                ).collect()
+                read_ranges(spark, kafka, topic, piece).agg({"offset": "max"}).collect()
                 continue
             except (PySparkException, Py4JError) as error:
                 if not is_unreadable(error):
