@@ -376,16 +376,10 @@ class MicroBatches:
             "back, or a partition is new; restarting from the table"
         )
 
-    def _publish_boundaries(self, decided: ResolvedState) -> bool:
-        if (
-            self._publisher.land(
-                decided.state, plan_boundary_publish(decided, new_id()), decided.now
-            )
-            is None
-        ):
-            return False
-        self._log_boundaries(decided)
-        return True
+    def _publish_boundaries(self, decided: ResolvedState) -> None:
+        publish = plan_boundary_publish(decided, new_id())
+        if self._publisher.land(decided.state, publish, decided.now) is not None:
+            self._log_boundaries(decided)
 
     def _log_boundaries(self, decided: ResolvedState) -> None:
         ended = max(decided.timeline.boundaries, default=decided.timeline.open)
@@ -400,13 +394,14 @@ class MicroBatches:
             return False
         return self._move(decided, publish, skip.why)
 
-    def skip_lost(self, log_starts: dict[int, int]) -> bool:
-        """Move the position to the log's starts, record the lost ranges and log an error. Undecided
-        hours get their boundaries published first. Return False if the table changed meanwhile."""
+    def skip_lost(self, log_starts: dict[int, int]) -> None:
+        """Move the position to the log's starts, record the lost ranges and log an error; nothing
+        if the table changed meanwhile. Undecided hours get their boundaries published first."""
         decided = self._clock.decide()
         planned = plan_skip_lost(decided, log_starts, new_id())
         if planned is None:
-            return self._publish_boundaries(decided)
+            self._publish_boundaries(decided)
+            return
         publish, lost = planned
         LOG.error(
             "stream %s: retention deleted offsets before they were read, recorded as a gap "
@@ -415,7 +410,7 @@ class MicroBatches:
             size(lost),
             ranges_to_keys(lost),
         )
-        return self._move(decided, publish, "retention deleted these offsets")
+        self._move(decided, publish, "retention deleted these offsets")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
         if self._publisher.land(decided.state, publish, decided.now) is None:
