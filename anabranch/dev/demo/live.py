@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from anabranch.common.deadline import start
 from anabranch.common.errors import Terminal
 from anabranch.dev.producers.events import Ack, Sent
 from anabranch.dev.producers.produce import produce_events
@@ -22,8 +24,7 @@ class Live:
         self._job, self._rate, self._seed = job, rate, seed
         self._stop = threading.Event()
         self._count = 0
-        self._failure: BaseException | None = None
-        self._sent: Sent | None = None
+        self._sent = Future[Sent]()
 
     def count(self) -> int:
         """Return the number of acknowledged events so far."""
@@ -32,38 +33,33 @@ class Live:
     @property
     def sent(self) -> Sent:
         """The account of the events, after the thread has ended. Raises Terminal if it failed."""
-        if self._failure is not None:
+        if (failure := self._sent.exception(0)) is not None:
             raise Terminal(
-                f"the live events: expected all to be sent, found {self._failure}"
-            ) from self._failure
-        assert self._sent is not None
-        return self._sent
+                f"the live events: expected all to be sent, found {failure}"
+            ) from failure
+        return self._sent.result()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Send until the end of the `with`."""
-        thread = threading.Thread(target=self._send, name="live events", daemon=True)
-        thread.start()
+        self._sent = start("live events", self._send)
         try:
             yield
         finally:
             self._stop.set()
-            thread.join(150)
+            wait([self._sent], 150)
 
-    def _send(self) -> None:
+    def _send(self) -> Sent:
         def on_ack(ack: Ack) -> None:
             self._count += 1
 
-        try:
-            self._sent = produce_events(
-                self._job.environment.kafka,
-                self._job.stream.topic,
-                events=None,
-                rate=self._rate,
-                seed=self._seed,
-                dirty=True,
-                stop=self._stop,
-                on_ack=on_ack,
-            )
-        except BaseException as error:
-            self._failure = error
+        return produce_events(
+            self._job.environment.kafka,
+            self._job.stream.topic,
+            events=None,
+            rate=self._rate,
+            seed=self._seed,
+            dirty=True,
+            stop=self._stop,
+            on_ack=on_ack,
+        )
