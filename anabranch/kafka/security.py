@@ -18,10 +18,6 @@ _KAFKA_PYTHON = {
     "ssl.keystore.location": "ssl_certfile",
     "ssl.key.password": "ssl_password",
 }
-_LIBRDKAFKA = {
-    "ssl.truststore.location": "ssl.ca.location",
-    "ssl.keystore.location": "ssl.certificate.location",
-}
 _JAAS = "org.apache.kafka.common.security"
 
 
@@ -59,12 +55,3 @@ def spark_options(kafka: Kafka) -> dict[str, str]:
         if f"ssl.{store}.location" in security:
             options[f"kafka.ssl.{store}.type"] = "PEM"
     return options | {f"kafka.{key}": value for key, value in security.items()}
-
-
-def librdkafka_settings(kafka: Kafka) -> dict[str, str]:
-    """Return librdkafka's properties for the configured brokers; librdkafka rejects unknown ones
-    itself."""
-    security = {
-        _LIBRDKAFKA.get(key, key): value.get_secret_value() for key, value in kafka.security.items()
-    }
-    return {"bootstrap.servers": kafka.bootstrap_servers} | security

@@ -45,7 +45,7 @@ def run(story: Story) -> None:
         "conf/streams/flights.yaml. Three minutes or so, in a temporary folder; Ctrl-C stops all "
         "of it."
     )
-    story.step("A Kafka broker, an S3 server, the tables, and the flights sent by librdkafka")
+    story.step("A Kafka broker, an S3 server, the tables, and the flights")
     with open_workspace(story, STREAM) as space:
         job = space.job(STREAM)
         with job.kafka:

