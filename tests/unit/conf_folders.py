@@ -9,7 +9,7 @@ import yaml
 
 def write_environment(conf: Path, lake: Path | None = None, **sections: object) -> None:
     """Write the environment of a configuration folder: a lake of local files in `lake`, by default
-    in the same folder, a broker that nobody runs, and other `sections`."""
+    in the same folder, a broker that no process runs, and other `sections`."""
     lake = lake or conf
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},

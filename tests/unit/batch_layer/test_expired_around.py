@@ -1,4 +1,4 @@
-"""Hours beside expired ones: what is replayed, decided again, and compared with them."""
+"""Hours beside expired ones: they are replayed, decided again, and compared with them."""
 
 from __future__ import annotations
 
