@@ -69,8 +69,8 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class TableRows:
-    """The rows of a table under its name."""
+class SelectedRows:
+    """The rows of a table that a query sees, under the name of the table."""
 
     name: str
     table: Table
@@ -89,7 +89,7 @@ class TableRows:
         return Derived(f"SELECT * FROM {source(self.name)}", {self.name: self.files()})
 
 
-Source = Callable[[], TableRows | Derived]
+Source = Callable[[], SelectedRows | Derived]
 """A function that loads a table, or pins the files of a view. Raises AnabranchError."""
 
 
@@ -144,7 +144,7 @@ def open_query(
                     connection.register(name, found.columns_only())
                     _create_view(connection, name, f"SELECT * FROM {source(name)}")
                     continue
-                derived = found.derived() if isinstance(found, TableRows) else found
+                derived = found.derived() if isinstance(found, SelectedRows) else found
                 derived.register(connection, reading)
             except AnabranchError as error:
                 # For example a table of another stream that is not applied yet: DuckDB reports
@@ -174,7 +174,7 @@ def _own_connection() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def open_relation(rows: TableRows) -> duckdb.DuckDBPyRelation:
+def open_relation(rows: SelectedRows) -> duckdb.DuckDBPyRelation:
     """Return the rows of one table as a relation of its own connection, in UTC, which lives as long
     as the relations derived from it. Raises Refused, Transient."""
     connection = _own_connection()

@@ -13,7 +13,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, Derived, Source, TableRows, open_query
+from serving_layer.query import Answer, Derived, SelectedRows, Source, open_query
 from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, select, shown
@@ -54,10 +54,10 @@ class Reader:
         ) as answer:
             yield answer
 
-    def rows(self, name: str, selection: Selection) -> TableRows:
+    def rows(self, name: str, selection: Selection) -> SelectedRows:
         """Return the selected rows of a table. Raises as `Lake.load`."""
         table = self.lake.load(name)
-        return TableRows(
+        return SelectedRows(
             name, table, partial(select, self.lake, self.streams[name], selection, name, table)
         )
 

@@ -21,7 +21,7 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, TableRows, open_derived, open_relation
+from serving_layer.query import Answer, SelectedRows, open_derived, open_relation
 from serving_layer.query.datasets import quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
@@ -117,7 +117,7 @@ class StreamTable:
             [found] = self.reader.provenance(answer, self.selection)
         return found
 
-    def _selected(self) -> TableRows:
+    def _selected(self) -> SelectedRows:
         return self.reader.rows(self.stream.table, self.selection)
 
     def view(self, name: str) -> StreamView:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from anabranch.iceberg.time_travel import find_snapshot
-from serving_layer.query import Selected, Source, TableRows, open_query
+from serving_layer.query import Selected, SelectedRows, Source, open_query
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -27,9 +27,9 @@ def run_query(
 def sources(tables: Mapping[str, Table], as_of: str | None = None) -> dict[str, Source]:
     """Return the sources of `open_query` for tables, each taken from the mapping by its source."""
 
-    def rows(name: str) -> TableRows:
+    def rows(name: str) -> SelectedRows:
         table = tables[name]
-        return TableRows(
+        return SelectedRows(
             name,
             table,
             lambda: Selected(find_snapshot(table, as_of) if as_of is not None else None),

@@ -415,7 +415,9 @@ def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> Stat
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(staged, FIRST, revision, NOW, f"{rows.wap_id}-{FIRST}"),)
     rebuilt = Rebuilt(FIRST, Accepted(revision, CUT), rows, letters, HourAccount())
-    assert lake.publish(plan_publish(lake.state(), [rebuilt], NOW)) is Outcome.LANDED
+    # The tag of a replaced revision ends a week after the publish.
+    published = lake.publish(plan_publish(lake.state(), [rebuilt], datetime.now(UTC)))
+    assert published is Outcome.LANDED
     return lake.state()
 
 
