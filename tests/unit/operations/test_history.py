@@ -45,7 +45,9 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
     account = from_json(HourAccount, counts | values)
     built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, values.get("reason"))
-    publish = plan_publish(state, [built], NOW)
+    # The tag of a replaced revision ends a week after the publish.
+    at = NOW if revision == 1 else datetime.now(UTC)
+    publish = plan_publish(state, [built], at)
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
 

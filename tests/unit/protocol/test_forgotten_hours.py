@@ -96,7 +96,8 @@ def accept(
     letters = (waiting_batch(staged, H[i], revision, NOW),)
     rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
     confirmed = Confirmed(lake.ledger.record_waiting(state), roll(lake))
-    publish = replace(plan_publish(state, [rebuilt], NOW), confirmed=confirmed)
+    # The tag of a replaced revision ends a week after the publish.
+    publish = replace(plan_publish(state, [rebuilt], datetime.now(UTC)), confirmed=confirmed)
     assert lake.publish(publish, state) is Outcome.LANDED
     lake.ledger.record_waiting(lake.state())
 
