@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from anabranch.common.errors import PositionError, Terminal
+from anabranch.common.errors import PositionError, Refused, Terminal
 from anabranch.common.json_values import from_json
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
@@ -128,6 +128,14 @@ class State:
     def is_merged(self) -> bool:
         """Whether `main` was merged from the current rows of the other two branches."""
         return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
+
+    def require_merged(self, what: str, stream: str) -> None:
+        """Raise Refused unless `main` is merged. `what` names the refused work in the message."""
+        if not self.is_merged:
+            raise Refused(
+                f"{what}: expected main to be merged from its current branches, found that it is "
+                f"not; run `anabranch merge {stream}`"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import FolderTarget, SearchTarget, Target
 from anabranch.job import Job
@@ -75,11 +75,7 @@ def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) ->
     accepted hour: one row, at the newest sealed hour. Raises Refused while `main` is not merged,
     since no hour would be delivered; Transient."""
     act, state = act_now("redeliver", why), load_state(job.lake, job.stream.table)
-    if not state.is_merged:
-        raise Refused(
-            f"egress of stream {job.stream.name}: expected main to be merged from its current "
-            f"branches, found that it is not; run `anabranch merge {job.stream.name}`"
-        )
+    state.require_merged(f"egress of stream {job.stream.name}", job.stream.name)
     hour = max(state.timeline.first, shift(state.timeline.open, -1))
     reason = f"every accepted hour again to {', '.join(target.name for target in targets)}"
     job.ledger.record([decision(hour, "redelivered", 0, None, act.at, reason=reason, act=act)])

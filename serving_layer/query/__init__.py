@@ -25,6 +25,7 @@ from serving_layer.query.datasets import (
     connected,
     plan_files,
     quoted,
+    quoted_table,
     reading_failures,
 )
 from serving_layer.query.reading import QueryProgress
@@ -261,9 +262,8 @@ def _mentions(sql: str, name: str) -> bool:
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, sql: str) -> None:
-    schema, _, table = name.rpartition(".")
-    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-    connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(table)} AS {sql}")
+    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.rpartition('.')[0])}")
+    connection.execute(f"CREATE VIEW {quoted_table(name)} AS {sql}")
 
 
 def _distinct_names(given: Sequence[str]) -> list[str]:

@@ -63,6 +63,12 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def quoted_table(name: str) -> str:
+    """Return a table's name with quotes: a namespace may be a word of SQL, such as `default`."""
+    namespace, _, table = name.rpartition(".")
+    return f"{quoted(namespace)}.{quoted(table)}"
+
+
 class _ManifestsUnreadable(OSError):
     """Manifests that cannot be read; `is_reading_failure` recognizes this class by its name."""
 

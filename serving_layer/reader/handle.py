@@ -22,7 +22,7 @@ from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.subjects.resolve import with_table_columns
 from serving_layer.query import Answer, SelectedRows, open_derived, open_relation
-from serving_layer.query.datasets import quoted
+from serving_layer.query.datasets import quoted, quoted_table
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
 from serving_layer.reader.selection import Selection, snapshot_as_of
@@ -135,7 +135,7 @@ class StreamTable:
         conditions = self._conditions(wanted)
         where = f" WHERE {conditions}" if conditions else ""
         with self.reader.query(
-            f"SELECT {self._columns(wanted)} FROM {_in_sql(self.stream.table)}{where}",
+            f"SELECT {self._columns(wanted)} FROM {quoted_table(self.stream.table)}{where}",
             self.selection,
         ) as answer:
             yield answer
@@ -189,7 +189,7 @@ class StreamView:
         """Return the rows, or those that meet `where` (a condition in DuckDB's SQL), as a PyArrow
         table, in memory."""
         condition = f" WHERE {where}" if where is not None else ""
-        sql = f"SELECT * FROM {_in_sql(self.stream.view_table(self.definition))}{condition}"
+        sql = f"SELECT * FROM {quoted_table(self.stream.view_table(self.definition))}{condition}"
         with self.reader.query(sql, self.selection) as answer:
             return answer.rows.read_all()
 
@@ -213,11 +213,6 @@ class StreamView:
             )
         state = load_state(self.reader.lake, self.stream.table)
         return session.sql(spark_sql(self.reader.lake, self.stream, self.definition, state))
-
-
-def _in_sql(table: str) -> str:
-    """Return a table's name with quotes: a namespace may be a word of SQL, such as `default`."""
-    return ".".join(map(quoted, table.split(".")))
 
 
 def _moment(name: str, when: datetime | str) -> datetime:

@@ -141,11 +141,8 @@ def select(lake: Lake, stream: Stream, selection: Selection, name: str, table: T
         raise ConfigurationError(
             f"read {name}: expected main or batch, whose hours are accepted, found speed"
         )
-    if seen.branch is None and as_of is None and not seen.state.is_merged:
-        raise Refused(
-            f"read {name}: expected main to be merged from its current branches, found that "
-            f"it is not; run `anabranch merge {stream.name}`"
-        )
+    if seen.branch is None and as_of is None:
+        seen.state.require_merged(f"read {name}", stream.name)
     return Selected(snapshot_id, seen.accepted_hours())
 
 

@@ -12,15 +12,17 @@ import pyarrow as pa
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
+from batch_layer.plan import Rebuilt, plan_publish
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
@@ -98,6 +100,26 @@ def bury(
 
 def record(one: StreamLake, *rows: LedgerRow) -> None:
     one.ledger.record(rows)
+
+
+def rebuild(
+    one: StreamLake,
+    hour: str,
+    cut: Cut,
+    revision: int,
+    rows: list[dict[str, Any]],
+    **values: Any,
+) -> None:
+    """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger.
+    `values` are further ones of its account, and its reason."""
+    staged, state = stage_rows(one, rows), one.state()
+    counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
+    account = from_json(HourAccount, counts | values)
+    built = Rebuilt(hour, Accepted(revision, cut), staged, (), account, values.get("reason"))
+    # The tag of a replaced revision ends a week after the publish.
+    publish = plan_publish(state, [built], NOW if revision == 1 else datetime.now(UTC))
+    assert one.publish(publish, state) is Outcome.LANDED
+    record(one, *publish.decisions)
 
 
 def spoil(

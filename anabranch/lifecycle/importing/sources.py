@@ -429,8 +429,7 @@ class SourceReader:
                 "column by --time"
             )
         times = pc.cast(found, _INSTANT, safe=False)
-        span = pc.min_max(times.cast(pa.int64())).as_py()
-        if times and not (_CALENDAR[0] <= span["min"] and span["max"] < _CALENDAR[1]):
+        if not _is_in_calendar(times):
             raise Refused(
                 f"import {file.path}: column {name}: expected times of the years 1 to 9999, found "
                 "others: their unit may be another than the file says; name another column by "

@@ -16,7 +16,7 @@ from openlineage.client.uuid import generate_static_uuid
 from anabranch.notifications.lineage.parents import ParentRun, parse_run
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import ranges_to_keys
-from anabranch.protocol.counts import COUNTS, TERMS
+from anabranch.protocol.counts import TERMS, Counts
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 
 
@@ -98,9 +98,8 @@ def hour_facts(run: HourRun) -> dict[str, Any]:
 def _balance(row: LedgerRow) -> dict[str, Any] | None:
     if row.good is None:
         return None
-    counts = {name: getattr(row, name) or 0 for name in COUNTS}
-    gaps = {"gaps": dict(row.gaps or {})}
-    return counts | gaps | ({"erased": row.erased} if row.erased else {})
+    counts = {name: number or 0 for name, number in Counts.of(row).as_dict().items()}
+    return counts | {"gaps": dict(row.gaps or {})}
 
 
 def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,21 +52,31 @@ seconds = time.perf_counter() - start
 heavy = ("pyspark", "pyiceberg", "kafka", "anabranch", "pyarrow")
 import anabranch_operators
 
+def failure(error):
+    return [[kind.__name__ for kind in type(error).__mro__], str(error)]
+
+# The error of an operator's run: its classes and its text, both empty without one.
+def executed(operator):
+    try:
+        operator.execute({})
+    except Exception as error:
+        return failure(error)
+    return [[], ""]
+
+def kill_when(operator, is_due):
+    def kill():
+        deadline = time.monotonic() + 20
+        while not is_due() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        operator.on_kill()
+    threading.Thread(target=kill, daemon=True).start()
+
 def run(script, kill_at=None):
     os.environ["ANABRANCH_COMMAND"] = "sh -c '" + script + "' sh" if script else "/no/such/command"
     operator = anabranch_operators.AnabranchOperator(task_id="t", arguments=["batch", "", "s"])
     if kill_at:
-        def kill():
-            deadline = time.monotonic() + 20
-            while not os.path.exists(kill_at) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            operator.on_kill()
-        threading.Thread(target=kill, daemon=True).start()
-    try:
-        operator.execute({})
-    except Exception as error:
-        return [[kind.__name__ for kind in type(error).__mro__], str(error)]
-    return [[], ""]
+        kill_when(operator, lambda: os.path.exists(kill_at))
+    return executed(operator)
 
 # What a command does after Airflow's `execution_timeout`: the error, and whether the command was ended.
 def time_out():
@@ -107,9 +117,6 @@ def command(script):
 def ran():
     lines = Path(up_file + ".ran").read_text().splitlines()
     return [" ".join(word for word in line.split() if "-run=" not in word) for line in lines]
-
-def failure(error):
-    return [[kind.__name__ for kind in type(error).__mro__], str(error)]
 
 # What a group's rebuild makes of a command that prints these views: its result, or its error; and the command.
 def rebuild_group(*views, code=0, cleared=0):
@@ -195,12 +202,7 @@ def watch(code, view=None, restarts=False):
     operator = anabranch_operators.WatchOperator(
         task_id="t", arguments=["status", "s"], restarts=restarts
     )
-    try:
-        operator.execute({})
-    except Exception as error:
-        return failure(error)[0][0]
-    return "done"
-
+    return (executed(operator)[0] or ["done"])[0]
 
 # What the task of a family runs that Airflow ends during the first stream's command: its error, the commands.
 def family_ended():
@@ -208,16 +210,8 @@ def family_ended():
     Path(up_file + ".streams").write_text(json.dumps(rows))
     command(f"echo $* >> {up_file}.ran; case $1 in streams) cat {up_file}.streams;; *) sleep 10;; esac")
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
-    def kill():
-        while len(ran()) < 2 or "maintain" not in operator._process.args:
-            time.sleep(0.02)
-        operator.on_kill()
-    threading.Thread(target=kill, daemon=True).start()
-    try:
-        operator.execute({})
-    except Exception as error:
-        return [failure(error), ran()]
-    return ["", ran()]
+    kill_when(operator, lambda: len(ran()) > 1 and "maintain" in operator._process.args)
+    return [executed(operator), ran()]
 
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import proofs
 import pytest
 from lakes import StreamLake, decide
-from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
+from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record
 from pyiceberg.table import Table
 from queries import run_query
 
 from anabranch.cli.render.history import print_history
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.time_travel import find_snapshot
@@ -26,11 +26,10 @@ from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol import override
-from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted, Confirmed
-from batch_layer.plan import Rebuilt, plan_publish
+from anabranch.protocol.state import Confirmed
 
 
 @pytest.fixture
@@ -39,17 +38,7 @@ def one(tmp_path: Path) -> StreamLake:
 
 
 def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values: Any) -> None:
-    """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger."""
-    staged = stage_rows(one, rows)
-    state = one.state()
-    counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    account = from_json(HourAccount, counts | values)
-    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, values.get("reason"))
-    # The tag of a replaced revision ends a week after the publish.
-    at = NOW if revision == 1 else datetime.now(UTC)
-    publish = plan_publish(state, [built], at)
-    assert one.publish(publish, state) is Outcome.LANDED
-    record(one, *publish.decisions)
+    proofs.rebuild(one, NEXT, CUT, revision, rows, **values)
 
 
 def recorded(one: StreamLake, hour: str) -> list[protocol_decisions.DecisionFacts]:

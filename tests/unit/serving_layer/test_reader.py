@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import click.testing
 import duckdb
@@ -33,14 +32,13 @@ from proofs import (
     job,
     new_proof,
     read,
+    rebuild,
     record,
-    stage_rows,
 )
 
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import from_json
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
@@ -49,11 +47,9 @@ from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Cut, Timeline, hour_of, hours_between, shift, start_of
 from anabranch.protocol import override, sealing
 from anabranch.protocol.completeness import completeness
-from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
-from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.changes import start_from
 from serving_layer.reader.provenance import accepted_revisions, date_completeness
 from serving_layer.reader.selection import Shown, shown
@@ -84,19 +80,6 @@ def configure(made: StreamLake, ddl: str = DDL) -> None:
     write_environment(made.folder)
     stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": ddl}
     (made.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
-
-
-def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]]) -> None:
-    """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger."""
-    staged, state = stage_rows(one, rows), one.state()
-    counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    built = Rebuilt(
-        hour, Accepted(revision, BEFORE), staged, (), from_json(HourAccount, counts), None
-    )
-    # The tag of a replaced revision ends a week after the publish.
-    publish = plan_publish(state, [built], datetime.now(UTC))
-    assert one.publish(publish, state) is Outcome.LANDED
-    record(one, *publish.decisions)
 
 
 def ask(one: StreamLake, *arguments: str) -> Result:
@@ -175,7 +158,7 @@ def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: St
     made."""
     table = one.table()
     first = made_at(min(table.snapshots(), key=lambda s: s.sequence_number or 0))
-    restate(one, HOUR, 2, [event(0, 0, HOUR, n=9)])
+    rebuild(one, HOUR, BEFORE, 2, [event(0, 0, HOUR, n=9)])
     with pytest.raises(
         ConfigurationError, match=rf"found its publishes only since .*; name a tag.*{HOUR}-r1"
     ):
@@ -232,8 +215,8 @@ def test_only_accepted_hours(one: StreamLake) -> None:
 
 
 def test_a_revision_of_an_hour(one: StreamLake) -> None:
-    restate(one, HOUR, 2, [event(0, o, HOUR, n=7) for o in range(2)])
-    restate(one, HOUR, 3, [event(0, 0, HOUR, n=8)])
+    rebuild(one, HOUR, BEFORE, 2, [event(0, o, HOUR, n=7) for o in range(2)])
+    rebuild(one, HOUR, BEFORE, 3, [event(0, 0, HOUR, n=8)])
     numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
     assert numbers == [4, 2, 1]
     override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
