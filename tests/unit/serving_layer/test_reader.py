@@ -42,6 +42,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Cut, Timeline, hour_of, hours_between, shift, start_of
@@ -210,6 +211,14 @@ def test_only_accepted_hours(one: StreamLake) -> None:
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
     assert number(one, "--only-accepted", "--as-of", "batch") == 9
+
+
+def test_only_accepted_hours_are_refused_until_main_is_merged(one: StreamLake) -> None:
+    before = heads(one.table())["batch"]
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
+    one.lake.catalog.commit_table(one.table(), (), (set_ref("batch", before, "branch"),))
+    refused = ask(one, COUNT, "--only-accepted")
+    assert (refused.exit_code, "run `anabranch merge events`" in refused.output) == (1, True)
     done = ask(one, COUNT, "--only-accepted", "--as-of", "speed")
     assert done.exit_code == 2 and "expected main or batch" in done.output
 
