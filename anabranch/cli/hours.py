@@ -389,8 +389,7 @@ def data_docs(
             f"{hour or stream}: expected a decision of the quality gate in the ledger, found "
             "none; name an `expectations:` file in the stream's file, and run `anabranch batch`"
         )
-    index = docs.publish(
-        job.environment, job.stream, rows, to, datetime.now(UTC), keep or job.stream.keep.docs
-    )
+    keep = job.stream.keep.docs if keep is None else keep
+    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), keep)
     view = {"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})}
     print_result(view, [f"{stream}: {len(rows)} pages: {index}"], output)

@@ -101,12 +101,17 @@ def completeness(stream: Stream, state: State, text: str) -> EventTimeCompletene
             f"stream {stream.name}: expected `event_time:` in its file, the bound for late "
             "events, found none"
         )
-    start, end = parse_event_time(text)
-    earliest, last = plan_hours(stream.event_time, start, end)
+    try:
+        earliest, last = plan_hours(stream.event_time, *parse_event_time(text))
+        behind = shift(last, 1) if last is not None else None
+    except OverflowError as error:
+        raise ConfigurationError(
+            "--event-time: expected a time whose ingest hours are in the years 1 to 9999, found "
+            f"{text}"
+        ) from error
     timeline = state.timeline
     # The stream has no hours before its first.
     first = max(earliest or timeline.first, timeline.first)
-    behind = shift(last, 1) if last is not None else None
     ended = hours_between(first, min(behind or timeline.open, timeline.open))
     waiting = [h for h in ended if not state.is_accepted(h)]
     is_open = behind is None or behind > max(first, timeline.open)
@@ -119,5 +124,5 @@ def completeness(stream: Stream, state: State, text: str) -> EventTimeCompletene
         accepted=len(ended) - len(waiting),
         waiting=waiting,
         open=max(first, timeline.open) if is_open else None,
-        complete_at=end_of(last) if last is not None else None,
+        complete_at=start_of(behind) if behind is not None else None,
     )

@@ -132,6 +132,8 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(
         "Must have greater than or equal to 5 and less than or equal to 10 rows.",
     ):
         assert expected in refused
+    docs(one, past_hour(49), "--to", str(folder), "--keep", "0 seconds")
+    assert len([*(folder / "validations").rglob("*.html")]) == 1
 
     prefix = f"docs/{one.name}"
     report = docs(one, "--to", f"s3://tests/{prefix}")

@@ -105,3 +105,6 @@ def test_without_bounds_nothing_is_ever_complete(capsys: pytest.CaptureFixture[s
     for text in ("20.11.2026", "2026-11-20T1", "2026-13-01"):
         with pytest.raises(ConfigurationError, match="expected a UTC"):
             completeness(bounded(), sealed_to("2026-11-23T00"), text)
+    for text in ("9999-12-31", "9999-12-31T23", "9999-12-30", "0001-01-01"):
+        with pytest.raises(ConfigurationError, match="expected a time whose ingest hours are in"):
+            completeness(bounded(past="1 day", future="1 hour"), sealed_to("2026-11-23T00"), text)

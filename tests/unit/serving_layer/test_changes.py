@@ -504,6 +504,8 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
         ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time"
     ):
         feed.start_from(job, "yesterday")
+    with pytest.raises(ConfigurationError, match=r"expected a UTC hour such as .*2026-11-31T05"):
+        feed.start_from(job, "2026-11-31T05")
     with pytest.raises(
         ConfigurationError, match="expected a token of stream events, found one of others"
     ):
