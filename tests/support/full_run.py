@@ -29,6 +29,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
@@ -256,19 +259,30 @@ def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, 
         passed = passed and code == 0
         add_durations(durations, results, {unit.name for unit in units})
         record, now = load_record(), datetime.now(UTC).isoformat(timespec="seconds")
-        for unit in units:
-            outcomes = {
-                t["outcome"]
-                for name, t in results.items()
-                if f"{name}::".startswith(f"{unit.name}::")
-            }
-            if outcomes and outcomes <= {"passed", "skipped"}:
-                record["units"][unit.name] = {"commit": tested, "at": now}
+        for name in passed_units(units, results, code):
+            record["units"][name] = {"commit": tested, "at": now}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(
         f"{label}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} "
         "minutes"
     )
+    return passed
+
+
+def passed_units(
+    units: Iterable[Unit], results: Mapping[str, Mapping[str, Any]], code: int
+) -> list[str]:
+    """Return the names of the units whose tests all passed or were skipped, by the results of a
+    recorded run and its exit code. After an interrupted run, only those of single tests: the other
+    tests of a file may not have begun."""
+    passed = []
+    for unit in units:
+        outcomes = {
+            t["outcome"] for name, t in results.items() if f"{name}::".startswith(f"{unit.name}::")
+        }
+        is_whole = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or "::" in unit.name
+        if is_whole and outcomes and outcomes <= {"passed", "skipped"}:
+            passed.append(unit.name)
     return passed
 
 

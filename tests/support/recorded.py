@@ -1,6 +1,7 @@
 """A pytest plugin that records the cost of each test: `pytest --record FILE`.
 
-The file has the seconds and CPU seconds of setup, call and teardown of each test. CPU seconds count
+The file has the outcome, and the seconds and CPU seconds of setup, call and teardown, of each test;
+the outcome is `unfinished` if the run ended before the test's teardown. CPU seconds count
 the test's process and all its children, without the services that the whole run shares; they depend
 less on the machine's load than seconds.
 """
@@ -84,11 +85,15 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "PYTEST_XDIST_WORKER" in os.environ:
             return
-        test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": {}, "cpu": {}})
+        test = self.tests.setdefault(
+            report.nodeid, {"outcome": "unfinished", "seconds": {}, "cpu": {}}
+        )
         test["seconds"][report.when] = round(report.duration, 2)
         test["cpu"][report.when] = dict(report.user_properties).get("cpu", 0.0)
         if report.outcome != "passed":
             test["outcome"] = report.outcome
+        elif report.when == "teardown" and test["outcome"] == "unfinished":
+            test["outcome"] = "passed"
         if report.when == "teardown" and time.monotonic() - self._written > _WRITE_AFTER_SECONDS:
             self._write()
 

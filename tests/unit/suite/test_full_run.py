@@ -4,6 +4,9 @@ hour."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import full_run as full
@@ -96,6 +99,48 @@ def test_a_later_result_of_another_run_replaces_the_recorded_one(
     assert full.load_record()["shards"] == {"1/8": {"commit": "new", "at": "2026-11-24T02"}}
     full.merge([record("c", "newer", "2026-11-25T02")])
     assert full.load_record()["shards"]["1/8"]["commit"] == "newer"
+
+
+INTERRUPTED = """
+import pytest
+
+@pytest.fixture
+def fails_at_its_end():
+    yield
+    raise AssertionError
+
+def test_passes(): pass
+def test_skipped(): pytest.skip()
+def test_fails(): raise AssertionError
+def test_teardown_fails(fails_at_its_end): pass
+def test_ends_the_run(): raise KeyboardInterrupt
+def test_never_began(): pass
+"""
+
+
+def test_an_interrupted_run_records_only_tests_that_ended(tmp_path: Path) -> None:
+    file, recorded = tmp_path / "test_it.py", tmp_path / "record.json"
+    file.write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "recorded", "--record", str(recorded), file.name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support"), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+    )
+    results = json.loads(recorded.read_text())
+    assert {name.partition("::")[2]: test["outcome"] for name, test in results.items()} == {
+        "test_passes": "passed",
+        "test_skipped": "skipped",
+        "test_fails": "failed",
+        "test_teardown_fails": "failed",
+        "test_ends_the_run": "unfinished",
+    }
+    units = [full.Unit(name, 1.0) for name in (*results, "test_it.py::test_never_began")]
+    passed = ["test_it.py::test_passes", "test_it.py::test_skipped"]
+    assert full.passed_units(units, results, done.returncode) == passed
+    whole, some = [full.Unit("test_it.py", 1.0)], {name: results[name] for name in passed}
+    assert full.passed_units(whole, some, done.returncode) == []
+    assert full.passed_units(whole, some, 1) == ["test_it.py"]
 
 
 def test_no_shard_should_take_more_than_half_an_hour() -> None:
