@@ -227,6 +227,15 @@ def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> 
     assert (balance["success"], balance["expected"], balance["actual"]) == (True, "10", "10")
 
 
+def test_an_account_with_unknown_values_is_not_sent_as_a_balance(lake: StreamLake) -> None:
+    record(lake, accepted(HOURS[0], account=replace(ACCOUNT, dead=None, duplicate=None)))
+    end = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    assert problems(end) == []
+    assert "balance" not in end["run"]["facets"]["anabranch_hour"]
+    assertions = end["outputs"][0]["facets"]["dataQualityAssertions"]["assertions"]
+    assert "balance" not in {a["assertion"] for a in assertions}
+
+
 def test_selected_columns_are_made_of_the_fields_of_the_topic(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
