@@ -63,8 +63,10 @@ class Neighbours:
 
 def pytest_configure() -> None:
     """A run that gets SIGTERM still stops its services: the ends of their fixtures run as on
-    Ctrl-C."""
+    Ctrl-C. Processes of tests get SIGINT even if a shell runs the tests in the background, which
+    ignores it."""
     signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

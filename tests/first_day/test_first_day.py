@@ -55,8 +55,6 @@ class Terminal:
             stdout=its,
             stderr=its,
             start_new_session=True,
-            # A shell starts the tests' own background job with SIGINT ignored, a terminal does not.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(its)
         printed, deadline = b"", time.monotonic() + seconds
