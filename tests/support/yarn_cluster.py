@@ -44,6 +44,8 @@ def running_yarn(folder: Path) -> Iterator[Path]:
         # Java reserves more addresses than it uses.
         f"{_NODE}.vmem-check-enabled": "false",
         f"{_NODE}.disk-health-checker.enable": "false",
+        # Without the checker too, a start takes no disk that is 90 per cent full.
+        f"{_NODE}.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
         "yarn.scheduler.minimum-allocation-mb": "256",
     }
     for name in ("address", "scheduler.address", "resource-tracker.address", "admin.address"):
