@@ -124,7 +124,8 @@ def test_an_interrupted_run_records_only_tests_that_ended(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "recorded", "--record", str(recorded), file.name],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support"), "PYTEST_ADDOPTS": ""},
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        | {"PYTHONPATH": str(ROOT / "tests" / "support")},
         capture_output=True,
     )
     results = json.loads(recorded.read_text())
