@@ -29,7 +29,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg.hour_files import files_at
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job, open_job
-from anabranch.offsets.hours import start_of
+from anabranch.offsets.hours import hour_of, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
@@ -116,8 +116,7 @@ def start_from(job: Job, since: str | None) -> Token:
             )
         return token
     if _HOUR.fullmatch(since):
-        start_of(since)
-        return Token(stream, first=since)
+        return Token(stream, first=hour_of(start_of(since)))
     table = job.lake.load(job.stream.table)
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
