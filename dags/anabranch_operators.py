@@ -46,6 +46,8 @@ LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
 # libyaml reads a file ten times as fast as the loader in Python.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# `${NAME}` or `${NAME:-default}`, as in the commands.
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 # The hour of a run: its param `hour`, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
@@ -124,11 +126,28 @@ def _defaults() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
+        document = _substitute(yaml.load(file.read_text(encoding="utf-8"), _LOADER))
     # PyYAML raises Python's own errors for a scalar such as the date 2026-11-31.
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _substitute(value: Any) -> Any:
+    """Replace variables in texts from the process environment, as the commands do. A variable that
+    is unset stays as written; the commands report it."""
+    if isinstance(value, dict):
+        return {key: _substitute(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_substitute(one) for one in value]
+    if not isinstance(value, str):
+        return value
+
+    def lookup(reference: re.Match[str]) -> str:
+        name, default = reference.groups()
+        return os.environ.get(name, reference[0] if default is None else default)
+
+    return _REFERENCE.sub(lookup, value)
 
 
 def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

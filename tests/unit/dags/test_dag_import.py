@@ -327,11 +327,11 @@ egress: [{name: export, type: folder}, {name: feed}, {name: feed}, {name: "not; 
 """
 
 
-_DEFAULTS = "batch: {grace: 7 minutes, lookback_hours: 3}\n"
+_DEFAULTS = 'batch: {grace: "${GRACE:-7 minutes}", lookback_hours: 3}\n'
 _GROUP = {
     "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n",
     "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
-    "refunds": 'group: small\nairflow: {owner: shop, start: "2026-11-21T05"}\n',
+    "refunds": 'group: "${GROUP}"\nairflow: {owner: "${OWNER}", start: "${START:-2026-11-21T05}"}\n',
 }
 
 
@@ -357,6 +357,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "OPENLINEAGE_NAMESPACE": "team/a",
+        "GROUP": "small",
+        "OWNER": "shop",
     }
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
