@@ -329,7 +329,8 @@ egress: [{name: export, type: folder}, {name: feed}, {name: feed}, {name: "not; 
 
 _DEFAULTS = 'batch: {grace: "${GRACE:-7 minutes}", lookback_hours: 3}\n'
 _GROUP = {
-    "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n",
+    "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n"
+    'airflow: {owner: "${UNSET}"}\n',
     "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
     "refunds": 'group: "${GROUP}"\nairflow: {owner: "${OWNER}", start: "${START:-2026-11-21T05}"}\n',
 }
@@ -572,6 +573,10 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert {
         parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")
     } == {None}
+    # A variable that is unset stays as written.
+    assert [
+        parsed["dags"][f"anabranch_maintenance__{name}"]["owners"] for name in ("refunds", "orders")
+    ] == [["shop"], ["${UNSET}"]]
 
 
 def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) -> None:
