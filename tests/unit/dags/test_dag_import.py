@@ -327,12 +327,13 @@ egress: [{name: export, type: folder}, {name: feed}, {name: feed}, {name: "not; 
 """
 
 
-_DEFAULTS = 'batch: {grace: "${GRACE:-7 minutes}", lookback_hours: 3}\n'
+_DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'
 _GROUP = {
     "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n"
-    'airflow: {owner: "${UNSET}"}\n',
+    'airflow: {owner: "${ANABRANCH_UNSET}"}\n',
     "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
-    "refunds": 'group: "${GROUP}"\nairflow: {owner: "${OWNER}", start: "${START:-2026-11-21T05}"}\n',
+    "refunds": 'group: "${ANABRANCH_GROUP}"\n'
+    'airflow: {owner: "${ANABRANCH_OWNER}", start: "${ANABRANCH_START:-2026-11-21T05}"}\n',
 }
 
 
@@ -358,8 +359,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "OPENLINEAGE_NAMESPACE": "team/a",
-        "GROUP": "small",
-        "OWNER": "shop",
+        "ANABRANCH_GROUP": "small",
+        "ANABRANCH_OWNER": "shop",
     }
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
@@ -576,7 +577,7 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     # A variable that is unset stays as written.
     assert [
         parsed["dags"][f"anabranch_maintenance__{name}"]["owners"] for name in ("refunds", "orders")
-    ] == [["shop"], ["${UNSET}"]]
+    ] == [["shop"], ["${ANABRANCH_UNSET}"]]
 
 
 def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) -> None:
