@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +131,7 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make, de
     one.topic(1)
     hour, before = past_hour(1), past_hour(2)
     at = spread(hour, 3, "e", partitions=1)
-    late = (
-        event("late", datetime(2026, 11, 1, tzinfo=UTC))
-        if datetime.now(UTC) < datetime(2026, 11, 30, tzinfo=UTC)
-        else at[0][2]
-    )
+    late = event("late", at[0][1] - timedelta(days=27))
     first = spread(before, 1, "twice", partitions=1)
     one.send(first)
     one.send(
