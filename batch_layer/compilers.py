@@ -14,8 +14,8 @@ from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer.plan import waiting_hours
 
-# Above these numbers of offsets the second compiler saves more time than it takes, as measured:
-# docs/decisions/0061-first-compiler-for-few-offsets.md
+# Above these numbers of offsets the second compiler saves more time than it takes
+# (decision 61).
 _MOST_BY_SPARK = 500_000
 _MOST_BY_WORKERS = 2_000_000
 

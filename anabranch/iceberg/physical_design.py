@@ -1,6 +1,6 @@
 """Physical design: the table's settings for file writers, from `files:` of the stream's file. Sort
 order, Bloom filters and statistics are Iceberg's own settings, which its writers follow
-(docs/decisions/0026). A table property records the settings that we made. So they are removed once
+(decision 26). A table property records the settings that we made. So they are removed once
 the stream's file no longer has them, and an operator's own settings stay.
 """
 

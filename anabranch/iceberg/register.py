@@ -1,5 +1,5 @@
 """Detection of tables in storage that the catalog has lost, before they would be recreated, and
-their registration. docs/decisions/0006 explains the choice of the newest metadata file.
+their registration. Decision 6 explains the choice of the newest metadata file.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ writes a metadata file, and each metadata file contains every snapshot. So a sna
 the properties that change with every publish. The others are one text, stored once in table
 properties named by the hashes of their contents (`anabranch.state.<hash>`). The snapshot refers to
 the text by its hash. The commit of a publish sets the properties that its snapshots need, and
-removes those that no snapshot needs any more: docs/decisions/0035.
+removes those that no snapshot needs any more: decision 35.
 """
 
 from __future__ import annotations

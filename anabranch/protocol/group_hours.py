@@ -3,7 +3,7 @@ ones are accepted in every stream of the group.
 
 A tag refers to a snapshot of branch `batch`, which has the accepted revision of each hour up to the
 tag's, and no rows of the speed layer. A restatement moves the tags of its hour and of later hours
-in its own commit (`moved_tags`). docs/decisions/0047-tags-of-a-groups-hour.md has the reasons.
+in its own commit (`moved_tags`). Decision 47 has the reasons.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ As in `anabranch.records.fast_json`: `anabranch.records.decode` gives the same r
 "good" for every record that `AvroRows.read` takes; the others are left to it. Certain are values in
 Confluent's wire format whose writer's schema has only fields of simple types, and that are encoded
 as Avro's encoders do: each number in its shortest form, and no byte after the last field.
-docs/decisions/0059 explains why its rows are correct.
+Decision 59 explains why its rows are correct.
 
 It runs in Spark's Python workers, and does not import Spark.
 """

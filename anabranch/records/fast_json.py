@@ -2,7 +2,7 @@
 
 For every record that `CertainRows.read` takes, `anabranch.records.decode` gives the same row and
 the verdict "good". All others are left to `decode`, which alone separates good records from dead
-letters. So this module may accept less JSON than `decode` does, never more. docs/decisions/0021
+letters. So this module may accept less JSON than `decode` does, never more. Decision 21
 explains why its rows are correct.
 
 It runs in Spark's Python workers, and does not import Spark.
