@@ -48,9 +48,8 @@ format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-docs: $(READY) ## write the generated pages: commands, configuration, fail points, and the failure table's part of tests/README.md
+docs: $(READY) ## write the generated pages: commands, configuration, fail points
 	@$(BIN)/python tests/support/reference_pages.py
-	@$(BIN)/python tests/support/suite_map.py
 
 bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, …; MASTER=standalone; ARGS='…'; WHAT=list names all
 	@$(if $(BENCH.$(WHAT)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))

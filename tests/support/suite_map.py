@@ -1,9 +1,5 @@
-"""The map of the tests: tests/README.md maps each row of the failure table and each public feature
-to tests and targets.
-
-`make docs` writes the part of the failure table from docs/design.md; the part of the features is
-written by hand. A unit test (tests/unit/suite/test_suite_map.py) compares both with the code.
-"""
+"""The map of the tests: tests/README.md maps each public feature to tests and targets, by hand.
+A unit test (tests/unit/suite/test_suite_map.py) compares it with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ QUICK_FOLDERS = ("unit", "model", "integration")
 all folders."""
 QUICK, FULL = "make test", "make test-full"
 
-FAILURES = "## Rows of the failure table"
 FEATURES = "## Features"
 _NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
 
@@ -86,17 +81,6 @@ def target_of(text: str) -> str:
     return QUICK if any(is_quick(file, function) for file, function in named(text)) else FULL
 
 
-def failure_rows() -> list[Row]:
-    """Return the rows of the failure table, in the form of tests/README.md."""
-    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    section = design.partition("\n## Failure table\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
-        1:
-    ]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [Row(failure, tests, target_of(tests)) for failure, _, tests in cells]
-
-
 def features() -> list[str]:
     """Return every public feature: commands, configuration keys, formats and DAGs."""
     import click
@@ -135,18 +119,3 @@ def rows(section: str) -> list[Row]:
     text = README.read_text(encoding="utf-8").partition(f"{section}\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     return [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines]
-
-
-def write() -> None:
-    """Write the part of the failure table in tests/README.md."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(f"{FAILURES}\n")
-    intro, _, table = rest.partition("\n| ")
-    after = table.partition("\n\n")[2]
-    lines = ["| failure | tests | target |", "|---|---|---|", *(row.line for row in failure_rows())]
-    README.write_text(
-        f"{before}{FAILURES}\n{intro}\n" + "\n".join(lines) + f"\n\n{after}", encoding="utf-8"
-    )
-
-
-if __name__ == "__main__":
-    write()

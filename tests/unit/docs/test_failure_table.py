@@ -1,4 +1,4 @@
-"""The failure table of docs/design.md: each row names tests that exist and that nothing skips."""
+"""The failure table (tests/failures/README.md): each row names tests that exist and that nothing skips."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ _NAMED = re.compile(r"`(test_\w+\.py)(?:::(test_\w+))?`")
 
 def rows() -> list[tuple[str, str]]:
     """Failure and tests of each row."""
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    section = text.partition("\n## Failure table\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
-        1:
-    ]
+    text = (ROOT / "tests" / "failures" / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [(row[0], row[2]) for row in cells]
 

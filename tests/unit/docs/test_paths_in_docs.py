@@ -15,7 +15,13 @@ PAGES = sorted(
     [
         *(
             ROOT / name
-            for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")
+            for name in (
+                "README.md",
+                "CONTRIBUTING.md",
+                "CHANGELOG.md",
+                "tests/README.md",
+                "tests/failures/README.md",
+            )
         ),
         *(
             ROOT / name

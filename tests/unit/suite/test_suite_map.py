@@ -1,5 +1,4 @@
-"""tests/README.md maps each row of the failure table and each public feature to tests that some
-target runs."""
+"""tests/README.md maps each public feature to tests that some target runs."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import suite_map
 from full_run import suite_of
-from suite_map import FAILURES, FEATURES, FULL, QUICK, README, ROOT, Row
+from suite_map import FEATURES, FULL, QUICK, README, ROOT, Row
 
 MAY_SKIP = {
     "page/test_in_browser.py": "pictures are drawn on demand",
@@ -19,14 +18,6 @@ MAY_SKIP = {
     "unit/cli/test_completion.py": "a machine without bash completes nothing",
     "unit/iceberg/test_parquet_writer.py": "macOS has no /dev/full",
 }
-
-
-def test_each_row_of_the_failure_table_has_its_line() -> None:
-    expected, found = suite_map.failure_rows(), suite_map.rows(FAILURES)
-    missing = [row.line for row in expected if row not in found]
-    assert not missing, f"{README}: run `make docs`, which adds\n" + "\n".join(missing)
-    old = [row.line for row in found if row not in expected]
-    assert not old, f"{README}: run `make docs`, which removes\n" + "\n".join(old)
 
 
 def test_each_feature_has_its_line() -> None:
