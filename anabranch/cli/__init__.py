@@ -20,9 +20,9 @@ from anabranch.cli import (
     lazy_pandas,
     lifecycle,
     operate,
+    page,
     read,
     reports,
-    serve,
 )
 from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
@@ -43,7 +43,7 @@ SECTIONS = {
         "hours",
         "history",
         "explain",
-        "serve",
+        "page",
         "metrics",
         "dead-letters",
         "duplicates",
@@ -55,7 +55,7 @@ SECTIONS = {
         "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
-    "Operate": ("adopt", "serve-hour", "hold", "erase", "import", "merge", "webhook", "lineage"),
+    "Operate": ("adopt", "override", "hold", "erase", "import", "merge", "webhook", "lineage"),
 }
 """The commands as `--help` groups them, in the order in which they are needed."""
 
@@ -134,7 +134,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (completion, deliver, docs, hours, jobs, lifecycle, operate, read, reports, serve):
+for module in (completion, deliver, docs, hours, jobs, lifecycle, operate, page, read, reports):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

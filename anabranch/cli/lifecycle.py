@@ -37,7 +37,7 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
     the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes files that
     killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may
     run at the same time. --dry-run shows what would be deleted, how the last run ended, and the
-    pending work of each table; `anabranch metrics` and `anabranch serve` show that too. Processes
+    pending work of each table; `anabranch metrics` and `anabranch page` show that too. Processes
     eight streams at a time. An error of one does not stop the others; a stream that does not answer
     within 6 seconds is skipped and named.
     """

@@ -190,7 +190,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     print_adopted(stream, job.stream.topic, adopted, output)
 
 
-@click.command("serve-hour")
+@click.command()
 @stream_argument
 @click.argument("hour", type=HOUR)
 @click.option(
@@ -201,7 +201,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
 )
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
 @options
-def serve_hour(
+def override(
     stream: str,
     hour: str,
     layer: Literal["speed", "batch", "auto"],
@@ -216,13 +216,13 @@ def serve_hour(
     """
     from anabranch.cli.render.operate import print_served
     from anabranch.notifications import webhook
-    from anabranch.protocol import override
+    from anabranch.protocol.override import serve_hour
     from anabranch.protocol.publisher import Publisher
 
     job = open_stream(stream, conf)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
-    served = override.serve_hour(publisher, hour, layer, why)
+    served = serve_hour(publisher, hour, layer, why)
     webhook.notify(job)
     print_served(stream, hour, served, output)
 

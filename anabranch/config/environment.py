@@ -34,7 +34,7 @@ def _scalar_as_text(value: object) -> object:
 
 def _page_url(value: str) -> str:
     if urlsplit(value).scheme not in ("http", "https"):
-        raise ValueError("expected the address of `anabranch serve` as people reach it")
+        raise ValueError("expected the address of `anabranch page` as people reach it")
     return value.rstrip("/")
 
 

@@ -20,7 +20,7 @@ ActName = Literal[
     "restate",
     "accept",
     "replay",
-    "serve-hour",
+    "override",
     "adopt",
     "redeliver",
     "hold",

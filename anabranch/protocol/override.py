@@ -103,7 +103,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     Transient.
     """
     lake, stream = publisher.lake, publisher.stream
-    act = act_now("serve-hour", why)
+    act = act_now("override", why)
 
     def decide() -> Decision[Served] | Again:
         state = load_state(lake, stream.table)

@@ -141,7 +141,7 @@ def run_story(one: World) -> Report:
     assert one.contents() == good
     # Step 3: a restatement, and an hour that is served by choice.
     assert [(r.decision, r.revision) for r in one.batch(first, restate=True)] == [("accepted", 2)]
-    chosen = ("serve-hour", one.name, second, "--why", "the story", "--layer")
+    chosen = ("override", one.name, second, "--why", "the story", "--layer")
     assert "now served by speed, by choice" in call(one, *chosen, "speed")
     # Step 4: a publisher whose heads have moved is refused, whichever connection it asks through.
     stale = one.state

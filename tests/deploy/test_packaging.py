@@ -171,7 +171,7 @@ def test_the_commands_of_the_new_folders_readme_run_in_their_order(
         re.DOTALL,
     )
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    lines.remove("anabranch serve")  # until Ctrl-C, and it needs the extra `page`
+    lines.remove("anabranch page")  # until Ctrl-C, and it needs the extra `page`
     kafka = free_port()
     s3 = free_port(kafka)
     assert lines[0] == "anabranch dev up" and lines[-1] == "anabranch dev down"

@@ -113,7 +113,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     assert one.state.served_by(hour) == "batch"
     assert one.contents() == one.acknowledged()
     run(one, "merge", one.name)
-    run(one, "serve-hour", one.name, hour, "--layer", "speed", "--why", "to see")
+    run(one, "override", one.name, hour, "--layer", "speed", "--why", "to see")
 
     # A user that only reads.
     lake.with_key("reader")
@@ -132,7 +132,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     assert "what the bucket's policy allows them" in run(one, "egress", one.name, expect=2)
     lake.with_key("egress")
     run(one, "egress", one.name)
-    run(one, "serve-hour", one.name, hour, "--layer", "auto", "--why", "seen")
+    run(one, "override", one.name, hour, "--layer", "auto", "--why", "seen")
     run(one, "egress", one.name)
     exported = lake.objects("exports")
     assert sum(key.endswith("/_SUCCESS") for key in exported) == 1

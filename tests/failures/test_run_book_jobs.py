@@ -259,6 +259,6 @@ def test_the_exporter_and_the_page_are_started(world: Make) -> None:
     with served(metrics, f"http://{HOST}:{port}/metrics", one) as text:
         assert f'anabranch_up{{stream="{one.name}"}} 1.0' in text()
     with served(
-        f"{printed('anabranch serve')} --port {port}", f"http://{HOST}:{port}/", one
+        f"{printed('anabranch page')} --port {port}", f"http://{HOST}:{port}/", one
     ) as text:
         wait_for(lambda: "in order" in text(), "the page to have read the stream", 60, 0.5)

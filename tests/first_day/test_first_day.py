@@ -174,7 +174,7 @@ def test_a_first_day(terminal: Terminal, steady_hour: None) -> None:
         "anabranch batch game_events --hour 2026-01-01T00",
         f"anabranch batch game_events --hour {shift(hour, 1)}",
         'anabranch query "SELECT level, sum(amuont) FROM games.game_events GROUP BY 1"',
-        f"anabranch serve-hour game_events {hour} --layer speed",
+        f"anabranch override game_events {hour} --layer speed",
     )
     part(
         "Watching", "Until Ctrl-C.", "anabranch status game_events --watch --every '2 seconds'",

@@ -323,10 +323,10 @@ def running_day(folder: Path) -> Iterator[Day]:
                 [*ours, "metrics", "--listen", str(metrics_port)],
                 f"http://{HOST}:{metrics_port}/metrics",
             ),
-            "serve": (
+            "page": (
                 [
                     *ours,
-                    "serve",
+                    "page",
                     "--port",
                     str(page_port),
                     "--refresh",

@@ -136,7 +136,7 @@ def test_a_topic_that_does_not_exist_is_not_adopted(running_hour: World) -> None
 def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     one = two_hours
     hour = past_hour(2)
-    chosen = ("serve-hour", one.name, hour, "--why", "the rule is wrong", "--layer")
+    chosen = ("override", one.name, hour, "--why", "the rule is wrong", "--layer")
     before = one.contents()
     assert plain(views.hours(one.job))[0]["served"] == "batch"
     assert "now served by speed, by choice" in call(one, *chosen, "speed")
@@ -155,7 +155,7 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     assert not {f.file_path for f in files_of(one.state.table, "main", hour)} & speed
     assert one.contents() == one.acknowledged()
     assert "has not accepted it" in call(
-        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "batch", expect=1
+        one, "override", one.name, past_hour(1), "--why", "w", "--layer", "batch", expect=1
     )
 
 
@@ -166,12 +166,12 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     one.apply()
     assert [r.decision for r in one.batch()] == ["accepted"]
     output = call(
-        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
+        one, "override", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
     )
     assert "the speed layer has not read it to its end" in output
     one.speed()
     output = call(
-        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
+        one, "override", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
     )
     assert "the speed layer skipped it" in output
     assert one.contents() == one.acknowledged()

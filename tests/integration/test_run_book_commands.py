@@ -140,9 +140,9 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
     assert list(tmp_path.rglob("*.html"))
 
     # Commands that change who serves an hour, and what is left behind.
-    run(one, f"anabranch serve-hour {name} {PROVEN} --layer speed --why rule")
+    run(one, f"anabranch override {name} {PROVEN} --layer speed --why rule")
     lift = printed(
-        "anabranch serve-hour STREAM HOUR --layer auto --why TEXT",
+        "anabranch override STREAM HOUR --layer auto --why TEXT",
         STREAM=name,
         HOUR=PROVEN,
         TEXT="'it was right'",

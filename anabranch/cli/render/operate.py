@@ -138,7 +138,7 @@ def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> Non
         lines.append(f"{row['hour']} {outcome}")
     lines = lines or ["nothing to merge"]
     for hour, layer in sorted(overrides.items()):
-        lines.append(f"{hour} is served by {layer} by choice (`anabranch serve-hour`)")
+        lines.append(f"{hour} is served by {layer} by choice (`anabranch override`)")
     view = {"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides}
     print_result(view, [f"{stream}: {line}" for line in lines], output)
 

@@ -1,2 +1,2 @@
-"""The status page (`anabranch serve`): reports of all streams as HTML without external
+"""The status page (`anabranch page`): reports of all streams as HTML without external
 resources."""

@@ -224,10 +224,10 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         if facts.state == "accepted":
             commands.append(Command("restate it if some of them decode now", f"{letters} --replay"))
     if facts.override is not None:
-        line = f"anabranch serve-hour {stream} {hour} --layer auto --why WHY"
+        line = f"anabranch override {stream} {hour} --layer auto --why WHY"
         commands.append(Command("lift the override", line))
     elif facts.state == "accepted" and facts.layers.uncovered is None:
-        line = f"anabranch serve-hour {stream} {hour} --layer speed --why WHY"
+        line = f"anabranch override {stream} {hour} --layer speed --why WHY"
         commands.append(Command("serve it from the speed layer", line))
     if facts.quality is not None:
         commands.append(

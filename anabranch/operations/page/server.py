@@ -21,7 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigurationError(
-            f"serve: expected to listen at {host}:{port}, found: {error.strerror or error}; "
+            f"page: expected to listen at {host}:{port}, found: {error.strerror or error}; "
             "choose another --port"
         ) from error
 

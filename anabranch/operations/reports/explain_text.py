@@ -222,7 +222,7 @@ def _served(facts: HourFacts) -> str:
     if facts.override is not None:
         why = facts.override.reason or "the reason is not in the ledger"
         text += (
-            f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` "
+            f", by choice: {why}; `anabranch override {stream} {hour} --layer auto --why TEXT` "
             "removes it"
         )
     elif facts.state in _ACCEPTED:

@@ -337,7 +337,7 @@ class Faults:
         hour = self._dice.choice(hours)
         layer = "auto" if hour in given else "speed"
         # Refused if the speed layer does not cover the hour.
-        code = self._finish("serve-hour", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
+        code = self._finish("override", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
         self._report(
             f"served by {layer}",
             f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}",

@@ -587,7 +587,7 @@ def test_durations_that_no_calendar_has(value: str) -> None:
         ),
         (
             ENVIRONMENT + "webhook: {url: 'http://h', page: h}",
-            "webhook.page: expected the address of `anabranch serve`",
+            "webhook.page: expected the address of `anabranch page`",
         ),
         (
             ENVIRONMENT + "lineage: {url: lineage:5000}",

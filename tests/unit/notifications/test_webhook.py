@@ -313,7 +313,7 @@ def test_an_operators_choice_is_posted_by_the_command_that_made_it(
     hook = {"webhook": {"url": receiver.url}}
     for layer in ("speed", "auto"):
         made = command(
-            tmp_path, hook, "serve-hour", FIRST, "--layer", layer, "--why", "the rule is wrong"
+            tmp_path, hook, "override", FIRST, "--layer", layer, "--why", "the rule is wrong"
         )
         assert made.exit_code == 0, made.output
     served = [m for m in receiver.taken if m["event"] == "served"]

@@ -245,7 +245,7 @@ def test_an_overridden_hour(one: StreamLake) -> None:
     override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     sentences = sentences_of(one, HOUR)
     assert sentences["hour"].endswith("is accepted as revision 1; the speed layer serves it")
-    assert ", by choice: the rule is wrong; `anabranch serve-hour events" in sentences["served"]
+    assert ", by choice: the rule is wrong; `anabranch override events" in sentences["served"]
     assert "main serves 4 rows" in sentences["layers"]
     override.serve_hour(Publisher(one.lake, one.stream), HOUR, "auto", "mended")
     assert "by choice" not in sentences_of(one, HOUR)["served"]

@@ -208,7 +208,7 @@ def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(
     ):
         assert part in text, f"expected {part!r} in: {text}"
     served = shown(browser(page), f"/streams/events/hours/{HOUR}", "Dead letters None.")
-    assert f"lift the override anabranch serve-hour events {HOUR} --layer auto --why WHY" in served
+    assert f"lift the override anabranch override events {HOUR} --layer auto --why WHY" in served
     assert "the rule is wrong" in served
 
 
@@ -718,7 +718,7 @@ def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "anabranch.operations.page.server", raising=False)
-    done = CliRunner().invoke(main, ["serve"])
+    done = CliRunner().invoke(main, ["page"])
     assert done.exit_code == ConfigurationError.exit_code
     assert "found no uvicorn; run `pip install 'anabranch[page]'`" in done.output
 
@@ -737,7 +737,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(main, ["serve", "--conf", str(conf), "--port", str(port)])
+        done = CliRunner().invoke(main, ["page", "--conf", str(conf), "--port", str(port)])
         assert done.exit_code == ConfigurationError.exit_code
         assert f"expected to listen at 127.0.0.1:{port}" in done.output
 
@@ -756,7 +756,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "anabranch.cli",
-        "serve",
+        "page",
         "--conf",
         str(conf),
         "--port",

@@ -61,7 +61,7 @@ def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
     assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
     assert not serve_hour(publisher, FIRST, "speed", "again").changed
     [record] = act_records(lake.ledger.acts())
-    assert (record.act, record.user, record.why) == ("serve-hour", "ada", "batch dropped too much")
+    assert (record.act, record.user, record.why) == ("override", "ada", "batch dropped too much")
     assert record.host
     assert began <= record.at <= datetime.now(UTC)
     assert (record.hours, record.decisions) == ((FIRST,), {"served": 1})
@@ -181,7 +181,7 @@ def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -
     )
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "batch dropped too much")
     shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
-    for part in ("serve-hour", "ada", FIRST, "1 served", "batch dropped too much"):
+    for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
         assert part in shown
     other = run(
         main, ["history", "events", "--acts", "--hour", SECOND], catch_exceptions=False

@@ -305,17 +305,17 @@ def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expe
 def test_the_command_prints_the_serving_layer_and_refuses_with_exit_code_1(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = ("serve-hour", "events", H[0], "--layer", "speed", "--why", "the gate was wrong")
+    chosen = ("override", "events", H[0], "--layer", "speed", "--why", "the gate was wrong")
     assert run(lake, monkeypatch, *chosen) == f"events: {H[0]} is now served by speed, by choice\n"
     assert run(lake, monkeypatch, *chosen) == f"events: {H[0]} is served by speed, by choice\n"
-    lifted = ("serve-hour", "events", H[0], "--layer", "auto", "--why", "right", "--output", "json")
+    lifted = ("override", "events", H[0], "--layer", "auto", "--why", "right", "--output", "json")
     assert json.loads(run(lake, monkeypatch, *lifted)) == {
         "stream": "events", "hour": H[0], "served": "batch", "override": None, "changed": True,
     }  # fmt: skip
-    batch = ("serve-hour", "events", H[1], "--layer", "batch", "--why", "why")
+    batch = ("override", "events", H[1], "--layer", "batch", "--why", "why")
     assert "the batch layer has not accepted it" in run(lake, monkeypatch, *batch, expect=1)
     assert "found 'yesterday'" in run(
-        lake, monkeypatch, "serve-hour", "events", "yesterday", *batch[3:], expect=2
+        lake, monkeypatch, "override", "events", "yesterday", *batch[3:], expect=2
     )
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     help="Longest time without progress of the position while offsets wait.",
 )
 @conf_option
-def serve(
+def page(
     streams: tuple[str, ...],
     port: int,
     host: str,
@@ -84,13 +84,13 @@ def serve(
         from anabranch.operations.page.server import listen, run
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "
+            f"page: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "
             "install 'anabranch[page]'`"
         ) from error
 
     access = access_of(host, allow_host, token_file, behind_proxy)
     configure_logging()
-    page = Page(StreamFolder(conf, streams), access, Settings(refresh, deadline, late_after))
+    app = Page(StreamFolder(conf, streams), access, Settings(refresh, deadline, late_after))
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        run(page.app(), socket)
+        run(app.app(), socket)
