@@ -227,7 +227,7 @@ def _recovery_steps(table: Table, remedy: str) -> str:
     )
 
 
-_DOCUMENTED = 'docs/failures.md, "The state of a branch is gone"'
+_DOCUMENTED = 'docs/runbooks.md, "The state of a branch is gone"'
 
 
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "runbooks",
-    "failures",
     "how-to/change-a-schema",
     "how-to/webhook",
     "how-to/deploy/monitoring",
