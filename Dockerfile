@@ -60,7 +60,10 @@ RUN --mount=type=bind,source=.,target=/src,rw \
     --mount=type=cache,target=/root/.cache/uv \
     uv pip install --python /opt/anabranch/.venv/bin/python --no-deps --compile-bytecode --link-mode copy /src \
     && anabranch jars --jobs-only --spark-submit && rm -f /opt/anabranch/.venv/.lock
-COPY dags /opt/anabranch/dags
+# With the file that the link dags/anabranch_conf.py names.
+RUN --mount=type=bind,source=dags,target=/src/dags \
+    --mount=type=bind,source=anabranch/config,target=/src/anabranch/config \
+    cp -rL /src/dags /opt/anabranch/dags
 COPY conf /opt/anabranch/conf
 
 USER 10001:10001

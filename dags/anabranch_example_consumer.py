@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import DAG, task
-from anabranch_operators import hours_asset
+from anabranch_assets import hours_asset
 
 _ASSET = hours_asset("game_events")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import DAG, task
-from anabranch_operators import day_schedule
+from anabranch_assets import day_schedule
 
 with DAG(
     dag_id="anabranch_example_daily",

@@ -16,14 +16,9 @@ from anabranch_operators import (
     RebuildOperator,
     SealOperator,
     VerifyOperator,
-    default_args,
-    group,
-    hour_params,
-    longest_grace,
-    start_hour,
-    streams,
-    targets,
+    reports_mistake,
 )
+from anabranch_streams import Stream, default_args, hour_params, longest_grace, streams
 
 DOC = """\
 Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
@@ -46,49 +41,48 @@ despite gaps or the quality gate: trigger the DAG with `hour`, `accept` and `why
 """
 
 
-def stream_dag(stream: str) -> DAG:
+def stream_dag(stream: Stream) -> DAG:
     """Return the DAG of one stream; its data interval is the hour."""
-    start = start_hour(stream)
+    name = stream.name
     with DAG(
-        dag_id=f"anabranch_hourly__{stream}",
-        description=f"Seals, rebuilds, merges and verifies each hour of {stream}.",
-        doc_md=DOC.format(stream=stream),
+        dag_id=f"anabranch_hourly__{name}",
+        description=f"Seals, rebuilds, merges and verifies each hour of {name}.",
+        doc_md=DOC.format(stream=name),
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")
-        if group(stream) is None
+        if stream.group is None
         else None,
-        start_date=start or datetime(2026, 1, 1, tzinfo=UTC),
+        start_date=stream.start or datetime(2026, 1, 1, tzinfo=UTC),
         # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch`
         # does.
-        catchup=start is not None,
+        catchup=stream.start is not None,
         max_active_runs=1,
         default_args=default_args(stream),
         params=hour_params(),
-        tags=["anabranch", stream],
+        tags=["anabranch", name],
     ) as dag:
+        if reports_mistake(stream):
+            return dag
         seconds = longest_grace([stream])
         wait = DateTimeSensorAsync(
             task_id="grace",
             target_time="{{ (data_interval_end + "
             f"macros.timedelta(seconds={seconds})).isoformat() }}}}",
         )
-        seal = SealOperator(task_id="seal", stream=stream)
-        rebuild = RebuildOperator(
-            task_id="rebuild",
-            stream=stream,
-        )
+        seal = SealOperator(task_id="seal", stream=name)
+        rebuild = RebuildOperator(task_id="rebuild", stream=name)
         merge = AnabranchOperator(
-            task_id="merge", arguments=["merge", stream], trigger_rule="all_done"
+            task_id="merge", arguments=["merge", name], trigger_rule="all_done"
         )
         # Leaf tasks determine the state of a run. merge succeeds also after a failure of seal or
         # rebuild; verify does not, so the run fails.
-        verify = VerifyOperator(task_id="verify", stream=stream)
+        verify = VerifyOperator(task_id="verify", stream=name)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify
-        for target in targets(stream):
-            arguments = ["egress", stream, "--target", target]
+        for target in stream.targets:
+            arguments = ["egress", name, "--target", target]
             verify >> AnabranchOperator(task_id=f"egress__{target}", arguments=arguments)
     return dag
 
 
 for _stream in streams():
-    globals()[f"anabranch_hourly__{_stream}"] = stream_dag(_stream)
+    globals()[f"anabranch_hourly__{_stream.name}"] = stream_dag(_stream)

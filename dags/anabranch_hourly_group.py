@@ -16,14 +16,9 @@ from anabranch_operators import (
     GroupHourOperator,
     GroupRebuildOperator,
     StreamOfGroupOperator,
-    default_args,
-    families,
-    groups,
-    hour_params,
-    longest_grace,
-    start_hour,
-    targets,
+    reports_mistake,
 )
+from anabranch_streams import Stream, default_args, groups, hour_params, longest_grace
 
 DOC = """\
 Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
@@ -39,6 +34,7 @@ Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
 - **accepted** fails the run when a stream failed; else it tags the hour on each table
   (`group-{group}-HOUR`), and notifies the consumers of the asset `anabranch_group_hours__{group}`.
   Skipped while an earlier hour of a stream waits.
+- **configuration__STREAM** fails with the mistake in a stream's file, if there is one.
 
 To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped
 **stream** for that stream alone; an accepted hour is restated then. To accept a refused hour as it
@@ -46,9 +42,9 @@ is: trigger `anabranch_hourly__STREAM` with `hour`, `accept` and `why`.
 """
 
 
-def group_dag(group: str, members: list[str]) -> DAG:
+def group_dag(group: str, members: list[Stream]) -> DAG:
     """Return the DAG of one group; its data interval is the hour."""
-    starts = [start for start in map(start_hour, members) if start is not None]
+    starts = [member.start for member in members if member.start is not None]
     with DAG(
         dag_id=f"anabranch_hourly_group__{group}",
         description=f"Rebuilds and verifies each hour of the {len(members)} streams of group "
@@ -58,7 +54,7 @@ def group_dag(group: str, members: list[str]) -> DAG:
         start_date=min(starts, default=datetime(2026, 1, 1, tzinfo=UTC)),
         catchup=bool(starts),
         max_active_runs=1,
-        default_args=default_args(members[0]),
+        default_args=default_args(*members),
         params=hour_params(with_accept=False),
         tags=["anabranch", group],
     ) as dag:
@@ -84,21 +80,23 @@ def group_dag(group: str, members: list[str]) -> DAG:
             )
         )
         for member in members:
-            for target in targets(member):
-                each >> _egress(member, target)
+            if not reports_mistake(member, f"configuration__{member.name}"):
+                for target in member.targets:
+                    each >> _egress(member, target)
     return dag
 
 
-def _egress(member: str, target: str) -> AnabranchOperator:
+def _egress(member: Stream, target: str) -> AnabranchOperator:
     """Return the task that delivers the hours of a stream, or of each stream of a family."""
-    task_id = f"egress__{member}__{target}"
-    if member in families():
+    kwargs = {
+        "task_id": f"egress__{member.name}__{target}",
+        "trigger_rule": "all_done",
+        "owner": member.owner,
+    }
+    if member.is_family:
         arguments = ["egress", "STREAM", "--target", target]
-        return FamilyOperator(
-            task_id=task_id, family=member, arguments=arguments, trigger_rule="all_done"
-        )
-    arguments = ["egress", member, "--target", target]
-    return AnabranchOperator(task_id=task_id, arguments=arguments, trigger_rule="all_done")
+        return FamilyOperator(family=member.name, arguments=arguments, **kwargs)
+    return AnabranchOperator(arguments=["egress", member.name, "--target", target], **kwargs)
 
 
 for _group, _members in groups().items():

@@ -1,10 +1,7 @@
-"""Code that the DAG files share: the streams, operators for `anabranch` commands, and the streams'
-settings for Airflow. Defines no DAG.
+"""Operators for `anabranch` commands. Defines no DAG.
 
-`ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under
-`streams/` define the streams. `ANABRANCH_COMMAND` is the command to run (default `anabranch`), for
-one in another Python environment. `ANABRANCH_ON_FAILURE` names the `on_failure_callback` of each
-task, as `module.function`.
+`ANABRANCH_COMMAND` is the command to run (default `anabranch`), for one in another Python
+environment.
 """
 
 from __future__ import annotations
@@ -13,270 +10,52 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import IO, Any
 
-import yaml
 from airflow.configuration import conf
-from airflow.sdk import (
-    Asset,
-    BaseOperator,
-    DayWindow,
-    IdentityMapper,
-    Param,
-    PartitionedAssetTimetable,
-    RollupMapper,
-    StartOfDayMapper,
-)
+from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from anabranch_assets import (
+    group_hours_asset,
+    hours_asset,
+    partitions_asset,
+    restated_days_asset,
+)
+from anabranch_streams import CONF, Stream, streams
 
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
-CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
-# libyaml reads a file ten times as fast as the loader in Python.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# `${NAME}` or `${NAME:-default}`, as in the commands.
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 # The hour of a run: its param `hour`, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
 
-def streams() -> list[str]:
-    """Return the streams with a file of their own in the configuration folder, sorted."""
-    return [name for name in _files() if "topics" not in _document(name)]
+class Mistaken(BaseOperator):
+    """Fails with the mistake in a stream's file that keeps the DAG files from reading it."""
+
+    def __init__(self, *, mistake: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mistake = mistake
+
+    def execute(self, context: Any) -> None:
+        raise AirflowFailException(self.mistake)
 
 
-def families() -> list[str]:
-    """Return the names of the files of families of topics, sorted."""
-    return [name for name in _files() if "topics" in _document(name)]
-
-
-@cache
-def _files() -> list[str]:
-    """Return the names of the files of streams, and of families (`topics` instead of `topic`),
-    without those that no DAG's id can have, such as `flights copy`; the commands report them."""
-    names = (f.stem for f in (CONF / "streams").glob("*.yaml"))
-    return sorted(
-        n for n in names if re.fullmatch(r"[\w.-]+", n) and not n.endswith(".expectations")
-    )
-
-
-def group(stream: str) -> str | None:
-    """Return the `group` of the stream's file; None without a valid one."""
-    name = _document(stream).get("group")
-    return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) else None
-
-
-def groups() -> dict[str, list[str]]:
-    """Return the streams and families of topics by group."""
-    members: dict[str, list[str]] = {}
-    for stream in _files():
-        if (name := group(stream)) is not None:
-            members.setdefault(name, []).append(stream)
-    return members
-
-
-def settings(stream: str) -> dict[str, Any]:
-    """Return the sections `airflow` and `batch` of the stream's file; empty if it cannot be read,
-    which each task reports."""
-    sections = {key: _document(stream).get(key) for key in ("airflow", "batch")}
-    return {key: value for key, value in sections.items() if isinstance(value, dict)}
-
-
-def targets(stream: str) -> list[str]:
-    """Return the names of the stream's `egress` targets; empty if its file cannot be read."""
-    listed = _document(stream).get("egress")
-    names = (
-        [target.get("name") for target in listed if isinstance(target, dict)]
-        if isinstance(listed, list)
-        else []
-    )
-    return list(
-        dict.fromkeys(
-            name
-            for name in names
-            if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
-        )
-    )
-
-
-@cache
-def _document(stream: str) -> dict[str, Any]:
-    """Return the stream's file merged over `defaults.yaml`, read once for each parsing; empty if
-    the file cannot be read."""
-    own = _read(CONF / "streams" / f"{stream}.yaml")
-    return _merge(_defaults(), own) if own else {}
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return _read(CONF / "defaults.yaml")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        document = _substitute(yaml.load(file.read_text(encoding="utf-8"), _LOADER))
-    # PyYAML raises Python's own errors for a scalar such as the date 2026-11-31.
-    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _substitute(value: Any) -> Any:
-    """Replace variables in texts from the process environment, as the commands do. A variable that
-    is unset stays as written; the commands report it."""
-    if isinstance(value, dict):
-        return {key: _substitute(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_substitute(one) for one in value]
-    if not isinstance(value, str):
-        return value
-
-    def lookup(reference: re.Match[str]) -> str:
-        name, default = reference.groups()
-        return os.environ.get(name, reference[0] if default is None else default)
-
-    return _REFERENCE.sub(lookup, value)
-
-
-def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings key by key, as the commands do; any other value of `own` replaces the default.
-    Pure."""
-    both = {
-        key for key in own if isinstance(own[key], dict) and isinstance(defaults.get(key), dict)
-    }
-    return {**defaults, **own, **{key: _merge(defaults[key], own[key]) for key in both}}
-
-
-def duration(value: object, otherwise: timedelta) -> timedelta:
-    """Parse a duration such as `2 minutes`. Return `otherwise` for other text, which the commands
-    refuse."""
-    match = re.fullmatch(r"\s*(\d+)\s*(second|minute|hour|day|week)s?\s*", str(value))
-    return timedelta(**{f"{match[2]}s": int(match[1])}) if match else otherwise
-
-
-def longest_grace(names: Iterable[str]) -> int:
-    """Return the longest `batch.grace` of the streams, in seconds."""
-    graces = (
-        duration(settings(name).get("batch", {}).get("grace"), timedelta(minutes=2))
-        for name in names
-    )
-    return int(max(graces).total_seconds())
-
-
-def start_hour(stream: str) -> datetime | None:
-    """Return the stream's `airflow.start`; None without one, or for one that the commands
-    refuse."""
-    hour = settings(stream).get("airflow", {}).get("start")
-    try:
-        return (
-            datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC)
-            if hour is not None
-            else None
-        )
-    except ValueError:
-        return None
-
-
-def hour_params(with_accept: bool = True) -> dict[str, Param]:
-    """Return the params of a manual run; `accept` only for the DAG of one stream."""
-    params = {
-        "hour": Param(
-            None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."
-        ),
-        "restate": Param(
-            False, type="boolean", description="Publish a new revision of an accepted hour."
-        ),
-        "accept": Param(
-            False, type="boolean", description="Accept despite gaps or the quality gate; needs why."
-        ),
-        "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
-    }
-    return (
-        params
-        if with_accept
-        else {name: param for name, param in params.items() if name != "accept"}
-    )
-
-
-def default_args(stream: str) -> dict[str, Any]:
-    """Return the default arguments of a stream's tasks."""
-    callback = os.environ.get("ANABRANCH_ON_FAILURE")
-    return {
-        "owner": settings(stream).get("airflow", {}).get("owner", "anabranch"),
-        "depends_on_past": False,
-        "retries": 8,
-        "retry_delay": timedelta(minutes=1),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=10),
-        **({"on_failure_callback": _import_callback(callback)} if callback else {}),
-    }
-
-
-def hours_asset(stream: str) -> Asset:
-    """Return the asset whose event is an authoritative hour of the stream: accepted, served by
-    batch, and verified."""
-    return Asset(
-        name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch"
-    )
-
-
-def partitions_asset(stream: str) -> Asset:
-    """Return the asset of the same event with the hour, such as 2026-11-21T03, as `partition_key`.
-    It is separate because Airflow starts no DAG with a plain asset schedule for an event with a
-    partition key."""
-    return Asset(
-        name=f"anabranch_partitions__{stream}",
-        uri=f"anabranch://partitions/{stream}",
-        group="anabranch",
-    )
-
-
-def restated_days_asset(stream: str) -> Asset:
-    """Return the asset whose event is a day with a new restatement, once all its hours are
-    accepted. The day, such as 2026-11-21, is the `partition_key`."""
-    name, uri = f"anabranch_restated_days__{stream}", f"anabranch://restated-days/{stream}"
-    return Asset(name=name, uri=uri, group="anabranch")
-
-
-def group_hours_asset(group: str) -> Asset:
-    """Return the asset whose event is an hour that is complete in every stream of a group, with all
-    earlier hours, and tagged on each table. The hour, such as 2026-11-21T03, is the
-    `partition_key`."""
-    return Asset(
-        name=f"anabranch_group_hours__{group}",
-        uri=f"anabranch://group-hours/{group}",
-        group="anabranch",
-    )
-
-
-def day_schedule(stream: str) -> PartitionedAssetTimetable:
-    """Return the schedule of a DAG that runs for each day of a stream: once all 24 hours are
-    accepted, and again for each later restatement. The run's `partition_key` is the day."""
-    hours, days = partitions_asset(stream), restated_days_asset(stream)
-    whole_day = RollupMapper(
-        upstream_mapper=StartOfDayMapper(input_format="%Y-%m-%dT%H"), window=DayWindow()
-    )
-    return PartitionedAssetTimetable(
-        assets=hours | days, partition_mapper_config={hours: whole_day, days: IdentityMapper()}
-    )
-
-
-def _import_callback(name: str) -> Callable[..., None]:
-    module, _, function = name.rpartition(".")
-    imported: Callable[..., None] = getattr(importlib.import_module(module), function)
-    return imported
+def reports_mistake(stream: Stream, task_id: str = "configuration") -> bool:
+    """Return whether the stream's file has a mistake in a key that the DAG files read. The DAG of
+    the context gets a task then that fails with the mistake."""
+    if stream.mistake is None:
+        return False
+    Mistaken(task_id=task_id, mistake=stream.mistake)
+    return True
 
 
 class CommandRefused(AirflowFailException):
@@ -609,7 +388,7 @@ class VerifyOperator(HourOperator):
             "rows": facts["counts"]["good"],
             "snapshot_id": facts["snapshot_id"],
         }
-        if self.stream not in streams():
+        if self.stream not in {stream.name for stream in streams()}:
             # A family's stream: Airflow knows only the assets of streams with a DAG of their own.
             self.outlets = []
             return extra

@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
-from anabranch_operators import WatchOperator, default_args, settings, streams
+from anabranch_operators import WatchOperator, reports_mistake
+from anabranch_streams import Stream, default_args, streams
 
 DOC = """\
 Fails, or runs `airflow.speed_restart`, when records of `{stream}` wait and the speed layer has
@@ -20,26 +21,32 @@ published nothing for `airflow.speed_late_after` ({late}). The hours are served 
 meanwhile. Its progress: `anabranch status {stream}`.
 """
 
-for _stream in streams():
-    _settings = settings(_stream).get("airflow", {})
-    _late = str(_settings.get("speed_late_after", "10 minutes"))
+
+def watch_dag(stream: Stream) -> DAG:
+    """Return the DAG of one stream."""
+    name, late = stream.name, f"{stream.late_after.total_seconds():.0f} seconds"
     with DAG(
-        dag_id=f"anabranch_speed_watch__{_stream}",
-        description=f"Checks that the speed layer of {_stream} keeps up.",
-        doc_md=DOC.format(stream=_stream, late=_late),
+        dag_id=f"anabranch_speed_watch__{name}",
+        description=f"Checks that the speed layer of {name} keeps up.",
+        doc_md=DOC.format(stream=name, late=late),
         schedule="*/5 * * * *",
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
-        default_args=default_args(_stream) | {"retries": 1, "retry_delay": timedelta(seconds=30)},
-        tags=["anabranch", _stream],
-    ) as _dag:
-        _restart = _settings.get("speed_restart")
-        _watch = WatchOperator(
+        default_args=default_args(stream) | {"retries": 1, "retry_delay": timedelta(seconds=30)},
+        tags=["anabranch", name],
+    ) as dag:
+        if reports_mistake(stream):
+            return dag
+        watch = WatchOperator(
             task_id="watch",
-            arguments=["status", _stream, "--late-after", _late],
-            restarts=bool(_restart),
+            arguments=["status", name, "--late-after", late],
+            restarts=stream.restart is not None,
         )
-        if _restart:
-            _watch >> BashOperator(task_id="restart", bash_command=f"{_restart}\n")
-    globals()[_dag.dag_id] = _dag
+        if stream.restart is not None:
+            watch >> BashOperator(task_id="restart", bash_command=f"{stream.restart}\n")
+    return dag
+
+
+for _stream in streams():
+    globals()[f"anabranch_speed_watch__{_stream.name}"] = watch_dag(_stream)

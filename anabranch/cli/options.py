@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def duration(text: str) -> timedelta:
     """Parse a duration such as `5 minutes`, as in the configuration. Raises BadParameter."""
-    from anabranch.config.durations import parse_duration
+    from anabranch.config.plain import parse_duration
 
     try:
         return parse_duration(text)

@@ -8,7 +8,6 @@ and `${NAME:-default}` in values are replaced from the process environment at lo
 from __future__ import annotations
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.durations import parse_duration
 from anabranch.config.environment import (
     S3,
     Catalog,
@@ -32,18 +31,16 @@ from anabranch.config.family import (
     load_family,
 )
 from anabranch.config.loading import (
-    UNREADABLE,
     family_names,
-    group_in_file,
     load_environment,
     load_stream,
     require_different_tables,
-    resolve_folder,
     shared_tables,
     shared_tables_of,
     stream_file_stamp,
     stream_names,
 )
+from anabranch.config.plain import UNREADABLE, group_in_file, parse_duration, resolve_folder
 from anabranch.config.selection import Selected, broken, loaded, select_streams
 from anabranch.config.stream import (
     RESERVED_COLUMNS,

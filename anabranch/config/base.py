@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated
@@ -10,9 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from anabranch.config.durations import parse_duration
-
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+from anabranch.config.plain import parse_duration, parse_name
 
 
 class Frozen(BaseModel):
@@ -29,13 +26,6 @@ def parse_retry_for(value: object) -> timedelta | None:
         return parse_duration(value)
     except ValueError as error:
         raise ValueError(f"{error}, or 'for ever'") from None
-
-
-def parse_name(value: object) -> object:
-    """Return a name of letters, digits and underscores. Raises ValueError for anything else."""
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise ValueError("expected a name of letters, digits and underscores")
-    return value
 
 
 def one_or_many(value: object) -> object:

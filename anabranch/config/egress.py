@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from anabranch.config.base import Frozen
+from anabranch.config.plain import parse_target
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")
 HDFS = "hdfs://"
 _HDFS = re.compile(HDFS + r"/[^\s?#*/:]+(/[^\s?#*:]*)?")
 """A path without authority: the environment's `hdfs:` names the cluster."""
 _LOCAL = re.compile(r"file:///[^\s?#*]+")
-
-_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 
 
 def _root(value: str) -> str:
@@ -25,7 +24,7 @@ def _root(value: str) -> str:
 
 
 class _Target(Frozen):
-    name: str = Field(pattern=_NAME)
+    name: Annotated[str, BeforeValidator(parse_target)]
 
     @property
     def place(self) -> str:

@@ -12,18 +12,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.base import NAME, Frozen
+from anabranch.config.base import Frozen
 from anabranch.config.loading import (
-    DEFAULTS,
-    StreamFile,
     build_stream,
     family_names,
     read_stream_file,
     require_services,
-    resolve_folder,
     stream_names,
     validated,
 )
+from anabranch.config.plain import NAME, StreamFile, resolve_folder
 from anabranch.config.stream import Stream
 
 _GROUP = re.compile(r"\{([^{}]*)\}")
@@ -201,7 +199,7 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     ConfigurationError."""
     folder = resolve_folder(folder)
     path = folder / "streams" / f"{name}.yaml"
-    file = read_stream_file(path, folder / DEFAULTS)
+    file = read_stream_file(name, folder)
     if "topic" in file.own:
         raise ConfigurationError(f"{path}: topic: expected topic or topics, found both; remove one")
     own = {key: file.values[key] for key in FamilyKeys.model_fields if key in file.values}

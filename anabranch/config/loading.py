@@ -3,10 +3,8 @@ file and key."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.redaction import remember
-from anabranch.config import strict_yaml
-from anabranch.config.base import NAME
+from anabranch.config import plain
 from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
-from anabranch.config.mistakes import INTERNAL_FIELDS, REFERENCE, explain_mistakes
+from anabranch.config.mistakes import INTERNAL_FIELDS, explain_mistakes
+from anabranch.config.plain import DEFAULTS, NAME, StreamFile, merge, resolve_folder
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
@@ -26,31 +24,16 @@ from anabranch.config.views import PARTIALS
 
 M = TypeVar("M", bound=BaseModel)
 
-DEFAULTS = "defaults.yaml"
-"""The file of the configuration folder with default values for all streams' files."""
-
-PER_STREAM_KEYS = ("topic", "topics", "table", "name")
-"""Keys that streams cannot share."""
-
-_TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
-
 FROM_REGISTRY = "registry"
 """The value of `schema` for a stream whose columns come from a subject of the schema registry."""
-
-UNREADABLE = "(unreadable)"
-"""The group of a stream whose file cannot be read; no valid group has this name."""
-
-
-def resolve_folder(folder: str | Path | None = None) -> Path:
-    """Return the configuration folder: the argument, else `ANABRANCH_CONF`, else `conf`."""
-    return Path(folder or os.environ.get("ANABRANCH_CONF") or "conf")
 
 
 def load_environment(folder: str | Path | None = None) -> Environment:
     """Read `anabranch.yaml` of the configuration folder. Raises ConfigurationError."""
     path = resolve_folder(folder) / "anabranch.yaml"
-    raw = _parse(path)
-    data = _substitute(path, "", raw)
+    with _mistakes_raised():
+        raw = plain.read(path)
+        data = plain.substitute(path, raw)
     environment = validated(lambda key: path, Environment, data, raw)
     remember(secrets_of(environment))
     return environment
@@ -59,28 +42,13 @@ def load_environment(folder: str | Path | None = None) -> Environment:
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
     """Return the sorted names of streams that have a file of their own in the configuration
     folder."""
-    return tuple(name for name, is_family in _files(folder) if not is_family)
+    return tuple(n for n, is_family in plain.names(resolve_folder(folder)) if not is_family)
 
 
 def family_names(folder: str | Path | None = None) -> tuple[str, ...]:
     """Return the sorted names of the configuration folder's families: files with `topics` in place
     of `topic`."""
-    return tuple(name for name, is_family in _files(folder) if is_family)
-
-
-def _files(folder: str | Path | None) -> list[tuple[str, bool]]:
-    paths = sorted((resolve_folder(folder) / "streams").glob("*.yaml"))
-    return [
-        (path.stem, _is_family(path)) for path in paths if not path.stem.endswith(".expectations")
-    ]
-
-
-def _is_family(path: Path) -> bool:
-    """Search the text only: parsing hundreds of files takes seconds."""
-    try:
-        return _TOPICS.search(path.read_text(encoding="utf-8")) is not None
-    except (OSError, UnicodeDecodeError):
-        return False  # Loading the file reports the error.
+    return tuple(n for n, is_family in plain.names(resolve_folder(folder)) if is_family)
 
 
 def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, ...] | None:
@@ -115,8 +83,8 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
     for name in stream_names(folder):
         path = streams / f"{name}.yaml"
         try:
-            tables = _tables_of(_read(path))
-        except ConfigurationError:
+            tables = _tables_of(plain.substitute(path, plain.read(path)))
+        except plain.Mistake:
             continue
         for table, key in tables.items():
             if (other := files.setdefault(table.casefold(), path)) != path and name not in shared:
@@ -167,20 +135,6 @@ def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
     return tables
 
 
-def group_in_file(name: str, folder: str | Path | None = None) -> str | None:
-    """Return the group in a stream's file, whatever else is wrong with the file; UNREADABLE if the
-    file cannot be read."""
-    folder = resolve_folder(folder)
-    try:
-        for path in (folder / "streams" / f"{name}.yaml", folder / DEFAULTS):
-            if path.is_file() and "group" in (written := _parse(path)):
-                group = _substitute(path, "group", written["group"])
-                return group if isinstance(group, str) else None
-    except ConfigurationError:
-        return UNREADABLE
-    return None
-
-
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)
@@ -189,7 +143,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
             f"stream: expected a name of letters, digits and underscores, found {name!r}"
         )
     path = folder / "streams" / f"{name}.yaml"
-    if path.is_file() and _is_family(path):
+    if path.is_file() and plain.is_family(path):
         raise ConfigurationError(
             f"stream {name!r}: expected a stream, found that {path} is a family; name one of its "
             "streams, which `anabranch streams` lists"
@@ -199,7 +153,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
         raise ConfigurationError(
             f"stream {name!r}: expected the file {path}, found none (known streams: {known})"
         )
-    file = read_stream_file(path, folder / DEFAULTS)
+    file = read_stream_file(name, folder)
     stream = build_stream(file, {"name": name})
     require_services(stream, folder)
     return stream
@@ -223,56 +177,10 @@ def require_services(stream: Stream, folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class StreamFile:
-    """A stream's file and the defaults: `values` is both merged, with variables replaced; `own` and
-    `defaults` are as written."""
-
-    path: Path
-    own: Mapping[str, Any]
-    defaults_path: Path
-    defaults: Mapping[str, Any]
-    values: Mapping[str, Any]
-
-    def source(self, key: Sequence[Any]) -> Path:
-        """Return the file that a key comes from; the stream's own file if neither has it."""
-        return (
-            self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
-        )
-
-
-def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
+def read_stream_file(name: str, folder: Path) -> StreamFile:
     """Read a stream's file, and the defaults if that file exists. Raises ConfigurationError."""
-    defaults = _parse(defaults_path) if defaults_path.is_file() else {}
-    if taken := [key for key in PER_STREAM_KEYS if key in defaults]:
-        raise ConfigurationError(
-            f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each "
-            "stream has for itself; move it to the stream's file"
-        )
-    own = _parse(path)
-    values = merge(_substitute(defaults_path, "", defaults), _substitute(path, "", own))
-    return StreamFile(path, own, defaults_path, defaults, values)
-
-
-def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings key by key at any depth; any other value of `own` replaces the default.
-    Pure."""
-    merged = dict(defaults)
-    for key, value in own.items():
-        default = merged.get(key)
-        if isinstance(default, Mapping) and isinstance(value, Mapping):
-            value = merge(default, value)
-        merged[key] = value
-    return merged
-
-
-def _depth(values: Any, key: Sequence[Any]) -> int:
-    """Return how many leading parts of a key a file has."""
-    for depth, part in enumerate(key):
-        if not isinstance(values, Mapping) or part not in values:
-            return depth
-        values = values[part]
-    return len(key)
+    with _mistakes_raised():
+        return plain.read_stream_file(folder, name)
 
 
 def build_stream(
@@ -345,42 +253,18 @@ def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
     return stream
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a file and replace its variables."""
-    replaced: dict[str, Any] = _substitute(path, "", _parse(path))
-    return replaced
+def load_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """Read a file of keys, `expected` in messages. Raises ConfigurationError."""
+    with _mistakes_raised():
+        return plain.read(path, expected)
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    """Read a file as written."""
+@contextmanager
+def _mistakes_raised() -> Iterator[None]:
     try:
-        return strict_yaml.load_mapping(path, "readable YAML")
-    except ConfigurationError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-        raise ConfigurationError(
-            f"{path}: expected a configuration file, found none (choose the folder with --conf)"
-        ) from None
-
-
-def _substitute(path: Path, key: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _substitute(path, f"{key}.{k}".lstrip("."), v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_substitute(path, f"{key}[{i}]", v) for i, v in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-
-    def lookup(match: re.Match[str]) -> str:
-        name, default = match.groups()
-        replacement = os.environ.get(name, default)
-        if replacement is None:
-            raise ConfigurationError(
-                f"{path}: {key}: expected the environment variable {name}, found it unset"
-            )
-        return replacement
-
-    return REFERENCE.sub(lookup, value)
+        yield
+    except plain.Mistake as mistake:
+        raise ConfigurationError(str(mistake)) from None
 
 
 def validated(

@@ -11,13 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from anabranch.config.columns import NO_COLUMNS
-
-REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-"""`${NAME}` or `${NAME:-default}`."""
+from anabranch.config.plain import REFERENCE
 
 # Values under these keys never appear in a message.
 _SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf", "erasure"})
@@ -27,8 +24,6 @@ _SECRET = re.compile(
 _LONGEST = 200
 # Greedy up to the last @, since a password may contain a slash or an @.
 _USER = re.compile(r"//.*@", re.DOTALL)
-# Quoted text of the file in messages of YAML's parser, not single characters that it expected.
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
 _COLLECTION_ERRORS = frozenset(
     {"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"}
 )
@@ -65,21 +60,6 @@ def without_user(address: str) -> str:
     return _USER.sub("//…@", address)
 
 
-def explain_yaml(error: yaml.YAMLError) -> str:
-    """Return the place and reason of a YAML error, without text of the file. Pure."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    why = (
-        " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
-        or "no YAML"
-    )
-    why = why if isinstance(error, RepeatedKey) else _QUOTED.sub("…", why)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {why}" if mark is not None else why
-
-
-class RepeatedKey(yaml.constructor.ConstructorError):
-    """A repeated key, which the message names."""
-
-
 def explain_mistakes(
     model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError
 ) -> list[tuple[tuple[Any, ...], str]]:
@@ -112,7 +92,7 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
             message = message.replace(value, f"${{{name}}}")
     found = (
         ""
-        if kind == "missing" or not key
+        if kind == "missing" or not key or (kind == "value_error" and ", found " in message)
         else f", found {_found(loc, kind, problem['input'], written)}"
     )
     return f"{where}{message}{found}"

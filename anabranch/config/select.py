@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from anabranch.config.base import NAME, repeated_name
+from anabranch.config.base import repeated_name
 from anabranch.config.columns import RESCUED, Column, parse_columns
+from anabranch.config.plain import NAME
 
 if TYPE_CHECKING:
     from sqlglot.tokens import Token

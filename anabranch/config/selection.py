@@ -8,14 +8,8 @@ from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.family import Members, load_families
-from anabranch.config.loading import (
-    UNREADABLE,
-    family_names,
-    group_in_file,
-    load_stream,
-    resolve_folder,
-    stream_names,
-)
+from anabranch.config.loading import family_names, load_stream, stream_names
+from anabranch.config.plain import UNREADABLE, group_in_file, resolve_folder
 from anabranch.config.stream import Stream
 
 Selected = Mapping[str, Stream | ConfigurationError]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +27,7 @@ from anabranch.config.egress import Target, check_targets
 from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Archive, Keep, parse_keep
+from anabranch.config.plain import GRACE, LATE_AFTER, OWNER, parse_hour
 from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
     PARTIALS,
@@ -138,7 +138,7 @@ class Batch(Frozen):
     decodes one in this many blocks of offsets that workers decode.
     """
 
-    grace: Duration = timedelta(minutes=2)
+    grace: Duration = GRACE
     lookback_hours: int = Field(default=1, ge=0, le=168)
     allow_gaps: tuple[Gap, ...] = ("control", "aborted")
     retry_for: RetryFor = timedelta(minutes=15)
@@ -187,20 +187,14 @@ class Maintain(Frozen):
     ] = timedelta(days=3)
 
 
-def _an_hour(value: object) -> object:
-    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d", value):
-        raise ValueError("expected an hour such as 2026-11-21T03")
-    return value
-
-
 class Airflow(Frozen):
     """Settings of the DAG files. `start`: the first hour that Airflow catches up; by default only
     hours that end from now on. `speed_restart`: the command that restarts a late speed layer, if
     Airflow owns it; without it, the watching DAG fails."""
 
-    owner: str = "anabranch"
-    start: Annotated[str, BeforeValidator(_an_hour)] | None = None
-    speed_late_after: Duration = timedelta(minutes=10)
+    owner: str = OWNER
+    start: Annotated[str, BeforeValidator(parse_hour)] | None = None
+    speed_late_after: Duration = LATE_AFTER
     speed_restart: str | None = None
 
 

@@ -24,11 +24,11 @@ from anabranch.config.base import (
     Name,
     more_than_nothing,
     one_or_many,
-    parse_name,
     repeated_name,
 )
 from anabranch.config.columns import Column
 from anabranch.config.mistakes import unknown_key
+from anabranch.config.plain import parse_name
 
 Function = Literal["count", "sum", "min", "max", "average", "approx_distinct"]
 PartialKind = Literal["count", "sum", "min", "max", "sketch"]

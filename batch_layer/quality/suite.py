@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import strict_yaml
+from anabranch.config.loading import load_mapping
 from anabranch.config.mistakes import unknown_key
 from batch_layer.quality import row_counts
 
@@ -61,7 +61,7 @@ class Suite:
 def load_suite(path: Path) -> Suite:
     """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it
     loads."""
-    data = strict_yaml.load_mapping(path, "a readable suite of expectations")
+    data = load_mapping(path, "a readable suite of expectations")
     _only_keys(str(path), data, _SUITE_KEYS)
     name, entries = data.get("name"), data.get("expectations")
     if not isinstance(name, str) or not name:

@@ -146,7 +146,7 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
 _CONSUMER = """
 from datetime import datetime, timezone
 from airflow.sdk import DAG, PartitionedAssetTimetable, task
-from anabranch_operators import group_hours_asset
+from anabranch_assets import group_hours_asset
 
 schedule = PartitionedAssetTimetable(assets=group_hours_asset("small"))
 with DAG("consumer", schedule=schedule, start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), max_active_runs=1):
@@ -266,7 +266,8 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
 _DAYS = """
 from datetime import datetime, timedelta, timezone
 from airflow.sdk import DAG, CronDataIntervalTimetable, task
-from anabranch_operators import VerifyOperator, day_schedule
+from anabranch_assets import day_schedule
+from anabranch_operators import VerifyOperator
 
 with DAG(
     "verify", schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"), catchup=True, max_active_runs=4,
@@ -304,8 +305,9 @@ def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_resta
     assert [h for h in hours if not one.state.is_accepted(h)] == [hours[7]]
     folder = tmp_path / "dags"
     folder.mkdir()
-    (folder / "anabranch_operators.py").symlink_to(DAGS / "anabranch_operators.py")
-    (folder / ".airflowignore").symlink_to(DAGS / ".airflowignore")
+    ignored = (DAGS / ".airflowignore").read_text("utf-8").split()
+    for name in (*ignored, ".airflowignore"):
+        (folder / name).symlink_to(DAGS / name)
     begin = start_of(hours[0])
     first, last = (
         f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in (begin, begin + timedelta(hours=23))

@@ -33,9 +33,11 @@ folder, up_file, conf = sys.argv[1:]
 sys.path.insert(0, folder)
 
 def load():
-    sys.modules.pop("anabranch_operators", None)
+    for name in [name for name in sys.modules if name.startswith("anabranch_")]:
+        del sys.modules[name]
     parsed = []
-    for file in sorted(Path(folder).glob("*.py")):
+    shared = Path(folder, ".airflowignore").read_text("utf-8").split()
+    for file in sorted(file for file in Path(folder).glob("*.py") if file.name not in shared):
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -298,6 +300,8 @@ print("RESULT" + json.dumps({
             "tags": sorted(dag.tags),
             "doc": dag.doc_md,
             "owners": sorted({task.owner for task in dag.tasks}),
+            "owner of": {task.task_id: task.owner for task in dag.tasks},
+            "mistakes": [executed(task) for task in dag.tasks if hasattr(task, "mistake")],
             "params": sorted(dag.params),
             "callbacks": sorted({len(task.on_failure_callback) for task in dag.tasks}),
             "outlets": [outlet.uri for task in dag.tasks for outlet in task.outlets],
@@ -323,14 +327,55 @@ print("RESULT" + json.dumps({
 _GAME_EVENTS = """
 batch: {grace: 5 minutes}
 airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl restart speed, speed_late_after: 1 minute}
-egress: [{name: export, type: folder}, {name: feed}, {name: feed}, {name: "not; a name"}, 7]
+egress: [{name: export, type: folder}, {name: feed}]
 """
+# Files with a mistake in what the DAGs use, and the message of each.
+_WRONG = {
+    "returns": (
+        "kept: 2026-11-31",
+        "expected readable YAML, found: line 1, column 7: no valid timestamp",
+    ),
+    "broken": ("neither valid: nor: read", "expected readable YAML, found: line 1, column "),
+    "weeks": (
+        "batch: {grace: 999999999999 weeks}",
+        "batch.grace: expected 1000 years at most, found 999999999999 weeks",
+    ),
+    "number": ("batch: {grace: 90}", "batch.grace: expected a duration such as '2 seconds', "),
+    "nowhere": (
+        'airflow: {owner: "${ANABRANCH_UNSET}"}',
+        "airflow.owner: expected the environment variable ANABRANCH_UNSET, found it unset",
+    ),
+    "later": (
+        "airflow: {start: soon}",
+        "airflow.start: expected an hour such as 2026-11-21T03, found 'soon'",
+    ),
+    "thirteenth": ("airflow: {start: 2026-13-21T03}", "airflow.start: expected an hour such as"),
+    "slow": ("airflow: {speed_late_after: soon}", "airflow.speed_late_after: expected a duration"),
+    "listed": ("airflow: [a]", "airflow: expected a mapping of keys, found list"),
+    "targets": ('egress: [{name: "not; a name"}]', "egress[0].name: expected a name"),
+    "twice": (
+        "egress: [{name: feed}, {name: feed}]",
+        "egress: expected each name once, found 'feed' twice",
+    ),
+    "long": (
+        f"egress: [{{name: {'n' * 65}}}]",
+        "egress[0].name: expected a name of at most 64 letters",
+    ),
+    "large": (f"group: {'g' * 151}", "group: expected 150 characters at most, found 'ggg"),
+    "target": ("egress: [7]", "egress[0]: expected a mapping of keys, found int"),
+    "grouped": (
+        'group: "a b"',
+        "group: expected a name of letters, digits and underscores, found 'a b'",
+    ),
+}
 
 
 _DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'
 _GROUP = {
     "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n"
-    'airflow: {owner: "${ANABRANCH_UNSET}"}\n',
+    'topic: "${ANABRANCH_UNSET}"\n',
+    "outlier": "group: small\nbatch: {grace: 999999999999 weeks}\n",
+    "patient": "batch: {grace: 1 year}\n",
     "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
     "refunds": 'group: "${ANABRANCH_GROUP}"\n'
     'airflow: {owner: "${ANABRANCH_OWNER}", start: "${ANABRANCH_START:-2026-11-21T05}"}\n',
@@ -342,10 +387,13 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("airflow")
     conf = home / "conf"
     (conf / "streams").mkdir(parents=True)
-    for name in ("flights.yaml", "game_events.expectations.yaml", "notes.txt"):
+    for name in ("game_events.expectations.yaml", "notes.txt"):
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
-    (conf / "streams" / "returns.yaml").write_text("kept: 2026-11-31", encoding="utf-8")
-    (conf / "streams" / "flights copy.yaml").write_text("topic: flights", encoding="utf-8")
+    for name, (text, _) in _WRONG.items():
+        (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    (conf / "streams" / "flights.yaml").write_text("batch: {grace: 2 minutes}", encoding="utf-8")
+    for name in ("flights copy", "f" * 151):
+        (conf / "streams" / f"{name}.yaml").write_text("topic: flights", encoding="utf-8")
     (conf / "defaults.yaml").write_text(_DEFAULTS, encoding="utf-8")
     (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
     for name, text in _GROUP.items():
@@ -369,7 +417,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
     named = {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"}
-    assert named == {*stream_names(conf)} - {"flights copy"}
+    assert named == {*stream_names(conf)} - {"flights copy", "f" * 151}
     return result
 
 
@@ -377,7 +425,7 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
     assert set(parsed["dags"]) == {
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
-        for stream in ("flights", "game_events", "orders", "refunds", "returns")
+        for stream in ("flights", "game_events", "orders", "outlier", "patient", "refunds", *_WRONG)
     } | {
         "anabranch_hourly_group__small",
         "anabranch_maintenance__app",
@@ -387,6 +435,38 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
     for dag in parsed["dags"].values():
         assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
         assert dag["doc"]
+
+
+@pytest.mark.parametrize("stream", _WRONG)
+def test_the_dags_of_a_stream_whose_file_is_wrong_fail_with_the_mistake(
+    parsed: Any, stream: str
+) -> None:
+    """And those of the other streams are as their files say."""
+    for kind in ("hourly", "maintenance", "speed_watch"):
+        dag = parsed["dags"][f"anabranch_{kind}__{stream}"]
+        assert (dag["downstream"], dag["catchup"]) == ({"configuration": []}, False)
+        [[kinds, message]] = dag["mistakes"]
+        assert kinds[0] == "AirflowFailException"
+        assert f"{stream}.yaml: {_WRONG[stream][1]}" in message
+    assert parsed["dags"][f"anabranch_hourly__{stream}"]["schedule"] == "0 * * * *"
+
+
+def test_a_grace_in_any_unit_is_as_long_as_the_commands_have_it(parsed: Any) -> None:
+    assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
+
+
+def test_a_groups_run_fails_for_a_stream_whose_file_is_wrong_and_others_go_on(parsed: Any) -> None:
+    dag = parsed["dags"]["anabranch_hourly_group__small"]
+    assert dag["downstream"]["configuration__outlier"] == []
+    [[_, message]] = dag["mistakes"]
+    assert "outlier.yaml: batch.grace: expected 1000 years at most" in message
+    assert parsed["dags"]["anabranch_hourly__outlier"]["schedule"] is None
+
+
+def test_the_tasks_of_a_group_have_the_owners_of_its_streams(parsed: Any) -> None:
+    owners = parsed["dags"]["anabranch_hourly_group__small"]["owner of"]
+    assert owners["stream"] == owners["rebuild"] == "anabranch, shop"
+    assert owners["egress__orders__export"] == "anabranch"
 
 
 def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -> None:
@@ -470,8 +550,9 @@ def test_a_task_that_takes_too_long_ends_its_command(parsed: Any) -> None:
 
 
 def test_airflow_does_not_look_for_dags_in_shared_modules() -> None:
-    assert (DAGS / ".airflowignore").read_text("utf-8").split() == ["anabranch_operators.py"]
-    assert (DAGS / "anabranch_operators.py").is_file()
+    shared = (DAGS / ".airflowignore").read_text("utf-8").split()
+    dags = {file.name for file in DAGS.glob("*.py") if "DAG(" in file.read_text("utf-8")}
+    assert {*shared} == {file.name for file in DAGS.glob("*.py")} - dags
 
 
 def test_a_streams_file_configures_airflow(parsed: Any) -> None:
@@ -480,7 +561,7 @@ def test_a_streams_file_configures_airflow(parsed: Any) -> None:
     assert hourly["owners"] == ["platform"]
     assert "seconds=300" in hourly["waits"][0]
     watch = parsed["dags"]["anabranch_speed_watch__game_events"]
-    assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "1 minute"]
+    assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "60 seconds"]
     assert (watch["bash"], watch["rules"]["restart"]) == (
         ["systemctl restart speed\n"],
         "all_success",
@@ -553,6 +634,7 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
         "grace": ["rebuild"],
         "rebuild": ["stream"],
         "stream": ["accepted", "egress__app__feed", "egress__orders__export"],
+        "configuration__outlier": [],
         "accepted": [],
         "egress__app__feed": [],
         "egress__orders__export": [],
@@ -574,10 +656,10 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert {
         parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")
     } == {None}
-    # A variable that is unset stays as written.
+    # A variable that only the commands need may be unset here.
     assert [
         parsed["dags"][f"anabranch_maintenance__{name}"]["owners"] for name in ("refunds", "orders")
-    ] == [["shop"], ["${ANABRANCH_UNSET}"]]
+    ] == [["shop"], ["anabranch"]]
 
 
 def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) -> None:
@@ -761,7 +843,7 @@ def test_a_restated_hour_of_a_whole_day_triggers_the_days_consumers(parsed: Any)
 _MANY = """
 import importlib.util, json, sys, time
 from pathlib import Path
-import airflow.sdk
+import airflow.sdk, yaml
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
@@ -769,8 +851,10 @@ from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Par
 
 sys.path.insert(0, sys.argv[1])
 seconds = {}
-for file in sorted(Path(sys.argv[1]).glob("anabranch_*.py")):
-    sys.modules.pop("anabranch_operators", None)
+shared = Path(sys.argv[1], ".airflowignore").read_text("utf-8").split()
+for file in sorted(file for file in Path(sys.argv[1]).glob("anabranch_*.py") if file.name not in shared):
+    for name in [name for name in sys.modules if name.startswith("anabranch_")]:
+        del sys.modules[name]
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     start = time.process_time()
