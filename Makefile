@@ -48,7 +48,7 @@ format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-docs: $(READY) ## write the generated pages: commands, configuration, fail points
+docs: $(READY) ## write the generated pages: commands, configuration
 	@$(BIN)/python tests/support/reference_pages.py
 
 bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, …; MASTER=standalone; ARGS='…'; WHAT=list names all
@@ -156,7 +156,7 @@ BENCH.threads = PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS
 BENCH.driver = PYTHONPATH=benchmarks $(BIN)/python benchmarks/driver.py --micro-batches $(or $(MICRO_BATCHES),20000) $(ARGS)
 # From acknowledged to readable under a steady producer: MINUTES=10 RATE=10000.
 BENCH.freshness = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000) $(if $(MASTER),--master '$(MASTER)')
-# Cost of a record, a micro-batch and an hour, for the rules of docs/how-to/deploy/jobs.md.
+# Cost of a record, a micro-batch and an hour, for the rules of docs/reference/sizing.md.
 BENCH.sizing = PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 # A publish by micro-batches and hours; draws benchmarks/metadata.svg.
 BENCH.metadata = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py $(ARGS)

@@ -42,7 +42,7 @@ def submit_command(
         raise ConfigurationError(
             "spark.conf: expected no spark.submit.deployMode, or client, found "
             f"{environment.spark.conf['spark.submit.deployMode']}; "
-            "docs/how-to/deploy/yarn.md has the spark-submit for cluster mode"
+            "remove it: the driver runs where the command runs"
         )
     jars = ensure_jars(confs=JOBS)
     local = runs_here(master)

@@ -31,7 +31,7 @@ LONG = pytest.mark.timeout(900)
 PATIENT = 400.0  # seconds to wait for a job on a cluster
 PROBED = "executors: Python workers read certain records"
 LOST = "ExecutorLostFailure"
-# The batch layer's settings from docs/how-to/deploy/jobs.md.
+# The batch layer's settings from docs/reference/sizing.md.
 HANDED_OVER = {
     "spark.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",

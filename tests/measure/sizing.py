@@ -3,7 +3,7 @@ WHAT=sizing`.
 
 The figures are differences between runs, which excludes the cost of starting a job: CPU seconds of
 all processes of a job, as the kernel counts them, and requests that pass a front of the S3 server.
-The figures and rules are in docs/how-to/deploy/jobs.md.
+The figures and rules are in docs/reference/sizing.md.
 """
 
 from __future__ import annotations

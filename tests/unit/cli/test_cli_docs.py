@@ -56,6 +56,7 @@ def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() ->
     assert "| `flow` | Let it flow. |" in page
     assert "See also: river." in page
     assert "| 75 | transient" in page
+    assert page.count("| `--help` |") == 1, "an option of all commands has one row"
 
 
 def test_hidden_modules_are_not_imported() -> None:

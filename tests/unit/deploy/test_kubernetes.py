@@ -162,9 +162,9 @@ def test_no_secret_is_in_a_file() -> None:
 def test_every_container_gets_the_variables_that_the_configuration_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
     # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which the page
-    # kubernetes.md makes.
+    # jobs.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}
-    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "kubernetes.md").read_text("utf-8")
+    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
     of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", text))
     assert (of_pod, of_secret) == (read - of_secret, read - of_pod)
     for _, one in CONTAINERS:
@@ -173,7 +173,7 @@ def test_every_container_gets_the_variables_that_the_configuration_reads() -> No
 
 
 def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
-    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "kubernetes.md").read_text("utf-8")
+    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
     made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {
         "anabranch-conf"
     }

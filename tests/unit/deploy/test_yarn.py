@@ -54,4 +54,3 @@ def test_cluster_mode_gives_the_driver_the_settings_of_client_mode() -> None:
     }
     assert names == {"environment", "conf"}
     assert settings["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] == "./environment/bin/python"
-    assert "--conf conf" in (ROOT / "docs" / "how-to" / "deploy" / "yarn.md").read_text("utf-8")
