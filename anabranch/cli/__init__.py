@@ -44,7 +44,6 @@ SECTIONS = {
         "history",
         "explain",
         "page",
-        "metrics",
         "dead-letters",
         "duplicates",
         "diff",

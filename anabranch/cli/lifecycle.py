@@ -37,9 +37,9 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
     the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes files that
     killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may
     run at the same time. --dry-run shows what would be deleted, how the last run ended, and the
-    pending work of each table; `anabranch metrics` and `anabranch page` show that too. Processes
-    eight streams at a time. An error of one does not stop the others; a stream that does not answer
-    within 6 seconds is skipped and named.
+    pending work of each table; `anabranch page` shows that too. Processes eight streams at a time.
+    An error of one does not stop the others; a stream that does not answer within 6 seconds is
+    skipped and named.
     """
     from anabranch.cli.render.maintenance import print_maintained
     from anabranch.common.output import print_json
@@ -67,12 +67,15 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
     from anabranch.lifecycle import maintenance
     from anabranch.operations.reports.maintenance import read_maintenance
     from anabranch.protocol.publisher import Publisher
+    from anabranch.protocol.state import load_state
 
     publisher = Publisher(job.lake, job.stream)
     if not dry_run:
         publisher.recover()
     done = maintenance.maintain(job, datetime.now(UTC), dry_run, publisher)
-    known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
+    known = None
+    if dry_run:
+        known = read_maintenance(job, load_state(job.lake, job.stream.table), datetime.now(UTC))
     return maintenance.view(job.stream.name, done, dry_run), known
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     help="The port to listen at.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File with the token that clients must send: as Authorization: Bearer, or once at /login.",
-)
 @click.option(
     "--behind-proxy", is_flag=True, help="A reverse proxy terminates TLS and authenticates users."
 )
@@ -59,7 +53,6 @@ def page(
     streams: tuple[str, ...],
     port: int,
     host: str,
-    token_file: Path | None,
     behind_proxy: bool,
     allow_host: tuple[str, ...],
     refresh: timedelta,
@@ -67,19 +60,19 @@ def page(
     late_after: timedelta,
     conf: str | None,
 ) -> None:
-    """Serve the status page.
+    """Serve the status page, and /metrics for Prometheus.
 
     Shows the state of all streams, or of STREAMS, a calendar of their hours, and the details of
-    each hour. It only reads. Only this machine can connect to it, unless --token-file or
-    --behind-proxy is given. Runs until stopped, and follows stream files that are added, changed or
-    removed.
+    each hour. It only reads. Only this machine can connect to it, unless --behind-proxy is given.
+    Runs until stopped, and follows stream files that are added, changed or removed, and topics of
+    families.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.logs import configure_logging
     from anabranch.job import StreamFolder
 
     try:
-        from anabranch.operations.page.access import access_of
+        from anabranch.operations.page.access import allowed_hosts
         from anabranch.operations.page.app import Page, Settings
         from anabranch.operations.page.server import listen, run
     except ModuleNotFoundError as error:
@@ -88,9 +81,9 @@ def page(
             "install 'anabranch[page]'`"
         ) from error
 
-    access = access_of(host, allow_host, token_file, behind_proxy)
+    hosts = allowed_hosts(host, allow_host, behind_proxy)
     configure_logging()
-    app = Page(StreamFolder(conf, streams), access, Settings(refresh, deadline, late_after))
+    app = Page(StreamFolder(conf, streams), Settings(refresh, deadline, late_after))
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        run(app.app(), socket)
+        run(app.app(hosts), socket)

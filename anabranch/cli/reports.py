@@ -12,7 +12,6 @@ from anabranch.cli import many
 from anabranch.cli.options import (
     DURATION,
     StreamSelection,
-    conf_option,
     open_stream,
     options,
     selection,
@@ -122,57 +121,6 @@ def status(
         )
     if view is not None and (view.unexplained or view.late):
         sys.exit(1)
-
-
-@click.command()
-@selection
-@click.option(
-    "--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@conf_option
-def metrics(chosen: StreamSelection, listen: int | None, host: str, conf: str | None) -> None:
-    """Print or serve metrics for Prometheus.
-
-    Without STREAM and --group: all streams. Follows stream files that are added, changed or
-    removed, and topics of families. A stream that does not answer within 6 seconds has
-    `anabranch_up` 0.
-    """
-    import threading
-
-    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-
-    from anabranch.common.errors import ConfigurationError
-    from anabranch.common.logs import configure_logging
-    from anabranch.job import StreamFolder
-    from anabranch.operations.reports.metrics import Streams
-
-    configure_logging()
-    if chosen != StreamSelection((), None, False):
-        chosen.one()
-    collector = Streams(StreamFolder(conf, chosen.streams, chosen.group))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    try:
-        if listen is None:
-            click.echo(generate_latest(registry).decode(), nl=False)
-            return
-        try:
-            server, thread = start_http_server(listen, host, registry)
-        except OSError as error:
-            raise ConfigurationError(
-                f"metrics: expected to listen at {host}:{listen}, found: "
-                f"{error.strerror or error}; choose another --listen, or stop the process that "
-                "listens there"
-            ) from error
-        click.echo(f"serving http://{host}:{listen}/metrics", err=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            server.shutdown()
-            thread.join()
-    finally:
-        collector.close()
 
 
 @click.command()

@@ -53,28 +53,6 @@ class Durations:
             self.sum + seconds, dict(self.counts) | {bound: self.counts.get(bound, 0) + 1}
         )
 
-    def since(self, before: Durations) -> Durations:
-        """Return the durations since `before`; all of them if `before` is not an earlier state,
-        because `main` was recreated."""
-        left = {
-            b: n - before.counts.get(b, 0)
-            for b, n in self.counts.items()
-            if n != before.counts.get(b, 0)
-        }
-        if before.counts.keys() - self.counts.keys() or any(n < 0 for n in left.values()):
-            return self
-        return Durations(max(0.0, self.sum - before.sum), left)
-
-    def quantile(self, share: float) -> float | None:
-        """Return the smallest bound that at least this share of the durations is within; None if
-        there are no durations, infinity if it is beyond all finite bounds."""
-        wanted, seen = share * self.count, 0
-        for bound in sorted(self.counts):
-            seen += self.counts[bound]
-            if seen >= wanted:
-                return bound
-        return None
-
     def as_json(self) -> list[Any]:
         return [round(self.sum, 3), {_name(b): n for b, n in sorted(self.counts.items())}]
 

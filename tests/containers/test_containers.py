@@ -42,7 +42,7 @@ def ask(path, body=None, **headers):
 token = ask("/auth/token", json.dumps({"username": "admin", "password": sys.argv[1]}).encode())["access_token"]
 print(json.dumps([ask(path, Authorization="Bearer " + token) for path in sys.argv[2:]]))
 """
-METRICS = "http://metrics:9188/metrics"
+METRICS = "http://page:8090/metrics"
 FETCH = (
     "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], "
     "timeout=30).read().decode())"

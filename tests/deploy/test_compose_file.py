@@ -39,7 +39,7 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
         "spark-master",
         "spark-worker",
         "speed",
-        "metrics",
+        "page",
         "prometheus",
         "grafana",
     } < set(services)

@@ -25,7 +25,6 @@ ASKING = (
     ["diff", "HOUR"],
     ["duplicates", "HOUR"],
     ["dead-letters"],
-    ["metrics"],
 )
 
 

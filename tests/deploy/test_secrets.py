@@ -132,7 +132,7 @@ def test_no_secret_is_shown_logged_or_stored(
             )
             assert batch.wait() == 0
         logs = {"speed": speed.log, "batch": batch.log}
-        for question in (["status"], ["hours"], ["explain", hour], ["audit"], ["metrics"]):
+        for question in (["status"], ["hours"], ["explain", hour], ["audit"]):
             with started(one, question[0], one.name, *question[1:]) as command:
                 assert command.wait() == 0, command.log
                 logs[question[0]] = command.log

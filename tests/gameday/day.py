@@ -83,7 +83,7 @@ class Front:
 @dataclass
 class Day:
     """The processes of the game day and the addresses that are asked about them. `machine` is the
-    environment of all our processes, which share one clock. `watch` starts the exporter, the page
+    environment of all our processes, which share one clock. `watch` starts the page
     and Prometheus; the end of the day stops them."""
 
     story: Story
@@ -312,17 +312,12 @@ def running_day(folder: Path) -> Iterator[Day]:
         stack.callback(job.kafka.close)
         assert front.proxy is not None
         interference = Interference(folder / "interference")
-        metrics_port = free_port()
-        page_port = free_port(metrics_port)
-        prometheus_port = free_port(metrics_port, page_port)
-        _write_prometheus(folder, metrics_port)
+        page_port = free_port()
+        prometheus_port = free_port(page_port)
+        _write_prometheus(folder, page_port)
         ours = [sys.executable, "-m", "anabranch.cli"]
         late = ["--late-after", f"{LATE} seconds"]
         servers = {
-            "metrics": (
-                [*ours, "metrics", "--listen", str(metrics_port)],
-                f"http://{HOST}:{metrics_port}/metrics",
-            ),
             "page": (
                 [
                     *ours,
@@ -378,9 +373,6 @@ def _write_prometheus(folder: Path, port: int) -> None:
         "scrape_configs": [
             {
                 "job_name": "anabranch",
-                # The exporter gives up a stream after 15 s.
-                "scrape_interval": "16s",
-                "scrape_timeout": "16s",
                 "static_configs": [{"targets": [f"{HOST}:{port}"]}],
             }
         ],

@@ -127,7 +127,7 @@ class Causes:
 
     def no_exporter(self) -> None:
         self.require_silent("AnabranchMetricsAway")
-        self.day.servers["metrics"].terminate()
+        self.day.servers["page"].terminate()
         self.await_alerts("AnabranchMetricsAway")
 
 

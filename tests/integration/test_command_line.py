@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from commands import call
+from pages import browser, new_page
 from receiver import Receiver
 from world import World, past_hour, spread
 
@@ -91,7 +92,9 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "reason": None,
     }
     assert hour in call(one, "hours", one.name)
-    measured = call(one, "metrics", one.name)
+    page = new_page(one.job)
+    page.readers[one.name].refresh()
+    measured = browser(page).get("/metrics").text
     assert f'anabranch_freshness_seconds{{stream="{one.name}"}} 0.0' in measured
     assert f'anabranch_acceptance_seconds{{stream="{one.name}"}}' in measured
     assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in measured

@@ -20,7 +20,6 @@ from anabranch.cli import main
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import start_of
-from anabranch.operations.page.access import Access
 from anabranch.operations.page.app import Page, Settings
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount
@@ -172,8 +171,8 @@ def said_by_every_view(one: World, hour: str) -> None:
 def said_by_page(one: World, hour: str) -> None:
     """The status page of a real stream, its own threads running, says it too."""
     folder: Any = SimpleNamespace(jobs=lambda: {one.job.stream.name: one.job}, groups={})
-    page = Page(folder, Access(), Settings(every=timedelta(seconds=1)))
-    with TestClient(page.app(), base_url="http://localhost") as client:
+    page = Page(folder, Settings(every=timedelta(seconds=1)))
+    with TestClient(page.app(["localhost"]), base_url="http://localhost") as client:
 
         def find(path: str, *parts: str) -> None:
             deadline = time.monotonic() + 60

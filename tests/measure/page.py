@@ -16,7 +16,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import uvicorn
-from pages import five_years, named, new_page, show
+from pages import HOSTS, five_years, named, new_page, show
 from proofs import HOUR, job, new_proof
 from report_hours import a_full_hour, kafka
 
@@ -33,7 +33,7 @@ def main() -> None:
         names = [f"stream_{i:02}" for i in range(STREAMS)]
         page = new_page(full, *(named(full, name) for name in names))
         server = uvicorn.Server(
-            uvicorn.Config(page.app(), log_config=None, lifespan="on", ws="none")
+            uvicorn.Config(page.app(HOSTS), log_config=None, lifespan="on", ws="none")
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()

@@ -52,7 +52,6 @@ def commands(hour: str) -> dict[str, list[str]]:
         "audit": ["audit", STREAM],
         "merge --dry-run": ["merge", STREAM, "--dry-run"],
         "maintain --dry-run": ["maintain", STREAM, "--dry-run"],
-        "metrics": ["metrics", STREAM],
     }
     return {
         "Python alone": [*python, "pass"],

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
-from anabranch.operations.page.access import Access
 from anabranch.operations.page.app import Page, Settings
-from anabranch.operations.page.streams import StreamReports
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
-from anabranch.operations.reports.measured_day import MeasuredSpan
-from anabranch.operations.reports.reading import TimedValue, utc_now
-from anabranch.operations.reports.status import GateSummary, HourSummary, Lag, StreamStatus
-from anabranch.protocol.counts import Counts
+from anabranch.operations.reports.reading import Readings, TimedValue, utc_now
+from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
-from anabranch.protocol.measured import Durations
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
+HOSTS = ["localhost", "127.0.0.1", "[::1]", "status.example.com"]
 _VOID = {"meta", "link", "input", "br"}
 
 
@@ -73,12 +69,10 @@ def parsed(html: str) -> Parsed:
     return page
 
 
-def new_page(
-    *jobs: Job, access: Access | None = None, now: Callable[[], datetime] = utc_now
-) -> Page:
+def new_page(*jobs: Job, now: Callable[[], datetime] = utc_now) -> Page:
     """A page whose readers read on request, and which counts an answer as overdue after 30 s."""
     settings = Settings(timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10))
-    return Page(folder_of(*jobs), access or Access(), settings, now)
+    return Page(folder_of(*jobs), settings, now)
 
 
 def folder_of(*jobs: Job, **broken: AnabranchError) -> Any:
@@ -92,11 +86,14 @@ def browser(page: Page, host: str = "localhost") -> TestClient:
     from starlette.testclient import TestClient
 
     return TestClient(
-        page.app(), base_url=f"http://{host}", follow_redirects=False, raise_server_exceptions=False
+        page.app(HOSTS),
+        base_url=f"http://{host}",
+        follow_redirects=False,
+        raise_server_exceptions=False,
     )
 
 
-def five_years(name: str, as_of: datetime, **changes: Any) -> StreamReports:
+def five_years(name: str, as_of: datetime, **changes: Any) -> Readings:
     """The status of a stream of five years of accepted hours, with the `changes`."""
     running = hour_of(as_of)
     accepted = shift(running, -1)
@@ -124,25 +121,8 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> StreamReports:
         "dead_letters": 4711,
         "lost": {},
     }
-    day = [
-        HourSummary(
-            hour,
-            "accepted",
-            1,
-            "batch",
-            None,
-            Counts(36_000 * (3 + i % 7), None, None, None, None),
-            None,
-            None,
-            GateSummary(),
-            None,
-        )
-        for i, hour in enumerate(hours_between(shift(running, -24), running))
-    ]
     status = StreamStatus(**(given | changes))
-    return StreamReports(
-        status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of)
-    )
+    return Readings(as_of, status, maintenance=maintained(name, as_of))
 
 
 def maintained(name: str, as_of: datetime) -> Maintenance:
@@ -178,29 +158,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
     return Maintenance(runs, tables, files, shift(hour_of(as_of), -24 * 90))
 
 
-def measured_day(as_of: datetime) -> list[MeasuredSpan]:
-    """A day of micro-batches: quick by night, slower by day, late for an hour, and none for two."""
-    spans = []
-    for back in range(24, 0, -1):
-        until = as_of - timedelta(hours=back - 1)
-        busy = 1 + (until.hour % 12) / 6
-        late = 60 if back == 9 else 1
-        readable = Durations(
-            3000 * busy * late, {2.0: 1200, 3.0: 580, (5.0 if busy < 2.5 else 20.0) * late: 20}
-        )
-        stage = Durations(1000 * busy, {0.5: 900, 1.0: 880, 3.0: 20})
-        publish, commit = (
-            Durations(180 * busy * min(late, 5), {0.25: 1800}),
-            Durations(240, {0.25: 1800}),
-        )
-        if back not in (5, 6):
-            spans.append(
-                MeasuredSpan(until - timedelta(hours=1), until, readable, stage, publish, commit)
-            )
-    return spans
-
-
-def show(page: Page, as_of: datetime, *views: StreamReports) -> None:
+def show(page: Page, as_of: datetime, *views: Readings) -> None:
     """Let the page know what it would have read at a moment."""
     for view in views:
         page.readers[view.status.stream].reading = TimedValue(view, as_of)

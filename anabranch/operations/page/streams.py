@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 
 from anabranch.common.output import text as text_of
-from anabranch.job import Job
-from anabranch.offsets.hours import hour_of
-from anabranch.operations.reports import acts, status
-from anabranch.operations.reports.acts import ActRecord
-from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
-from anabranch.operations.reports.measured_day import MeasuredSpan, measured_spans
-from anabranch.operations.reports.reading import TimedValue
-from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
+from anabranch.operations.reports import status
+from anabranch.operations.reports.reading import Readings, TimedValue
+from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.watermarks import complete_through_all
 
-_DAY = timedelta(hours=24)
-_ACTS = 20  # newest acts listed
 _NAMED = 3  # hours or fields listed in a note
-
-
-@dataclass(frozen=True)
-class StreamReports:
-    """The page's data about a stream: its status, the last day's hours and measurements, its
-    promised freshness, its maintenance, and operators' newest acts (newest first)."""
-
-    status: StreamStatus
-    day: Sequence[HourSummary]
-    measured: Sequence[MeasuredSpan] = ()
-    promised: timedelta | None = None
-    maintenance: Maintenance = field(default_factory=Maintenance)
-    acts: Sequence[ActRecord] = ()
-
-
-def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamReports:
-    """Read the reports. Raises Transient when Kafka or the lake is unreachable."""
-    current, day = (
-        status.status(job, status.late_after(job.stream, late_after)),
-        status.hours(job, hour_of(now - _DAY)),
-    )
-    measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
-    newest_acts = acts.acts(job)[: -_ACTS - 1 : -1]
-    maintenance = read_maintenance(job, now)
-    return StreamReports(current, day, measured, job.stream.slo.fresh, maintenance, newest_acts)
 
 
 @dataclass(frozen=True)
@@ -125,15 +93,8 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def stream_line(
-    name: str,
-    reading: TimedValue[StreamReports],
-    now: datetime,
-    deadline: timedelta,
-    every: timedelta,
-) -> StreamLine:
-    """Return the row of a stream, from its newest reading. Pure."""
-    why_old = reading.why_old(now, deadline, every)
+def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -> StreamLine:
+    """Return the row of a stream, from its newest reading, and why it is old. Pure."""
     if reading.value is None or reading.as_of is None:
         failed = reading.failure is not None
         away = Condition("away", "✕", True, f"`anabranch doctor {name}`")

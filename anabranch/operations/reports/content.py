@@ -21,7 +21,7 @@ from anabranch.offsets.hours import hour_of, shift
 from anabranch.operations.reports.maintenance import speed_hours
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import MEASURED, Measured, read_measured
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -62,10 +62,9 @@ class ContentReader:
         self._running: dict[tuple[str, str], RunningHour] = {}
         self._reasons: dict[str, Counter[str]] = {}
 
-    def read(self, now: datetime) -> MainContent:
-        """Return the current content. Raises Transient when the lake is unreachable."""
+    def read(self, state: State, now: datetime) -> MainContent:
+        """Return the content at a state. Raises Transient when the lake is unreachable."""
         job = self._job
-        state = load_state(job.lake, job.stream.table)
         running = max(state.timeline.open, hour_of(now))
         return MainContent(
             rows=_rows_by_layer(state, running),

@@ -17,7 +17,7 @@ from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.protocol.maintained import MaintenanceRun, Size, newest_complete, read_runs
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -89,12 +89,11 @@ class Maintenance:
         }
 
 
-def read_maintenance(job: Job, now: datetime) -> Maintenance:
+def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
     """Read the tables' metadata and manifest lists. Raises Terminal or Transient when the table of
     rows cannot be read; other unreadable tables, such as a view's before `apply`, are listed in
     `unread`."""
     lake, stream = job.lake, job.stream
-    state = load_state(lake, stream.table)
     waiting = {str(item["id"]): str(item["at"]) for item in state.dead_letters}
     tables, unread = {stream.table: _of_branches(state.table, now)}, {}
     oldest = None

@@ -1,5 +1,6 @@
-"""Values read periodically in background threads, each with its time and, if it is old, the reason.
-The time is taken before the read starts, so a value is at least as new as its time."""
+"""The streams' reports, read periodically in background threads for the status page and the
+metrics: each with its time and, if it is old, the reason. The time is taken before the read starts,
+so a value is at least as new as its time."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
@@ -17,6 +18,12 @@ from typing import Generic, NoReturn, TypeVar
 from anabranch.common.errors import AnabranchError
 from anabranch.common.remote_errors import classify_unexpected
 from anabranch.job import Job, StreamFolder
+from anabranch.operations.reports import acts, status
+from anabranch.operations.reports.acts import ActRecord
+from anabranch.operations.reports.content import ContentReader, MainContent
+from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
+from anabranch.operations.reports.status import StreamStatus
+from anabranch.protocol.state import load_state
 
 LOG = logging.getLogger(__name__)
 
@@ -29,6 +36,40 @@ _REST = 4
 _LONGEST_REST = 30.0
 # Maximum number of queued reads; a further read starts with a later request.
 _WAITING = 16
+_ACTS = 20  # newest acts read
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The reports of a stream at one state of its table, read at a time: its status, the content of
+    `main`, its maintenance, and operators' newest acts (newest first)."""
+
+    at: datetime
+    status: StreamStatus
+    content: MainContent = field(default_factory=MainContent)
+    maintenance: Maintenance = field(default_factory=Maintenance)
+    acts: Sequence[ActRecord] = ()
+
+
+def open_reader(
+    job: Job, late_after: timedelta, now: Callable[[], datetime]
+) -> Callable[[], Readings]:
+    """Return a function that reads a stream's reports. It raises Transient when Kafka or the lake
+    is unreachable, and is not thread-safe."""
+    content = ContentReader(job)
+    patience = status.late_after(job.stream, late_after)
+
+    def read() -> Readings:
+        state, at = load_state(job.lake, job.stream.table), now()
+        return Readings(
+            at,
+            status.status_of(job, state, patience),
+            content.read(state, at),
+            read_maintenance(job, state, at),
+            acts.acts(job)[: -_ACTS - 1 : -1],
+        )
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -87,6 +128,7 @@ class BackgroundReader(Generic[T]):
     ) -> None:
         self._name, self._read, self._now = name, read, now
         self._lock = threading.Lock()
+        self._ended = False
         self._close: Callable[[], None] | None = None
         self.reading: TimedValue[T] = TimedValue()
         self.answered = threading.Event()
@@ -94,144 +136,140 @@ class BackgroundReader(Generic[T]):
     def refresh(self) -> None:
         """Read the value; keep the previous one after a failure. Does nothing while another thread
         reads, and after `end`."""
-        if self._close is not None or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return
         try:
-            self.reading = replace(self.reading, asking_since=(asked := self._now()))
-            try:
-                self.reading = TimedValue(self._read(), asked)
-            except Exception as error:
-                known = (
-                    error
-                    if isinstance(error, AnabranchError)
-                    else classify_unexpected(self._name, error)
-                )
-                LOG.warning("%s: reading failed: %s", self._name, known)
-                self.reading = replace(
-                    self.reading, failure=Failure(asked, str(known)), asking_since=None
-                )
+            if not self._ended:
+                self._refresh()
         finally:
             self._lock.release()
             self.answered.set()
             self._close_ended()
 
+    def _refresh(self) -> None:
+        self.reading = replace(self.reading, asking_since=(asked := self._now()))
+        try:
+            self.reading = TimedValue(self._read(), asked)
+        except Exception as error:
+            known = (
+                error
+                if isinstance(error, AnabranchError)
+                else classify_unexpected(self._name, error)
+            )
+            LOG.warning("%s: reading failed: %s", self._name, known)
+            self.reading = replace(
+                self.reading, failure=Failure(asked, str(known)), asking_since=None
+            )
+
     def end(self, close: Callable[[], None]) -> None:
         """Read no more; call `close` once no read is in progress."""
-        self._close = close
+        self._ended, self._close = True, close
         self._close_ended()
 
     def _close_ended(self) -> None:
-        if self._close is not None and self._lock.acquire(blocking=False):
-            self._close()
+        if self._close is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            close, self._close = self._close, None
+            if close is not None:
+                close()
+        finally:
             self._lock.release()
 
 
 @dataclass(frozen=True)
-class FollowedStream(Generic[T]):
+class FollowedStream:
     """A stream with its reader. `job` is another object once the stream's file has changed."""
 
     job: Job | AnabranchError
-    reader: BackgroundReader[T]
+    reader: BackgroundReader[Readings]
+    dropped: threading.Event = field(default_factory=threading.Event)
 
-    def close(self) -> None:
-        """Close the stream's connections, also while a read is in progress."""
-        if isinstance(self.job, Job):
-            self.job.kafka.close()
+    def drop(self) -> None:
+        """Stop reading, and close the stream's connections once no read is in progress."""
+        self.dropped.set()
+        self.reader.end(lambda: self.job.kafka.close() if isinstance(self.job, Job) else None)
 
 
-class FollowedStreams(Generic[T]):
-    """The streams of a folder, each with a reader of its own; that of an invalid file raises the
-    file's error. `opened` returns the function that reads a stream's job."""
+class FollowedStreams:
+    """The streams of a folder, each read periodically by a thread of its own, so that a stream that
+    hangs does not delay the others. The reader of an invalid file raises the file's error. `opened`
+    returns the function that reads a stream's job. No thread runs before `start`."""
 
     def __init__(
         self,
         folder: StreamFolder,
-        what: str,
-        opened: Callable[[Job], Callable[[], T]],
+        opened: Callable[[Job], Callable[[], Readings]],
+        every: timedelta,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.folder, self._what, self._opened, self._now = folder, what, opened, now
-        self.current: Mapping[str, FollowedStream[T]] = {}
+        self.folder, self._opened, self._every, self._now = folder, opened, every, now
+        self.current: Mapping[str, FollowedStream] = {}
+        self._started, self._stopped = False, threading.Event()
+        self.follow()
 
-    def update(self, keep: bool = False) -> dict[str, FollowedStream[T]]:
+    def start(self, followed: Callable[[Collection[str]], object]) -> None:
+        """Read until `stop`. Calls `followed` with the names of streams that changed or left."""
+        self._started = True
+        self._run(list(self.current.values()))
+        threading.Thread(target=self._follow, args=(followed,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for stream in self.current.values():
+            stream.dropped.set()
+
+    def follow(self) -> list[str]:
         """Take the folder's current streams. A stream whose file changed gets a new reader, which
-        with `keep` has the reading of the former one. Return the dropped streams, whose connections
-        are closed once no read is in progress."""
-        before, current = self.current, dict[str, FollowedStream[T]]()
+        keeps the reading of the former one. Return the names of those that changed or left."""
+        before, current = self.current, dict[str, FollowedStream]()
         for name, job in self.folder.jobs().items():
-            old = before.get(name)
-            if old is None or old.job is not job:
-                reader = BackgroundReader(f"{self._what} {name}", self._read_of(job), self._now)
-                if old is not None and keep:
-                    reader.reading = replace(old.reader.reading, asking_since=None)
-                old = FollowedStream(job, reader)
-            current[name] = old
+            known = before.get(name)
+            if known is None or known.job is not job:
+                reader = BackgroundReader(f"stream {name}", self._read_of(job), self._now)
+                if known is not None:
+                    reader.reading = replace(known.reader.reading, asking_since=None)
+                known = FollowedStream(job, reader)
+            current[name] = known
         self.current = current
-        dropped = {name: old for name, old in before.items() if current.get(name) is not old}
-        for old in dropped.values():
-            old.reader.end(old.close)
-        return dropped
+        changed = [name for name, old in before.items() if current.get(name) is not old]
+        for name in changed:
+            before[name].drop()
+        if self._started:
+            self._run([new for name, new in current.items() if before.get(name) is not new])
+        return changed
 
-    def _read_of(self, job: Job | AnabranchError) -> Callable[[], T]:
+    def _read_of(self, job: Job | AnabranchError) -> Callable[[], Readings]:
         if isinstance(job, AnabranchError):
             return partial(_raise, job)
         return self._opened(job)
 
+    def _follow(self, followed: Callable[[Collection[str]], object]) -> None:
+        while not self._stopped.wait(self._every.total_seconds()):
+            try:
+                followed(self.follow())
+            except Exception as error:
+                LOG.warning(
+                    "%s; trying again in %s",
+                    classify_unexpected("follow the streams", error),
+                    self._every,
+                )
+
+    def _run(self, streams: Sequence[FollowedStream]) -> None:
+        # First reads are spread over the period.
+        for number, stream in enumerate(streams if not self._stopped.is_set() else ()):
+            delay = self._every.total_seconds() * number / len(streams)
+            threading.Thread(target=self._read, args=(stream, delay), daemon=True).start()
+
+    def _read(self, stream: FollowedStream, pause: float) -> None:
+        while not stream.dropped.wait(pause):
+            began = time.monotonic()
+            stream.reader.refresh()
+            pause = rest_after(time.monotonic() - began, self._every)
+
 
 def _raise(error: AnabranchError) -> NoReturn:
     raise error
-
-
-class Background(Generic[T]):
-    """Periodic reading, with a thread for each reader. A reader that hangs does not block the
-    others."""
-
-    def __init__(self, every: timedelta) -> None:
-        self._every = every
-        self._stopped = threading.Event()
-        self._dropped: dict[BackgroundReader[T], threading.Event] = {}
-
-    def start(self, readers: Sequence[BackgroundReader[T]]) -> None:
-        """Start the readers, their first reads spread over the period."""
-        for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
-            delay = self._every.total_seconds() * number / len(readers) if number else 0
-            self._dropped[reader] = threading.Event()
-            threading.Thread(
-                target=self._run, args=(reader, self._dropped[reader], delay), daemon=True
-            ).start()
-
-    def drop(self, reader: BackgroundReader[T]) -> None:
-        """Stop a reader; a read in progress continues."""
-        if (dropped := self._dropped.pop(reader, None)) is not None:
-            dropped.set()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        for reader in list(self._dropped):
-            self.drop(reader)
-
-    def each(self, action: Callable[[], object]) -> None:
-        """Run an action periodically, in its own thread, until `stop`."""
-
-        def run() -> None:
-            while not self._stopped.wait(self._every.total_seconds()):
-                try:
-                    action()
-                except Exception as error:
-                    LOG.warning(
-                        "%s; trying again in %s",
-                        classify_unexpected("follow the streams", error),
-                        self._every,
-                    )
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def _run(self, reader: BackgroundReader[T], dropped: threading.Event, delay: float) -> None:
-        pause = delay
-        while not dropped.wait(pause):
-            began = time.monotonic()
-            reader.refresh()
-            pause = rest_after(time.monotonic() - began, self._every)
 
 
 def rest_after(seconds: float, every: timedelta) -> float:

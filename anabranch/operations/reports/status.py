@@ -14,7 +14,7 @@ from anabranch.iceberg.snapshots import head, last_publish, made_at, published_s
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
-from anabranch.operations.reports.measured_day import Cost, read_cost
+from anabranch.operations.reports.cost import Cost, read_cost
 from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.expired import Expired
@@ -227,7 +227,15 @@ def status(
     Calls `note` with the service to be waited for. Raises Transient when Kafka or the lake is
     unreachable."""
     note(LAKE)
-    state = load_state(job.lake, job.stream.table)
+    return status_of(job, load_state(job.lake, job.stream.table), late_after, note)
+
+
+def status_of(
+    job: Job,
+    state: State,
+    late_after: timedelta | None = None,
+    note: Note = lambda waits_for: None,
+) -> StreamStatus:
     now = datetime.now(UTC)
     note(KAFKA)
     topic = job.kafka.describe(job.stream.topic)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -84,17 +83,6 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
     assert str(error) in done.output
     # A traceback for an unexpected error, one line for all others.
     assert ("Traceback" in done.output) is (code == 70)
-
-
-def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = CliRunner().invoke(
-            cli.main, ["metrics", "--listen", str(port), "--conf", str(ROOT / "conf")]
-        )
-    assert done.exit_code == 2, done.output
-    assert f"expected to listen at 127.0.0.1:{port}, found: Address already in use" in done.output
-    assert "transient" not in done.output
 
 
 def test_a_file_of_acknowledgements_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

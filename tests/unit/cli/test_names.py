@@ -58,7 +58,6 @@ COMMANDS = [
     ["maintain"],
     ["audit"],
     ["dead-letters"],
-    ["metrics"],
     ["data-docs", "--to", "none"],
 ]
 

@@ -193,7 +193,7 @@ def test_every_command_of_ours_exists() -> None:
         "apply",
         "health",
         "health",
-        "metrics",
+        "page",
         "speed",
         "speed",
     ]

@@ -67,10 +67,34 @@ def test_an_unknown_key_is_found() -> None:
 
 def test_every_command_of_ours_exists() -> None:
     commands = [command for _, one in CONTAINERS for command in _commands(one["args"])]
-    assert {command[1] for command in commands} == {"apply", "speed", "batch", "complete-through"}
+    assert {command[1] for command in commands} == {
+        "apply",
+        "speed",
+        "batch",
+        "complete-through",
+        "page",
+    }
     for command in commands:
         assert command[0] == "anabranch"
-        main.commands[command[1]].make_context(command[1], command[2:])
+        main.commands[command[1]].make_context(command[1], list(command[2:]))
+
+
+def test_the_page_answers_its_service_its_pod_and_its_probes() -> None:
+    [(pod, page)] = [(pod, one) for pod, one in CONTAINERS if one["name"] == "page"]
+    answered = {
+        page["args"][i + 1] for i, word in enumerate(page["args"]) if word == "--allow-host"
+    }
+    service = named("Service")["anabranch-page"]
+    assert answered == {"anabranch-page", "anabranch-page.$(POD_NAMESPACE).svc", "$(POD_IP)"}
+    [port] = page["ports"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    labels = named("Deployment")["anabranch-page"]["spec"]["template"]["metadata"]
+    assert service["spec"]["selector"].items() <= labels["labels"].items()
+    assert labels["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+    for probe in ("readinessProbe", "livenessProbe"):
+        [header] = page[probe]["httpGet"]["httpHeaders"]
+        assert (header["name"], header["value"]) == ("Host", "localhost")
+    assert pod["automountServiceAccountToken"] is False
 
 
 def _commands(arguments: list[str]) -> list[list[str]]:

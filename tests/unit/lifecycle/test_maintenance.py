@@ -592,7 +592,7 @@ def test_a_run_records_the_failed_step_and_the_others(
     newest, before = read_runs(lake.table().properties)
     assert dict(newest.failed) == {"orphans": "list s3://bucket: expected an answer, found none"}
     assert newest.speed_hours == 1 and before.is_complete
-    view = read_maintenance(job(lake), NOW)
+    view = read_maintenance(job(lake), lake.state(), NOW)
     assert (view.last, view.complete) == (newest, before)
     assert "found none; the last complete run ended at" in last_run_words(view)
 
@@ -604,7 +604,7 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
         new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits
     )
     assert lake.publish(publish) is Outcome.LANDED
-    view = read_maintenance(job(lake), NOW)
+    view = read_maintenance(job(lake), lake.state(), NOW)
     assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
     assert view.oldest_dead_letter == H[0]
@@ -633,7 +633,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 ) -> None:
     lacking = lake.stream.dead_letters_table
     lake.lake.catalog.drop_table(lacking)
-    view = read_maintenance(job(lake), NOW)
+    view = read_maintenance(job(lake), lake.state(), NOW)
     assert set(view.tables) == {lake.name, lake.stream.hours_table} and view.speed_files == {
         H[2]: 1
     }

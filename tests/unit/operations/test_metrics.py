@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
-import socket
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conf_folders import write_environment
+from pages import browser, folder_of, named, new_page
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from proofs import job, new_proof
+from report_hours import kafka
+from starlette.testclient import TestClient
 from waiting import wait_for
 
 from anabranch import config
@@ -28,18 +29,12 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
 from anabranch.job import Job, StreamFolder
-from anabranch.kafka.client import KafkaAdapter
-from anabranch.operations.reports import metrics, status
-from anabranch.operations.reports.content import ContentReader, MainContent, RunningHour
+from anabranch.operations.page.app import Page, Settings
+from anabranch.operations.reports import reading, status
+from anabranch.operations.reports.content import MainContent, RunningHour
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
-from anabranch.operations.reports.metrics import (
-    NAMES,
-    ScrapedStream,
-    StreamReadings,
-    Streams,
-    metrics_of,
-)
-from anabranch.operations.reports.reading import TimedValue
+from anabranch.operations.reports.metrics import NAMES, ScrapedStream, metrics_of
+from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold
@@ -124,24 +119,33 @@ MAINTENANCE = Maintenance(
 )
 
 
-class _Fixed(Collector):
+KEPT: dict[str, Any] = {
+    "holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),),
+    "expired": Expired("2026-11-20T23"),
+    "overdue": Overdue(3, "2026-11-20T22", None),
+}
+READ = Readings(NOW, replace(VIEW, **KEPT), CONTENT, MAINTENANCE)
+
+
+def scraped(
+    readings: Readings | None, slo: Slo | None = None, group: str | None = None
+) -> ScrapedStream:
+    as_of = readings.at if readings is not None else NOW - timedelta(hours=1)
+    return ScrapedStream(slo or Slo(), group, as_of, readings)
+
+
+class Fixed(Collector):
+    def __init__(self, **streams: ScrapedStream) -> None:
+        self._streams = streams
+
     def collect(self) -> list[Metric]:
-        promise = Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))
-        kept: dict[str, Any] = {
-            "holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)
-        }
-        kept |= {"expired": Expired("2026-11-20T23"), "overdue": Overdue(3, "2026-11-20T22", None)}
-        known = StreamReadings(replace(VIEW, **kept), CONTENT, MAINTENANCE)
-        away = ScrapedStream(
-            Slo(complete=timedelta(hours=2)),
-            TimedValue(known, NOW - timedelta(hours=1)),
-            is_up=False,
-        )
-        return list(
-            metrics_of(
-                {"events": ScrapedStream(promise, TimedValue(known, NOW), True), "away": away}, NOW
-            )
-        )
+        return list(metrics_of(self._streams))
+
+
+TWO = Fixed(
+    events=scraped(READ, Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))),
+    away=scraped(None, Slo(complete=timedelta(hours=2))),
+)
 
 
 def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str, ...], float]:
@@ -161,7 +165,7 @@ def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str
 
 
 def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
-    assert _values(_Fixed()) == {
+    assert _values(TWO) == {
         ("up", "events"): 1,
         ("up", "away"): 0,
         ("answered_timestamp_seconds", "events"): NOW.timestamp(),
@@ -249,7 +253,7 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
 
 
 def test_durations_are_histograms_as_prometheus_counts_them() -> None:
-    values = _values(_Fixed(), of_histograms=True)
+    values = _values(TWO, of_histograms=True)
     readable = {key[2]: n for key, n in values.items() if key[0] == "readable_after_seconds_bucket"}
     assert len(readable) == len(BOUNDS)
     assert (
@@ -275,10 +279,7 @@ def test_dashboards_and_alerts_use_existing_metrics(file: str) -> None:
     asked = set(
         re.findall(r"\banabranch_\w+(?=[{\[)> ])", (ROOT / file).read_text(encoding="utf-8"))
     )
-    given = {
-        f"anabranch_{key[0]}"
-        for key in (*_values(_Fixed()), *_values(_Fixed(), of_histograms=True))
-    }
+    given = {f"anabranch_{key[0]}" for key in (*_values(TWO), *_values(TWO, of_histograms=True))}
     assert len(asked) > 5 and asked <= given
 
 
@@ -290,81 +291,72 @@ def test_nothing_that_waits_is_late_whatever_its_age() -> None:
     assert status.completeness_seconds(replace(VIEW, complete_through=None), NOW) == 4 * 3600
 
 
-@pytest.fixture
-def black_hole() -> Iterator[str]:
-    """A broker that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+def test_a_scrape_of_the_page_reads_nothing_and_shows_the_newest_readings(tmp_path: Path) -> None:
+    now = NOW + timedelta(seconds=20)
+    made = new_page(*jobs_of(tmp_path, "events", "away", "hangs", "new"), now=lambda: now)
+    stale = NOW - timedelta(hours=1)
+    for name, known in {
+        "events": TimedValue(READ, NOW),
+        "away": TimedValue(READ, stale, Failure(NOW, "describe topic away: none")),
+        "hangs": TimedValue(READ, stale, asking_since=NOW - timedelta(seconds=11)),
+    }.items():
+        made.readers[name].reading = known
+    values = _values(made)
+    assert {key[1]: n for key, n in values.items() if key[0] == "up"} == {
+        "events": 1, "away": 0, "hangs": 0, "new": 0,
+    }  # fmt: skip
+    answered = {key[1]: n for key, n in values.items() if key[0] == "answered_timestamp_seconds"}
+    assert answered == {
+        "events": NOW.timestamp(),
+        "away": stale.timestamp(),
+        "hangs": stale.timestamp(),
+    }
+    # As of the reading, 20 s ago.
+    assert values["freshness_seconds", "events"] == 90
+    assert {key[-1] for key in values if key[0] == "dead_letters"} == {"events"}
+    text = browser(made).get("/metrics")
+    assert (text.status_code, text.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    assert 'anabranch_up{stream="events"} 1.0' in text.text
+    assert browser(made).get("/metrics", headers={"Host": "evil.example.com"}).status_code == 400
+    assert browser(made).post("/metrics").status_code == 405
 
 
 def test_a_silent_broker_delays_no_scrape_and_no_other_stream(
-    black_hole: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The adapter gives up after twice this time.
-    monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 3_500)
-    adapter = KafkaAdapter(config.Kafka(bootstrap_servers=black_hole))
-    asked: list[threading.Thread] = []
-
-    def read(job: Any) -> StreamStatus:
-        if job.stream.name == "hangs":
-            asked.append(threading.current_thread())
-            adapter.describe("hangs")
-        return VIEW
-
-    monkeypatch.setattr(status, "status", read)
-    monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
-    monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
-    jobs: Any = {
-        name: SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None))
-        for name in ("hangs", "events")
-    }
-    folder: Any = SimpleNamespace(jobs=lambda: jobs, groups=dict.fromkeys(jobs))
-    streams = Streams(folder, within=timedelta(seconds=1))
-    for _ in range(3):
-        values = _values(streams)
-        assert (values["up", "hangs"], values["up", "events"]) == (0, 1)
-        assert ("answered_timestamp_seconds", "hangs") not in values
-        assert values["lag_offsets", "0", "events"] == 7
-    # Three scrapes, and one thread: the later ones waited for the first one's answer.
-    assert len(asked) == 1 and asked[0].is_alive()
-    asked[0].join(60)
-    assert not asked[0].is_alive(), "expected the adapter to give up within a minute"
-    adapter.close()
-
-
-def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers, closed = threading.Event(), threading.Event()
-
-    def read(job: Any) -> StreamStatus:
-        assert job is changed or answers.wait(30)
-        return VIEW
-
-    def job(close: Callable[[], None]) -> Any:
-        kafka: Any = SimpleNamespace(close=close)
-        return Job(None, SimpleNamespace(name="events", slo=Slo(), group=None), None, kafka)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(status, "status", read)
-    monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
-    monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
-    jobs, changed = {"events": job(closed.set)}, job(lambda: None)
-    folder: Any = SimpleNamespace(jobs=lambda: jobs, groups={"events": None})
-    streams = Streams(folder, within=timedelta(seconds=0.2))
-    assert _values(streams)["up", "events"] == 0
-    jobs = {"events": changed}
-    wait_for(lambda: _values(streams)["up", "events"] == 1, "the stream of the changed file")
-    assert not closed.is_set()
-    answers.set()
-    assert closed.wait(30), "expected the connections of the old file to be closed"
-
-
-def test_streams_files_are_taken_up_between_scrapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "status", lambda job: VIEW)
-    monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
-    monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
+    """Each stream has one thread: the one that waits for the broker is asked once."""
+    asked: list[threading.Thread] = []
+    answers = threading.Event()
+
+    def status_of(job: Job, state: object, late_after: timedelta) -> StreamStatus:
+        if job.stream.name == "hangs":
+            asked.append(threading.current_thread())
+            assert answers.wait(60)
+        return VIEW
+
+    monkeypatch.setattr(status, "status_of", status_of)
+    made = Page(folder_of(*jobs_of(tmp_path, "hangs", "events")), Settings(timedelta(seconds=0.05)))
+    with TestClient(made.app(["testserver"])) as client:
+        wait_for(lambda: asked, "the stream that hangs to be asked")
+        for _ in range(3):
+            wait_for(lambda: 'anabranch_up{stream="events"} 1.0' in client.get("/metrics").text, "")
+            assert 'anabranch_up{stream="hangs"} 0.0' in client.get("/metrics").text
+        assert len(asked) == 1 and asked[0].is_alive()
+        answers.set()
+
+
+def test_a_reading_loads_the_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [one] = jobs_of(tmp_path, "events")
+    loads: list[object] = []
+    load = reading.load_state
+    for module in (reading, status):
+        monkeypatch.setattr(module, "load_state", lambda *a: loads.append(a) or load(*a))
+    read = open_reader(one, timedelta(minutes=10), lambda: NOW)
+    assert read().status.stream == "events"
+    assert len(loads) == 1
+
+
+def test_stream_files_are_taken_up(tmp_path: Path) -> None:
     write_environment(tmp_path)
 
     def write(name: str, **changes: object) -> None:
@@ -376,64 +368,55 @@ def test_streams_files_are_taken_up_between_scrapes(
         } | changes
         (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
+    def values() -> dict[tuple[str, ...], float]:
+        made.follow()
+        for name, reader in made.readers.items():
+            if isinstance(made._followed.current[name].job, Job):
+                reader.reading = TimedValue(READ, NOW)
+            else:
+                reader.refresh()
+        return _values(made)
+
     write("events")
-    streams = Streams(StreamFolder(str(tmp_path)))
-    assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {
-        ("up", "events"): 1
-    }
-    same = streams._followed.current["events"]
+    made = Page(StreamFolder(str(tmp_path)), Settings(), lambda: NOW)
+    assert {key: n for key, n in values().items() if key[0] == "up"} == {("up", "events"): 1}
+    same = made.readers["events"]
     write("clicks", slo={"fresh": "10 seconds"})
-    values = _values(streams)
-    assert (
-        values["up", "events"],
-        values["up", "clicks"],
-        values["slo_fresh_seconds", "clicks"],
-    ) == (1, 1, 10)
+    assert values()["slo_fresh_seconds", "clicks"] == 10
     write("clicks", slo={"fresh": "2 minutes"})
-    assert _values(streams)["slo_fresh_seconds", "clicks"] == 120
+    assert values()["slo_fresh_seconds", "clicks"] == 120
     write("clicks", slo={"fresh": "soon"})
-    values = _values(streams)
-    assert (values["up", "events"], values["up", "clicks"]) == (1, 0)
+    found = values()
+    assert (found["up", "events"], found["up", "clicks"]) == (1, 0)
     (tmp_path / "streams" / "clicks.yaml").unlink()
-    assert ("up", "clicks") not in _values(streams)
-    assert streams._followed.current["events"] is same, (
-        "a stream whose file did not change keeps its connection"
-    )
+    assert ("up", "clicks") not in values()
+    assert made.readers["events"] is same, "a stream whose file is the same keeps its connection"
     # A wrong file hides the completeness of its own group.
     write("events", group="a")
     write("clicks", group="b")
-    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {
-        "a",
-        "b",
-    }
+    assert {key[1] for key in values() if key[0] == "group_completeness_seconds"} == {"a", "b"}
     write("clicks", group="b", slo={"fresh": "soon"})
-    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {"a"}
+    assert {key[1] for key in values() if key[0] == "group_completeness_seconds"} == {"a"}
     (tmp_path / "streams" / "clicks.yaml").unlink()
     write("events", key="missing")
     with pytest.raises(ConfigurationError, match="key: expected a column"):
         StreamFolder(str(tmp_path))
 
 
-def _of_groups(**answers: ScrapedStream) -> dict[tuple[str, ...], float]:
-    class Fixed(Collector):
-        def collect(self) -> list[Metric]:
-            return list(metrics_of(answers, NOW))
+def jobs_of(folder: Path, *names: str) -> list[Job]:
+    one = replace(job(new_proof(folder)), kafka=kafka())
+    return [named(one, name) for name in names]
 
-    return {
-        labels: value
-        for labels, value in _values(Fixed()).items()
-        if labels[0].startswith("group_")
-    }
+
+def _of_groups(**streams: ScrapedStream) -> dict[tuple[str, ...], float]:
+    found = _values(Fixed(**streams))
+    return {labels: value for labels, value in found.items() if labels[0].startswith("group_")}
 
 
 def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
-    def answer(
-        through: str | None, group: str | None = "small", is_up: bool = True
-    ) -> ScrapedStream:
+    def answer(through: str | None, group: str | None = "small") -> ScrapedStream:
         view = replace(VIEW, complete_through=through)
-        return ScrapedStream(
-            Slo(), TimedValue(StreamReadings(view, CONTENT, MAINTENANCE), NOW), is_up, group
-        )
+        return scraped(Readings(NOW, view, CONTENT, MAINTENANCE), group=group)
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
     ended = datetime(2026, 11, 21, tzinfo=UTC)
@@ -442,8 +425,8 @@ def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not
         ("group_completeness_seconds", "small"): (NOW - ended - timedelta(hours=1)).total_seconds(),
     }
     assert _of_groups(a=far, b=answer(None)) == {("group_completeness_seconds", "small"): 4 * 3600}
-    assert _of_groups(a=far, b=replace(late, is_up=False)) == {}
+    assert _of_groups(a=far, b=scraped(None, group="small")) == {}
     # A file that is wrong may be of any group.
-    broken = ScrapedStream(Slo(), TimedValue(), False, config.UNREADABLE)
+    broken = scraped(None, group=config.UNREADABLE)
     assert _of_groups(a=far, b=broken) == {}
     assert _of_groups(a=answer("2026-11-21T02", None), b=broken) == {}

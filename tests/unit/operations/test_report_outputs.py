@@ -13,12 +13,11 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import time_machine
-from prometheus_client import CollectorRegistry, generate_latest
+from pages import browser, new_page
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
@@ -30,7 +29,7 @@ from anabranch.cli.render.history import print_history
 from anabranch.cli.render.status import print_hours, print_status
 from anabranch.job import Job
 from anabranch.operations.audit import audit
-from anabranch.operations.reports import dead_letters, diff, explain, metrics, status
+from anabranch.operations.reports import dead_letters, diff, explain, status
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.state import load_state
 
@@ -66,12 +65,9 @@ def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
 
 
 def metrics_text(job: Job) -> str:
-    registry = CollectorRegistry(auto_describe=False)
-    folder: Any = SimpleNamespace(
-        jobs=lambda: {job.stream.name: job}, groups={job.stream.name: job.stream.group}
-    )
-    registry.register(metrics.Streams(folder))
-    return generate_latest(registry).decode()
+    page = new_page(job)
+    page.readers[job.stream.name].refresh()
+    return browser(page).get("/metrics").text
 
 
 def test_the_reports_print_the_recorded_output(

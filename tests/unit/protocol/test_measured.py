@@ -38,7 +38,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import content
 from anabranch.operations.reports.content import ContentReader
-from anabranch.operations.reports.measured_day import plan_cost, read_cost
+from anabranch.operations.reports.cost import plan_cost, read_cost
 from anabranch.operations.reports.status import cost_words
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
@@ -158,16 +158,6 @@ def test_however_long_a_stream_runs_the_property_stays_short() -> None:
     assert len(main[MEASURED]) < 2_500
 
 
-def test_durations_of_a_time_are_those_that_came_in_it() -> None:
-    before = Durations().plus(0.3).plus(4)
-    after = before.plus(0.3).plus(70)
-    assert after.since(before) == Durations(pytest.approx(70.3), {0.5: 1, 120: 1})
-    assert [after.quantile(share) for share in (0.5, 0.75, 1)] == [0.5, 5, 120]
-    assert Durations().quantile(0.5) is None
-    # A recreated table begins at zero.
-    assert before.since(after) == before
-
-
 @pytest.mark.parametrize(
     ("ago", "fresh", "waited"),
     [(10, None, 10), (10, 40, 10), (3600, 30, 30), (-60, None, 0)],
@@ -216,7 +206,7 @@ def test_the_files_of_main_by_layer_and_hour(
     for hour in HOURS[:2]:
         accept(one, hour, 10)
     asked = reader(one)
-    found = asked.read(start_of(running) + timedelta(minutes=5))
+    found = asked.read(one.state(), start_of(running) + timedelta(minutes=5))
     assert found.rows == {"speed": 22, "batch": 20}
     assert (found.running.rows, found.running.files) == (2, 1)
     assert found.running.bytes > 1000
@@ -224,7 +214,7 @@ def test_the_files_of_main_by_layer_and_hour(
     assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
     # No file and no manifest is read twice.
     monkeypatch.setattr(content, "_reasons", None)
-    assert asked.read(start_of(running) + timedelta(minutes=6)) == found
+    assert asked.read(one.state(), start_of(running) + timedelta(minutes=6)) == found
 
 
 def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next(
@@ -235,8 +225,8 @@ def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next
         bury(one, [(FIRST, 0, offset)])
     monkeypatch.setattr(content, "_OPENED", 2)
     asked = reader(one)
-    assert asked.read(NOW).dead_letters == {}
-    assert asked.read(NOW).dead_letters == {FIRST: {"malformed": 3}}
+    assert asked.read(one.state(), NOW).dead_letters == {}
+    assert asked.read(one.state(), NOW).dead_letters == {FIRST: {"malformed": 3}}
 
 
 def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
@@ -253,7 +243,9 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     assert json.loads(branch_properties(one.table(), "main")[MEASURED])["speed"]["seconds"] == {
         READABLE: [1.5, {"2": 1}]
     }
-    assert reader(one).read(NOW).measured["speed"].durations[READABLE] == Durations(1.5, {2: 1})
+    assert reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE] == Durations(
+        1.5, {2: 1}
+    )
     assert "side-file" not in json.dumps(
         one.table().current_snapshot().summary.additional_properties[MEASURED]
     )

@@ -88,18 +88,18 @@
   }
 
   let lastAnswer = clock();
-  let tag = "";
+  let shown = "";
 
   async function renew() {
     try {
-      const asked = { cache: "no-store", headers: { Accept: "text/html", "If-None-Match": tag } };
-      const answer = await fetch(location.href, { ...asked, signal: AbortSignal.timeout(10000) });
-      if (answer.status !== 304) {
-        if (!answer.ok) throw new Error("status " + answer.status);
-        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        const fresh = page.getElementById("live");
+      const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+      if (!answer.ok) throw new Error("status " + answer.status);
+      const text = await answer.text();
+      // An unchanged page keeps the reader's selection of text.
+      if (text !== shown) {
+        const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("live");
         if (!fresh || !fresh.dataset.every) throw new Error("another page than this one");
-        tag = answer.headers.get("ETag") || "";
+        shown = text;
         swap(fresh);
       }
       lastAnswer = clock();

@@ -1,13 +1,12 @@
-"""The speed layer's measurements over time, and the jobs' cost, from retained publishes of `main`:
-about the newest hundred, and one an hour for a week (tagged when hours are sealed)."""
+"""The jobs' cost, from retained publishes of `main`: about the newest hundred, and one an hour for
+a week (tagged when hours are sealed)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from anabranch.common.counters import COMMITS, CPU, S3_BYTES, S3_REQUESTS, Counts
@@ -15,12 +14,7 @@ from anabranch.iceberg.snapshots import is_publish, made_at, main_snapshots
 from anabranch.iceberg.state_properties import unpack
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
-    COMMIT,
     MEASURED,
-    PUBLISH,
-    READABLE,
-    STAGE,
-    Durations,
     Measured,
     read_measured,
 )
@@ -28,29 +22,6 @@ from anabranch.protocol.measured import (
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-
-# Only the last publish of each interval of this length is used.
-_INTERVAL = timedelta(minutes=10)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The totals measured from the table's creation to a point in time."""
-
-    at: datetime
-    measured: Measured
-
-
-@dataclass(frozen=True)
-class MeasuredSpan:
-    """The measurements between two points in time."""
-
-    since: datetime
-    until: datetime
-    readable: Durations
-    stage: Durations
-    publish: Durations
-    commit: Durations
 
 
 @dataclass(frozen=True)
@@ -115,50 +86,3 @@ def _totals(snapshot: Snapshot) -> Counts:
         (Counter(measured.counts) for measured in _measured(snapshot).values()),
         Counter[tuple[str, str]](),
     )
-
-
-def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
-    """Return the speed layer's measurements from about `since` on, oldest first. Reads only the
-    loaded table."""
-    return plan_spans(_marks(table, since), since)
-
-
-def _marks(table: Table, since: datetime) -> list[Mark]:
-    publishes = _publishes(table)
-    before = [s for s in publishes if made_at(s) <= since][-1:]
-    kept = before + [s for s in publishes if made_at(s) > since]
-    last_of = {s.timestamp_ms // (_INTERVAL // timedelta(milliseconds=1)): s for s in kept}
-    # Also keep the first mark, where counting begins.
-    chosen = dict.fromkeys(
-        [*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())]
-    )
-    return [
-        Mark(made_at(s), _measured(s).get("speed", Measured()))
-        for s in kept
-        if s.snapshot_id in chosen
-    ]
-
-
-def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
-    """Return the spans between consecutive marks, which are in time order; a mark before `since`
-    starts the first span. Pure."""
-    spans = []
-    for before, after in pairwise(marks):
-        parts = (_difference(before, after, name) for name in (READABLE, STAGE, PUBLISH, COMMIT))
-        spans.append(MeasuredSpan(max(before.at, since), after.at, *parts))
-    return spans
-
-
-def _difference(before: Mark, after: Mark, name: str) -> Durations:
-    return after.measured.durations.get(name, Durations()).since(
-        before.measured.durations.get(name, Durations())
-    )
-
-
-def sum_durations(durations: Iterable[Durations]) -> Durations:
-    """Return the sum of all durations. Pure."""
-    total, counts = 0.0, Counter[float]()
-    for one in durations:
-        total += one.sum
-        counts.update(one.counts)
-    return Durations(total, counts)
