@@ -103,7 +103,7 @@ test-containers: $(READY) #: image and compose file in real containers, from a c
 test-page: $(READY) #: the status page in a real Chromium (needs Chromium, or apt-get and root)
 	@$(UV_RUN) --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page
 
-test-dbt: $(READY) #: the dbt project of docs/how-to/follow-changes.md
+test-dbt: $(READY) #: the dbt project of docs/how-to/dbt.md
 	@$(UV_RUN) --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/external/dbt
 
 test-engines: $(READY) #: main by its plain name in seven engines (loads 1 GB once)

@@ -2,7 +2,7 @@
 
 A profile names this module among its `plugins`. A source's `config` sets `plugin`, `stream`
 (default: the source's name) and `read` (`rows`, the default, or `watermarks`).
-docs/how-to/follow-changes.md has a complete project.
+docs/how-to/dbt.md has a complete project.
 """
 
 from __future__ import annotations

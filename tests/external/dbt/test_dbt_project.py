@@ -1,4 +1,4 @@
-"""The dbt project of docs/how-to/follow-changes.md, run by dbt: what its models hold is what the
+"""The dbt project of docs/how-to/dbt.md, run by dbt: what its models hold is what the
 table serves.
 
 `make test-dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
@@ -26,7 +26,7 @@ from anabranch.protocol import override
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "follow-changes.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "dbt.md"
 OPEN = shift(NEXT, 1)
 PROJECT = """
 name: warehouse

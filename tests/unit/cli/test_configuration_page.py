@@ -29,8 +29,8 @@ _STREAM = {
     "topic": "orders",
     "table": "shop.orders",
     "key": "id",
-    "schema": "id STRING NOT NULL, at TIMESTAMP, total DECIMAL(12,2)",
-    "event_time": {"column": "at"},
+    "schema": "id STRING NOT NULL, placed_at TIMESTAMP, total DECIMAL(12,2)",
+    "event_time": {"column": "placed_at"},
 }
 # What a key needs beside it.
 _BESIDE: dict[str, dict[str, Any]] = {
