@@ -21,7 +21,6 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import classify_unexpected
 from anabranch.iceberg.file_io import remembering_files
 from anabranch.job import Job
-from anabranch.notifications import webhook
 from anabranch.notifications.lineage.reporting import report_lineage
 from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
@@ -76,7 +75,6 @@ def run_stream(
         if not isinstance(error, ConfigurationError):
             LOG.exception("stream %s: failed", name)
     finally:
-        webhook.notify(job)
         job.kafka.close()
     results = sorted(run.results, key=lambda result: result.hour) if run is not None else []
     return StreamOutcome(name, tuple(results), error)

@@ -2,7 +2,7 @@
 repairable ones.
 
 Each step is retried for up to `batch.retry_for`. In a job of many streams, work needs one of the
-stream's turns (`batch_layer.turns`). Waiting for receivers of webhooks and lineage needs none.
+stream's turns (`batch_layer.turns`). Waiting for the receiver of lineage needs none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from anabranch.common.errors import AnabranchError, Unexpected
 from anabranch.common.progress import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
-from anabranch.notifications import webhook
 from anabranch.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.retention import is_kept
@@ -57,7 +56,6 @@ class StreamRun:
         self._retry = Retry(job.stream.batch.retry_for, "batch.retry_for", self._stop, pause=pause)
         self._name = f"stream {job.stream.name}"
         self.results: list[Result] = []
-        self._is_notified = True
         self._broken: list[Unexpected] = []
 
     def rebuild(self, hours: Collection[str] | None, request: RebuildRequest) -> list[Result]:
@@ -197,8 +195,6 @@ class StreamRun:
                     self._call(lambda: self._rebuilder.rebuild(hour, request), f"hour {hour}")
                 )
             self._reporter.report()
-        # Wait for an unreachable receiver once in a run, and once more at its end.
-        self._is_notified = self._is_notified and webhook.notify(self._job)
 
     @contextmanager
     def _reported(self, hour: str) -> Iterator[None]:

@@ -54,7 +54,7 @@ SECTIONS = {
         "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
-    "Operate": ("adopt", "override", "hold", "erase", "import", "merge", "webhook", "lineage"),
+    "Operate": ("adopt", "override", "hold", "erase", "import", "merge", "lineage"),
 }
 """The commands as `--help` groups them, in the order in which they are needed."""
 

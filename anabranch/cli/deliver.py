@@ -51,38 +51,6 @@ def egress(
 
 @click.command()
 @stream_argument
-@click.option("--skip", is_flag=True, help="Discard the pending changes without posting them.")
-@options
-def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
-    """Post changes that the webhook's receiver missed.
-
-    Posts each change of an hour's state to `webhook:` of the stream's file, in order.
-
-    Prints one line (one object with --output json) for each posted change. Jobs post their changes
-    themselves; this command posts those that the receiver missed. The exit code is 75 when the
-    receiver does not accept a change; that change and all later ones stay pending.
-    """
-    from anabranch.cli.render import print_event, print_text
-    from anabranch.notifications.webhook import Notifier
-
-    job = open_stream(stream, conf)
-    notifier = Notifier(job)
-    if skip:
-        notifier.skip()
-        print_text(f"{stream}: discarded the pending changes", output)
-        return
-    posted = 0
-    for one in notifier.post():
-        posted += 1
-        print_event(
-            vars(one), f"{one.hour}  {one.event}  revision {one.revision}  {one.id}", output
-        )
-    if not posted:
-        print_text(f"{stream}: nothing to post", output)
-
-
-@click.command()
-@stream_argument
 @click.option("--since", type=HOUR, help="First hour to send (UTC); default: all hours.")
 @click.option(
     "--print", "as_events", is_flag=True, help="Print the events, one a line, without sending."

@@ -275,7 +275,6 @@ def import_(
     """
     from anabranch.cli.render.imports import print_imported, print_planned
     from anabranch.lifecycle.importing import run
-    from anabranch.notifications import webhook
     from anabranch.protocol.publisher import Publisher
 
     first, last = _hours_to_import(hours)
@@ -285,7 +284,6 @@ def import_(
         print_planned(stream, run.plan(job, order), output)
         return
     done = run.run(job, Publisher(job.lake, job.stream), order)
-    webhook.notify(job)
     print_imported(stream, done, job.stream.key, output)
 
 

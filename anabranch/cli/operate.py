@@ -175,7 +175,6 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     nothing changes, and the exit code is 1.
     """
     from anabranch.cli.render.operate import print_adopted
-    from anabranch.notifications import webhook
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.start_offsets import parse_start
@@ -186,7 +185,6 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
         publisher = Publisher(job.lake, job.stream)
         publisher.recover()
         adopted = topic_change.adopt(publisher, job.kafka, choice, why)
-        webhook.notify(job)
     print_adopted(stream, job.stream.topic, adopted, output)
 
 
@@ -215,7 +213,6 @@ def override(
     do not cover the hour's cut, the command is refused with exit code 1 and changes nothing.
     """
     from anabranch.cli.render.operate import print_served
-    from anabranch.notifications import webhook
     from anabranch.protocol.override import serve_hour
     from anabranch.protocol.publisher import Publisher
 
@@ -223,7 +220,6 @@ def override(
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
     served = serve_hour(publisher, hour, layer, why)
-    webhook.notify(job)
     print_served(stream, hour, served, output)
 
 

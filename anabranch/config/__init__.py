@@ -18,7 +18,6 @@ from anabranch.config.environment import (
     Registry,
     SearchCluster,
     Spark,
-    Webhook,
 )
 from anabranch.config.family import (
     Family,

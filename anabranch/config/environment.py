@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -30,12 +29,6 @@ def _spark_text(value: object) -> str:
 
 def _scalar_as_text(value: object) -> object:
     return _spark_text(value) if isinstance(value, bool | int | float) else value
-
-
-def _page_url(value: str) -> str:
-    if urlsplit(value).scheme not in ("http", "https"):
-        raise ValueError("expected the address of `anabranch page` as people reach it")
-    return value.rstrip("/")
 
 
 def _brokers(value: str) -> str:
@@ -179,35 +172,6 @@ class Hdfs(Frozen):
     ca: str | None = Field(default=None, min_length=1)
 
 
-class Webhook(Frozen):
-    """The receiver of each change of an hour's state: its URL, which may be a secret, and request
-    headers; the URL of the status page for links, and the time limit of an answer."""
-
-    url: SecretStr
-    headers: dict[str, SecretStr] = Field(default={})
-    page: Annotated[str, AfterValidator(_page_url)] | None = None
-    within: Annotated[
-        Duration,
-        between(
-            timedelta.resolution,
-            timedelta(minutes=1),
-            "expected 1 minute at most: a job waits for it",
-        ),
-    ] = timedelta(seconds=5)
-
-    def __hash__(self) -> int:
-        # Streams are hashed; a dict is not hashable.
-        return hash((self.url, *self.headers.items(), self.page, self.within))
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, value: SecretStr) -> SecretStr:
-        parts = urlsplit(value.get_secret_value())
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("expected a URL such as 'https://hooks.example.com/anabranch'")
-        return value
-
-
 class Lineage(Frozen):
     """The receiver of OpenLineage events; none without `url`. `endpoint` is the path below it,
     `namespace` the namespace of our jobs, `timeout` the longest that a job waits for an answer."""
@@ -253,7 +217,6 @@ class Environment(Frozen):
     registry: Registry | None = None
     search: SearchCluster | None = None
     hdfs: Hdfs | None = None
-    webhook: Webhook | None = None
     lineage: Lineage = Lineage()
     erasure: ErasureKeys | None = None
     masking: Masking = Masking()

@@ -17,7 +17,7 @@ from anabranch.config.columns import NO_COLUMNS
 from anabranch.config.plain import REFERENCE
 
 # Values under these keys never appear in a message.
-_SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf", "erasure"})
+_SECRETS = frozenset({"security", "properties", "conf", "erasure"})
 _SECRET = re.compile(
     r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE
 )

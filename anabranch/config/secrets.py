@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import BaseModel, SecretStr
 
@@ -31,8 +31,8 @@ def _secrets_in(key: str, value: Any) -> Iterator[str]:
             yield from secrets_of(value)
         case Mapping():
             for name, item in value.items():
-                # Not `security.protocol`; any header of a webhook may be a secret.
-                if key == "headers" or is_secret(str(name)):
+                # Not `security.protocol`.
+                if is_secret(str(name)):
                     yield from _secrets_in(str(name), item)
         case tuple() | list():
             for item in value:
@@ -50,8 +50,5 @@ def _forms(key: str, text: str) -> Iterator[str]:
         if "@" in text:
             _, _, password = text.partition("://")[2].rpartition("@")[0].partition(":")
             yield from (password, unquote(password))
-    elif key == "url":
-        parts = urlsplit(text)
-        yield from (text, parts.path.lstrip("/"), parts.query)
     else:
         yield from (text, *_PASSWORD.findall(text))

@@ -24,7 +24,6 @@ from anabranch.config.base import (
 )
 from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
-from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Archive, Keep, parse_keep
 from anabranch.config.plain import GRACE, LATE_AFTER, OWNER, parse_hour
@@ -243,7 +242,6 @@ class Stream(Frozen):
     airflow: Airflow = Airflow()
     slo: Slo = Slo()
     egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
-    webhook: Webhook | None = None
     expectations: Path | None = None
     views: Annotated[tuple[View, ...], BeforeValidator(parse_views)] = ()
 

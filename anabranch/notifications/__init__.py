@@ -1,1 +1,1 @@
-"""Notifications about hours to other systems: webhooks and OpenLineage events."""
+"""Notifications about hours to other systems: OpenLineage events."""

@@ -124,10 +124,7 @@ def page() -> str:
 def environment_keys() -> Iterator[ConfigurationKey]:
     """Yield every key of `conf/anabranch.yaml`."""
     for name, info in Environment.model_fields.items():
-        if name == "webhook":
-            yield ConfigurationKey(name, "mapping", "none", "")
-        else:
-            yield from _keys(name, info)
+        yield from _keys(name, info)
 
 
 def stream_keys() -> Iterator[ConfigurationKey]:

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "runbooks",
     "how-to/change-a-schema",
-    "how-to/webhook",
     "how-to/deploy/monitoring",
     "reference/quality-gate",
 )

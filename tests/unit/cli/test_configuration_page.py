@@ -44,7 +44,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "schema.columns": {"format": "avro", "schema": {}},
     "schema.exclude": {"format": "avro", "schema": {}},
 }
-_WITH_URL = ("search", "hdfs", "webhook")
+_WITH_URL = ("search", "hdfs")
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
@@ -112,11 +112,6 @@ def test_an_example_of_a_stream_is_valid(key: str, tmp_path: Path) -> None:
             k.rpartition(".")[2]: _example(STREAM, k) for k in STREAM if k.startswith("views.NAME.")
         }
         data["views"] = {"per_minute": whole}
-    elif prefix == "webhook":
-        data["webhook"] = {
-            "url": "https://receiver.invalid/of-this-test",
-            last: _example(STREAM, key),
-        }
     else:
         data = _put(data, key.split("."), _example(STREAM, key))
     (tmp_path / "streams" / "orders.yaml").write_text(yaml.safe_dump(data))

@@ -219,22 +219,6 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(registry)
 
 
-def test_a_webhook_hides_its_secrets_and_distinguishes_streams(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOOK", "hunter2")
-    reported = (
-        "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: "
-        "'https://p/'}"
-    )
-    hook = stream(conf, webhook=reported).webhook
-    assert hook is not None and (hook.page, hook.within) == ("https://p", timedelta(seconds=5))
-    assert hook.url.get_secret_value() == "https://h.example.com/hunter2"
-    assert "hunter2" not in repr(hook)
-    # The stream caches values that are derived from it.
-    assert len({stream(conf, webhook=reported), stream(conf, webhook=reported), stream(conf)}) == 2
-
-
 def test_how_long_each_layer_tries_again(conf: Path) -> None:
     loaded = stream(conf, speed="{retry_for: 1 hour}", batch="{retry_for: for ever}")
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
@@ -578,18 +562,6 @@ def test_durations_that_no_calendar_has(value: str) -> None:
         ),
         (ENVIRONMENT + "registry: {}", "registry.url: required key, found none"),
         (
-            ENVIRONMENT + "webhook: {url: hooks:80}",
-            "webhook.url: expected a URL such as 'https://hooks",
-        ),
-        (
-            ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}",
-            "webhook.within: expected 1 minute at most",
-        ),
-        (
-            ENVIRONMENT + "webhook: {url: 'http://h', page: h}",
-            "webhook.page: expected the address of `anabranch page`",
-        ),
-        (
             ENVIRONMENT + "lineage: {url: lineage:5000}",
             "lineage.url: expected a URL such as 'https://lineage",
         ),
@@ -635,12 +607,6 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, mess
         (
             ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}",
             "registry.password",
-            "list",
-        ),
-        (ENVIRONMENT + "webhook: {url: 'hunter2'}", "webhook.url", "str"),
-        (
-            ENVIRONMENT + "webhook: {url: 'http://r', headers: {Token: [hunter2]}}",
-            "webhook.headers.Token",
             "list",
         ),
         (ENVIRONMENT + "lineage: {url: 'http://l', api_key: [hunter2]}", "lineage.api_key", "list"),
@@ -814,7 +780,7 @@ def test_no_mistake_of_a_stream_repeats_the_value_of_a_variable(
 def test_secrets_in_messages_of_libraries_are_hidden(
     conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    secrets = [f"secret-{number}/@x" for number in range(6)]
+    secrets = [f"secret-{number}/@x" for number in range(4)]
     (conf / "anabranch.yaml").write_text(
         ENVIRONMENT.replace("sqlite:///c.db", f"postgresql+psycopg2://u:{secrets[0]}@h/c").replace(
             "kafka: {",
@@ -822,12 +788,11 @@ def test_secrets_in_messages_of_libraries_are_hidden(
             sasl.jaas.config: 'Module required username="user-of-kafka" password="{secrets[2]}";'}}, """,
         )
         + f"s3: {{access_key: access-key-id, secret_key: {secrets[3]}}}\n"
-        + f"webhook: {{url: 'https://hooks/{secrets[4]}', headers: {{X-Any: {secrets[5]}}}}}\n"
     )
     load_environment(conf)
-    plain = "SASL_SSL user-of-kafka access-key-id hooks"
+    plain = "SASL_SSL user-of-kafka access-key-id"
     said = f"{plain} {' '.join(secrets)}"
-    assert str(Terminal(said)) == f"{plain} *** *** *** *** *** ***"
+    assert str(Terminal(said)) == f"{plain} *** *** *** ***"
     stream = io.StringIO()
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", stream)
