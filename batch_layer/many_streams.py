@@ -62,10 +62,10 @@ def run_stream(
     try:
         stream = take_up(job.environment, job.stream.without_columns(), job.lake)
         job = replace(job, stream=stream)
-        with counting(tally), remembering_files(), report_lineage(job, *parents) as reporter:
+        with counting(tally), remembering_files(), report_lineage(job):
             rebuilder = Rebuilder(job, spark, *parents, tally)
             stream_turns = StreamTurns(turns, rebuilder.use) if turns is not None else None
-            run = StreamRun(job, rebuilder, stop, reporter, stream_turns)
+            run = StreamRun(job, rebuilder, stop, stream_turns)
             work(run)
         error = None
     except AnabranchError as raised:

@@ -2,7 +2,7 @@
 repairable ones.
 
 Each step is retried for up to `batch.retry_for`. In a job of many streams, work needs one of the
-stream's turns (`batch_layer.turns`). Waiting for the receiver of lineage needs none.
+stream's turns (`batch_layer.turns`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime
 from typing import TypeVar
 
-from anabranch.common.errors import AnabranchError, Unexpected
+from anabranch.common.errors import Unexpected
 from anabranch.common.progress import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
-from anabranch.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.retention import is_kept
 from anabranch.protocol.sealing import require_ended, require_sealed
@@ -38,8 +36,8 @@ class StreamRun:
     """One run over a stream. `turns`: the stream's turns in a job of many streams; None if the
     stream has the job to itself.
 
-    Every method raises Transient when its time is over or `stop` is set. `reporter` reports each
-    hour at once. `results` has the results so far, also after a method raised.
+    Every method raises Transient when its time is over or `stop` is set. `results` has the results
+    so far, also after a method raised.
     """
 
     def __init__(
@@ -47,11 +45,10 @@ class StreamRun:
         job: Job,
         rebuilder: Rebuilder,
         stop: threading.Event | None = None,
-        reporter: LineageReporter | None = None,
         turns: StreamTurns | None = None,
     ) -> None:
         self._job, self._rebuilder, self._turns = job, rebuilder, turns
-        self._stop, self._reporter = stop or threading.Event(), reporter or LineageReporter(job)
+        self._stop = stop or threading.Event()
         pause = turns.pause if turns is not None else None
         self._retry = Retry(job.stream.batch.retry_for, "batch.retry_for", self._stop, pause=pause)
         self._name = f"stream {job.stream.name}"
@@ -189,23 +186,10 @@ class StreamRun:
 
     def _rebuild_hour(self, hour: str, request: RebuildRequest, state: State) -> None:
         offsets = state.cuts[hour].offsets if hour in state.cuts else None
-        with self._reported(hour):
-            with self._turn(hour, offsets):
-                self.results.append(
-                    self._call(lambda: self._rebuilder.rebuild(hour, request), f"hour {hour}")
-                )
-            self._reporter.report()
-
-    @contextmanager
-    def _reported(self, hour: str) -> Iterator[None]:
-        """Report an error of the hour's attempt inside."""
-        began = datetime.now(UTC)
-        try:
-            yield
-        except AnabranchError as error:
-            if not self._stop.is_set():
-                self._reporter.failed(hour, began, error)
-            raise
+        with self._turn(hour, offsets):
+            self.results.append(
+                self._call(lambda: self._rebuilder.rebuild(hour, request), f"hour {hour}")
+            )
 
     def _call(self, action: Callable[[], T], what: str = "") -> T:
         return self._retry.call(f"{self._name}: {what}" if what else self._name, action)

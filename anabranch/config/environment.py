@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -16,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from anabranch.config.base import Duration, Frozen, Name, between, web_address
+from anabranch.config.base import Frozen, Name, web_address
 
 _SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
 _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
@@ -173,24 +172,14 @@ class Hdfs(Frozen):
 
 
 class Lineage(Frozen):
-    """The receiver of OpenLineage events; none without `url`. `endpoint` is the path below it,
-    `namespace` the namespace of our jobs, `timeout` the longest that a job waits for an answer."""
+    """The receiver of OpenLineage events; none without `url`. `namespace` is the namespace of
+    our jobs."""
 
     url: Annotated[
         str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)
     ] = ""
-    endpoint: str = Field(default="api/v1/lineage", pattern=r"^[^/\s?#][^\s?#]*$")
     api_key: SecretStr | None = None
     namespace: str = Field(default="anabranch", pattern=r"^\S+$")
-    timeout: Annotated[
-        Duration,
-        between(
-            timedelta.resolution,
-            timedelta(minutes=1),
-            "expected 1 minute at most, and more than nothing: an hour's job waits so long for "
-            "the receiver",
-        ),
-    ] = timedelta(seconds=5)
 
 
 class ErasureKeys(Frozen):

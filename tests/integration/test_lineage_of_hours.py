@@ -24,7 +24,7 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     world: Callable[..., World], receiver: LineageReceiver
 ) -> None:
     one = world()
-    one.set_environment(lineage={"url": receiver.url, "timeout": "30 seconds"})
+    one.set_environment(lineage={"url": receiver.url})
     one.topic()
     good, bad = past_hour(2), past_hour(1)
     one.send(spread(good, 20, "good"))

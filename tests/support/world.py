@@ -199,9 +199,9 @@ class World:
         self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None
     ) -> list[Result]:
         """Run the work of the batch job, for all waiting hours or for these."""
-        with report_lineage(self.job) as reporter:
+        with report_lineage(self.job):
             order = RebuildRequest(restate, accept, why)
-            return StreamRun(self.job, Rebuilder(self.job, self.spark), reporter=reporter).rebuild(
+            return StreamRun(self.job, Rebuilder(self.job, self.spark)).rebuild(
                 hours or None, order
             )
 

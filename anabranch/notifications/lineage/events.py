@@ -94,14 +94,10 @@ class Subject:
     def topic(self) -> Name:
         return topic_name(self.environment.kafka, self.stream.topic)
 
-    def schema(self, row: LedgerRow | None) -> Schema:
+    def schema(self, row: LedgerRow) -> Schema:
         """Return the columns of a decision's snapshot, or of the current schema if the snapshot has
         expired."""
-        snapshot = (
-            self.table.metadata.snapshot_by_id(row.snapshot_id)
-            if row is not None and row.snapshot_id
-            else None
-        )
+        snapshot = self.table.metadata.snapshot_by_id(row.snapshot_id) if row.snapshot_id else None
         by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
@@ -141,7 +137,7 @@ def _common_facets(run: HourRun) -> dict[str, Any]:
     facets: dict[str, Any] = {"nominalTime": nominal_time_run.NominalTimeRunFacet(begin, end)}
     if run.parent is not None:
         facets["parent"] = _parent(run.parent, run.root)
-    if run.row is not None and run.row.run is not None and run.row.run.spark is not None:
+    if run.row.run is not None and run.row.run.spark is not None:
         version = run.row.run.spark
         facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
             version, "spark", VERSION
@@ -184,7 +180,7 @@ def _topic_facets(subject: Subject) -> dict[str, Any]:
 
 def _input(subject: Subject, run: HourRun) -> InputDataset:
     row, facets = run.row, {}
-    if row is not None and row.offsets is not None and row.gap is not None:
+    if row.offsets is not None and row.gap is not None:
         read = row.offsets - row.gap
         facets["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
             read
@@ -198,7 +194,7 @@ def _input(subject: Subject, run: HourRun) -> InputDataset:
 def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
     row, name = run.row, table_name(subject.table.location())
     facets, statistics = _table_facets(subject, row), {}
-    if row is not None and run.error is None:
+    if run.error is None:
         run_facts = row.run
         files, size = (run_facts.files, run_facts.bytes) if run_facts is not None else (None, None)
         statistics = {
@@ -208,7 +204,7 @@ def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
             "subset": _only_the_hour(run.hour),
         }
     outputs = [_dataset(OutputDataset, name, facets, outputFacets=statistics)]
-    if row is not None and run.error is None and row.dead:
+    if run.error is None and row.dead:
         written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(row.dead)
         letter_facets = {
             "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(
@@ -232,13 +228,11 @@ def _only_the_hour(hour: str) -> base_subset_dataset.OutputSubsetOutputDatasetFa
     )
 
 
-def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
+def _table_facets(subject: Subject, row: LedgerRow) -> dict[str, Any]:
     schema = subject.schema(row)
     facets = _storage_facets(subject, subject.stream.table)
     facets["schema"] = schema_dataset.SchemaDatasetFacet(_fields(schema.fields))
     facets["columnLineage"] = _column_lineage(subject, schema)
-    if row is None:
-        return facets
     if row.decision == "accepted" and row.snapshot_id is not None:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
     if row.good is not None:

@@ -1,5 +1,4 @@
-"""The client of the receiver of events. Requests have a time limit and are not retried; a job stops
-sending after the first failure."""
+"""The client of the receiver of events. Requests have a time limit and are not retried."""
 
 from __future__ import annotations
 
@@ -21,6 +20,9 @@ from anabranch.config import Lineage
 
 # The caller decides whether to retry.
 _ONCE = {"total": 0, "read": 0, "connect": 0}
+# The path of OpenLineage's specification; `lineage.url` may have a path before it.
+_PATH = "api/v1/lineage"
+_SECONDS = 10.0
 
 
 class Receiver:
@@ -30,19 +32,17 @@ class Receiver:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
         auth = ApiKeyTokenProvider({"api_key": key}) if key else TokenProvider({})
-        seconds = settings.timeout.total_seconds()
         # The client joins the endpoint to the URL as to a folder.
-        config = HttpConfig(f"{settings.url}/", settings.endpoint, seconds, auth=auth, retry=_ONCE)
+        config = HttpConfig(f"{settings.url}/", _PATH, _SECONDS, auth=auth, retry=_ONCE)
         self._transport = HttpTransport(config)
 
     def send(self, events: Iterable[RunEvent]) -> None:
-        """Send events in order, within `lineage.timeout` in total. Raises NoAnswer after that time,
+        """Send events in order, within 10 s in total. Raises NoAnswer after that time,
         Transient if the receiver is unreachable, ConfigurationError for a wrong path or key,
         Refused if it rejects the events."""
-        seconds = self._settings.timeout.total_seconds()
         late = NoAnswer(
-            f"send lineage to {self._settings.url}: found no answer within {seconds:g} s "
-            "(lineage.timeout; transient, try again)"
+            f"send lineage to {self._settings.url}: found no answer within {_SECONDS:g} s "
+            "(transient, try again)"
         )
 
         def emit() -> None:
@@ -53,10 +53,10 @@ class Receiver:
                 raise self._explained(error) from error
 
         # The client's own timeout restarts with every byte, and does not cover name resolution.
-        call_within(seconds, "lineage", emit, late)
+        call_within(_SECONDS, "lineage", emit, late)
 
     def _explained(self, error: BaseException) -> AnabranchError:
-        doing = f"send lineage to {self._settings.url}/{self._settings.endpoint}"
+        doing = f"send lineage to {self._settings.url}/{_PATH}"
         response = error.response if isinstance(error, requests.HTTPError) else None
         if response is None:
             if isinstance(error, requests.exceptions.SSLError):
@@ -71,5 +71,5 @@ class Receiver:
         if response.status_code in (401, 403):
             return ConfigurationError(f"{found}; check lineage.api_key")
         if response.status_code in (404, 405):
-            return ConfigurationError(f"{found}; check lineage.url and lineage.endpoint")
+            return ConfigurationError(f"{found}; check lineage.url")
         return Refused(f"{found}; see its log")

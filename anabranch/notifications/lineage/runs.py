@@ -22,17 +22,16 @@ from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 
 @dataclass(frozen=True)
 class HourRun:
-    """A run of an hour. `row` is its ledger row; None for an attempt that ended with an error,
-    which the ledger does not record. `error` is why the hour was not accepted."""
+    """A run of an hour and its ledger row. `error` is why the hour was not accepted."""
 
     id: str
     hour: str
     began: datetime
     ended: datetime
     error: str | None
-    row: LedgerRow | None = None
-    parent: ParentRun | None = None
-    root: ParentRun | None = None
+    row: LedgerRow
+    parent: ParentRun | None
+    root: ParentRun | None
 
 
 def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
@@ -52,19 +51,6 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
     )
 
 
-def failed_run(
-    table_uuid: str,
-    hour: str,
-    began: datetime,
-    ended: datetime,
-    error: str,
-    parent: str | None,
-    root: str | None,
-) -> HourRun:
-    id = _run_id(hour, f"{table_uuid}.{hour}.{began.isoformat()}")
-    return HourRun(id, hour, began, ended, error, None, _parsed_run(parent), _parsed_run(root))
-
-
 def _run_id(hour: str, name: str) -> str:
     return str(generate_static_uuid(start_of(hour), name.encode()))
 
@@ -76,8 +62,6 @@ def _parsed_run(text: str | None) -> ParentRun | None:
 def hour_facts(run: HourRun) -> dict[str, Any]:
     """Return our own facet, described in `AnabranchHourRunFacet.json`."""
     row = run.row
-    if row is None:
-        return {"hour": run.hour, "decision": "failed"}
     cut, diff = row.cut, row.diff
     facts = {
         "hour": row.hour,

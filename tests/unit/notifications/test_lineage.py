@@ -38,6 +38,7 @@ from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.notifications.lineage import receiver as receiver_module
 from anabranch.notifications.lineage import reporting as reporting_module
 from anabranch.notifications.lineage.names import (
     Name,
@@ -90,9 +91,8 @@ def lake(tmp_path: Path) -> StreamLake:
     return four_hours(tmp_path)
 
 
-def job_of(lake: StreamLake, url: str, **settings: Any) -> Job:
-    given = {"url": url, "timeout": timedelta(seconds=20)} | settings
-    environment = lake.environment.model_copy(update={"lineage": config.Lineage(**given)})
+def job_of(lake: StreamLake, url: str) -> Job:
+    environment = lake.environment.model_copy(update={"lineage": config.Lineage(url=url)})
     return Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
 
 
@@ -134,7 +134,7 @@ def send(lake: StreamLake, url: str, *arguments: str) -> Result:
     }
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog,
-        "lineage": {"url": url, "api_key": "s3cret", "timeout": "10 seconds"},
+        "lineage": {"url": url, "api_key": "s3cret"},
     }  # fmt: skip
     (conf / "anabranch.yaml").write_text(json.dumps(environment))
     stream = {"topic": "events", "table": lake.name, "schema": lake.stream.ddl, "key": "id"}
@@ -146,10 +146,9 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
     snapshot = lake.state().heads["main"]
-    with report_lineage(job_of(lake, receiver.url)) as reporter:
+    with report_lineage(job_of(lake, receiver.url)):
         record(lake, accepted(HOURS[0], snapshot_id=snapshot))
-        reporter.report()
-        start, end = receiver.events
+    start, end = receiver.events
     assert receiver.problems == []
     assert (start["eventType"], start["eventTime"]) == ("START", BEGAN.isoformat())
     assert (end["eventType"], end["eventTime"]) == ("COMPLETE", NOW.isoformat())
@@ -243,9 +242,8 @@ def test_selected_columns_are_made_of_the_fields_of_the_topic(
     select = parse_select(["id", {"n": {"sql": "level + points", "type": "INT"}}], fields)
     job = job_of(lake, receiver.url)
     stream = lake.stream.model_copy(update={"select": select, "fields": fields})
-    with report_lineage(replace(job, stream=stream)) as reporter:
+    with report_lineage(replace(job, stream=stream)):
         record(lake, accepted(HOURS[0]))
-        reporter.report()
     assert receiver.problems == []
     topic, table = (receiver.events[-1][kind][0]["facets"] for kind in ("inputs", "outputs"))
     assert [f["name"] for f in topic["schema"]["fields"]] == [column.name for column in fields]
@@ -310,18 +308,6 @@ def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
     ]
 
 
-def test_a_failed_hour_is_sent_without_a_ledger_row(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
-    with report_lineage(job_of(lake, receiver.url), TASK, DAG) as reporter:
-        reporter.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
-    start, fail = receiver.events
-    assert (start["eventType"], fail["eventType"]) == ("START", "FAIL")
-    assert fail["run"]["facets"]["errorMessage"]["message"] == "rebuild hour: an overflow"
-    assert fail["run"]["facets"]["anabranch_hour"]["decision"] == "failed"
-    assert fail["run"]["facets"]["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
-
-
 def test_hours_without_records_and_hours_without_a_recorded_run_are_sent(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
@@ -347,13 +333,11 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
     message: str,
 ) -> None:
     receiver.status = status
-    with caplog.at_level(logging.WARNING), report_lineage(job_of(lake, receiver.url)) as reporter:
+    with caplog.at_level(logging.WARNING), report_lineage(job_of(lake, receiver.url)):
         for hour in HOURS[1:]:
             accept(lake, hour, 8)
-            reporter.report()
-        reporter.failed(HOURS[0], BEGAN, Unexpected("broken"))
     assert receiver.asked == 1
-    assert [r for r in caplog.messages if "lineage stopped" in r and message in r]
+    assert [r for r in caplog.messages if "lineage not sent: " in r and message in r]
     assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
     receiver.recover()
     done = send(lake, receiver.url, "--since", HOURS[2])
@@ -367,22 +351,24 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
 
 
 def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
-    lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(receiver_module, "_SECONDS", 0.3)
     receiver.hang()
-    with report_lineage(
-        job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))
-    ) as reporter:
+    with report_lineage(job_of(lake, receiver.url)):
         for hour in HOURS[:3]:
             accept(lake, hour, 8)
-            reporter.report()
-    assert reporter.missed == set(HOURS[:3])
+    assert caplog.messages[-1].endswith(
+        f"hours=3 first={HOURS[0]} last={HOURS[2]}; to send it: anabranch lineage events --since "
+        f"{HOURS[0]}"
+    )
     assert receiver.asked <= 1 and receiver.events == []
-    with report_lineage(job_of(lake, "http://127.0.0.1:1")) as reporter:
+    with report_lineage(job_of(lake, "http://127.0.0.1:1")):
         accept(lake, HOURS[3], 8)
-        reporter.report()
-    assert reporter.missed == {HOURS[3]}
-    assert "anabranch lineage events --since" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[3]}")
 
 
 def test_many_hours_are_sent_up_to_the_deadline(
@@ -393,25 +379,27 @@ def test_many_hours_are_sent_up_to_the_deadline(
 ) -> None:
     clock = iter(range(0, 1000, 15))
     monkeypatch.setattr(reporting_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with report_lineage(job_of(lake, receiver.url)) as reporter:  # of 20 s
+    with report_lineage(job_of(lake, receiver.url)):  # for 30 s
         record(lake, *(accepted(hour) for hour in HOURS))
-        reporter.report()
-        assert reporter.missed == set(HOURS[2:])
-        record(lake, accepted(HOURS[0], 2))
-    assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == [
-        *HOURS[:2],
-        HOURS[0],
-    ]
-    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[2]}")
+    assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == HOURS[:1]
+    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
+
+
+def test_decisions_of_a_job_that_fails_are_sent(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    with pytest.raises(Unexpected), report_lineage(job_of(lake, receiver.url)):
+        accept(lake, HOURS[0], 8)
+        raise Unexpected("rebuild hour: an overflow")
+    assert list(receiver.runs().values()) == [["START", "COMPLETE"]]
 
 
 def test_an_error_of_the_client_or_the_lake_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
-    with report_lineage(job_of(lake, receiver.url)) as reporter:
+    with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
-        reporter.report()
     assert receiver.asked == 0
 
 
@@ -428,9 +416,8 @@ def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openlineage", None)
-    with report_lineage(job_of(lake, receiver.url)) as reporter:
+    with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
-        reporter.report()
     remedy = "; run `pip install 'anabranch[lineage]'`"
     assert caplog.messages[-1].startswith("stream events: lineage disabled for this job: ")
     assert caplog.messages[-1].endswith(remedy)
@@ -444,9 +431,8 @@ def test_without_an_address_nothing_is_asked(
     monkeypatch.setattr(
         Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted")
     )
-    with report_lineage(job_of(lake, "")) as reporter:
-        reporter.report()
-        reporter.failed(HOURS[0], NOW, Transient("away"))
+    with report_lineage(job_of(lake, "")):
+        pass
     done = send(lake, "")
     assert isinstance(done.exception, ConfigurationError)
     assert "lineage.url: expected the address of a receiver" in str(done.exception)
@@ -483,9 +469,12 @@ def test_the_receivers_answer_decides_the_exit_code(
     assert done.exception.exit_code == kind.exit_code
 
 
-def test_a_receiver_is_given_up_after_its_time(receiver: LineageReceiver, lake: StreamLake) -> None:
+def test_a_receiver_is_given_up_after_its_time(
+    receiver: LineageReceiver, lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "_SECONDS", 0.2)
     receiver.hang()
-    slow = Receiver(config.Lineage(url=receiver.url, timeout=timedelta(milliseconds=200)))
+    slow = Receiver(config.Lineage(url=receiver.url))
 
     over = threading.Event()
 
@@ -493,7 +482,7 @@ def test_a_receiver_is_given_up_after_its_time(receiver: LineageReceiver, lake: 
         over.wait(60)
         yield from ()
 
-    with pytest.raises(NoAnswer, match=r"lineage\.timeout"):
+    with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
         slow.send(endless())
     over.set()
 
