@@ -9,7 +9,7 @@ SLOW_SUITES := $(addprefix tests/,containers deploy external failures first_day 
 
 .PHONY: help setup demo test test-full lint types format docs bench dist clean
 .PHONY: demo-flights unit model integration test-failures test-deploy test-containers test-page test-dbt test-engines test-trino test-search
-.PHONY: test-hdfs test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak class-list
+.PHONY: test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak class-list
 .DEFAULT_GOAL := help
 
 help: ## list the targets; ALL=1: every target
@@ -114,9 +114,6 @@ test-trino: $(READY) #: the queries of docs/how-to/query.md in a real Trino (loa
 
 test-search: $(READY) #: egress to a real OpenSearch (loads 45 MB once)
 	@$(BIN)/python -m pytest tests/external/search
-
-test-hdfs: $(READY) #: egress to a real HDFS (loads 40 MB once)
-	@$(BIN)/python -m pytest tests/external/hdfs
 
 test-lineage: $(READY) #: lineage against Airflow's provider, and MARQUEZ=http://… that runs there
 	@MARQUEZ='$(MARQUEZ)' $(UV_RUN) --with apache-airflow==3.3.2 --with apache-airflow-providers-openlineage==2.20.3 python -m pytest tests/external/marquez

@@ -12,7 +12,6 @@ from anabranch.config.environment import (
     S3,
     Catalog,
     Environment,
-    Hdfs,
     Kafka,
     Lineage,
     Registry,

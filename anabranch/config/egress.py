@@ -11,15 +11,12 @@ from anabranch.config.base import Frozen
 from anabranch.config.plain import parse_target
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")
-HDFS = "hdfs://"
-_HDFS = re.compile(HDFS + r"/[^\s?#*/:]+(/[^\s?#*:]*)?")
-"""A path without authority: the environment's `hdfs:` names the cluster."""
 _LOCAL = re.compile(r"file:///[^\s?#*]+")
 
 
 def _root(value: str) -> str:
-    if not any(kind.fullmatch(value) for kind in (_S3, _LOCAL, _HDFS)) or ".." in value.split("/"):
-        raise ValueError("expected s3://BUCKET/FOLDER, hdfs:///FOLDER or file:///FOLDER")
+    if not any(kind.fullmatch(value) for kind in (_S3, _LOCAL)) or ".." in value.split("/"):
+        raise ValueError("expected s3://BUCKET/FOLDER or file:///FOLDER")
     return value.rstrip("/")
 
 
@@ -33,11 +30,10 @@ class _Target(Frozen):
 
 
 class FolderTarget(_Target):
-    """Folders of Parquet files, `ROOT/date=…/hour=…/`, with at most `file_rows` rows a file."""
+    """Folders of Parquet files, `ROOT/date=…/hour=…/`."""
 
     type: Literal["folder"]
     root: Annotated[str, AfterValidator(_root)]
-    file_rows: int = Field(default=1_000_000, ge=1_000)
 
     @property
     def place(self) -> str:
@@ -45,11 +41,10 @@ class FolderTarget(_Target):
 
 
 class TopicTarget(_Target):
-    """Another topic of the same Kafka, with at most `transaction_rows` records a transaction."""
+    """Another topic of the same Kafka."""
 
     type: Literal["topic"]
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
-    transaction_rows: int = Field(default=10_000, ge=1, le=1_000_000)
 
     @property
     def place(self) -> str:
@@ -57,12 +52,10 @@ class TopicTarget(_Target):
 
 
 class SearchTarget(_Target):
-    """An index of the environment's `search:`, with at most `bulk_documents` documents a bulk
-    request."""
+    """An index of the environment's `search:`."""
 
     type: Literal["search"]
     index: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")
-    bulk_documents: int = Field(default=5_000, ge=1, le=100_000)
 
     @property
     def place(self) -> str:

@@ -158,19 +158,6 @@ class SearchCluster(Frozen):
         return self
 
 
-class Hdfs(Frozen):
-    """HDFS, for egress through WebHDFS: the URL of the name node, of HttpFS or of a gateway,
-    without `/webhdfs/v1`; the user who writes files, with a password if a gateway requires one.
-    `ca` is as in `search`."""
-
-    url: Annotated[
-        str, web_address("http://namenode.example.com:9870", "hdfs.user and hdfs.password")
-    ]
-    user: str = Field(default="anabranch", min_length=1)
-    password: SecretStr | None = None
-    ca: str | None = Field(default=None, min_length=1)
-
-
 class Lineage(Frozen):
     """The receiver of OpenLineage events; none without `url`. `namespace` is the namespace of
     our jobs."""
@@ -205,7 +192,6 @@ class Environment(Frozen):
     spark: Spark = Spark()
     registry: Registry | None = None
     search: SearchCluster | None = None
-    hdfs: Hdfs | None = None
     lineage: Lineage = Lineage()
     erasure: ErasureKeys | None = None
     masking: Masking = Masking()

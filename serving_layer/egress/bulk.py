@@ -13,6 +13,9 @@ from typing import Any
 from anabranch.common.http import is_transient
 from serving_layer.egress.records import Identity, value_of
 
+BULK_DOCUMENTS = 5_000
+"""Maximum number of documents of a bulk request."""
+
 BULK_BYTES = 8 * 1024 * 1024
 """Maximum size of a bulk request; a single document may be larger."""
 

@@ -30,6 +30,9 @@ from serving_layer.egress.hour import Hour, Restored, is_current
 from serving_layer.egress.manifest import Begun, Manifest, ParquetFile
 from serving_layer.egress.storage import Storage, open_storage
 
+FILE_ROWS = 1_000_000
+"""Maximum number of rows of a file."""
+
 
 def folder_of(root: str, hour: str) -> str:
     date, _, of_day = hour.partition("T")
@@ -124,7 +127,7 @@ class Folder:
     def _write(
         self, folder: str, hour: Hour, delivery: str, former: frozenset[str]
     ) -> tuple[ParquetFile, ...]:
-        count = -(-hour.rows // self.target.file_rows)
+        count = -(-hour.rows // FILE_ROWS)
         names = [
             f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)
         ]
@@ -133,7 +136,7 @@ class Folder:
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
             # Rows beyond the reserved names are not written; their number is compared below.
-            for name, part in zip(names, _parts(batches, self.target.file_rows), strict=False):
+            for name, part in zip(names, _parts(batches, FILE_ROWS), strict=False):
                 rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
                 written.append(ParquetFile(name, rows, size))
         if (rows := sum(file.rows for file in written)) != hour.rows:

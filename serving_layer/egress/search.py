@@ -24,7 +24,7 @@ from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.egress.bulk import Document, bulks, document, read_answer
+from serving_layer.egress.bulk import BULK_DOCUMENTS, Document, bulks, document, read_answer
 from serving_layer.egress.hour import Hour, Restored, cut_of, is_current
 from serving_layer.egress.records import places
 
@@ -218,7 +218,7 @@ class Search:
                 document(identity, place, hour.sequence) for place in places(batches.rows(), cut)
             )
             latest = hour.sequence
-            for bulk in bulks(documents, self.target.bulk_documents):
+            for bulk in bulks(documents, BULK_DOCUMENTS):
                 latest = self._send(hour, bulk, all_again, latest)
                 reach(Step.EGRESS_INDEXED)
         self.index.refresh()

@@ -24,6 +24,9 @@ from serving_layer.egress.records import LastPlace, SenderPosition, chunks, plac
 
 LOG = logging.getLogger(__name__)
 
+TRANSACTION_ROWS = 10_000
+"""Maximum number of records of a transaction."""
+
 
 @dataclass
 class TopicSender:
@@ -89,7 +92,7 @@ class TopicSender:
         with hour.batches(self.target.name) as batches:
             placed = places(batches.rows(), cut)
             left = ((p, o, row) for p, o, row in placed if (p, o) > sent)
-            for chunk, is_last in chunks(left, self.target.transaction_rows):
+            for chunk, is_last in chunks(left, TRANSACTION_ROWS):
                 if is_last:
                     position = SenderPosition(place, delivery)
                 else:

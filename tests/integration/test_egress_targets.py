@@ -27,6 +27,8 @@ from serving_layer import egress as room
 
 Make = Callable[..., World]
 BUCKET = "tests"
+EIGHT = "import serving_layer.egress.topic as topic; topic.TRANSACTION_ROWS = 8"
+"""Python that a process of `egress` runs first: transactions of eight records."""
 
 
 def store_of(one: World) -> ObjectStore:
@@ -105,7 +107,7 @@ def exporting(world: Make) -> tuple[World, str]:
     one = world()
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
     export = {"name": "export", "type": "folder", "root": root}
-    feed = {"name": "feed", "type": "topic", "topic": topic, "transaction_rows": 8}
+    feed = {"name": "feed", "type": "topic", "topic": topic}
     one.configure(egress=[export, feed])
     one.reopen()
     one.topic()
@@ -124,11 +126,13 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     one.batch(older)
 
     # Three transactions. Killed before the second is committed, after it, and after the last one.
-    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    run_into(
+        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
+    )
     assert len(sent(one, topic)) == 8
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
     assert len(sent(one, topic)) == 16
-    run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed")
+    run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed", first=EIGHT)
     assert recorded(one, "feed") == []
     # A folder that is killed when its manifest names the files. The hazard: no marker shows that it
     # is complete.
@@ -146,7 +150,9 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     one.reopen()
     one.batch(older, restate=True)
     assert len(in_main(one, older)) == 17
-    with paused_at(one, Step.EGRESS_SENT, "egress", one.name, "--target", "feed") as sleeper:
+    with paused_at(
+        one, Step.EGRESS_SENT, "egress", one.name, "--target", "feed", first=EIGHT
+    ) as sleeper:
         assert [(d.target, d.hour) for d in deliver(one)] == [
             (target, hour) for target in ("export", "feed") for hour in (newer, older)
         ]  # fmt: skip
@@ -179,9 +185,11 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
     one.apply()
     one.batch(hour)
     # Three transactions. Killed before the second is committed, and after it.
-    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    run_into(
+        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
+    )
     assert len(sent(one, topic)) == 8
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
     assert len(sent(one, topic)) == 16
     # Killed when the folder's manifest names the files. The hazard: no _SUCCESS says that the
     # folder is whole.
@@ -217,7 +225,9 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
         return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode() for r in rows}
 
     # Erased in the middle of a delivery: the topic has some of the records by then.
-    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    run_into(
+        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
+    )
     gone = erase_player("p3")
     assert gone & {key for key, value in sent(one, topic) if value is not None}
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
@@ -229,8 +239,10 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     gone |= erase_player("p5")
     before = ends_of(one, topic)
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
-    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
+    run_into(
+        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
+    )
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
     assert sent(one, topic, before) != []
     assert [(d.target, d.hour, d.revision, d.rows) for d in deliver(one)] == [
         ("export", hour, 1, 14), ("feed", hour, 1, 14),

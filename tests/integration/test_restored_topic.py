@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from accepted_hours import HOURS, accept, four_hours
@@ -26,6 +27,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import deliveries
 from serving_layer import egress as room
+from serving_layer.egress import topic as egress_topic
 
 if TYPE_CHECKING:
     from conftest import Neighbours
@@ -45,14 +47,14 @@ class Target:
 
     @property
     def stream(self) -> config.Stream:
-        return new_stream(
-            egress=[{"name": "feed", "type": "topic", "topic": self.topic, "transaction_rows": 4}]
-        )
+        return new_stream(egress=[{"name": "feed", "type": "topic", "topic": self.topic}])
 
     def deliver(self) -> list[tuple[str, int]]:
         """Deliver what is to be delivered: the hours, and the rows of each."""
         environment = new_environment(self.folder, self.s3).model_copy(update={"kafka": self.kafka})
-        with KafkaAdapter(self.kafka) as kafka:
+        # Also in the separate process that a fail point kills.
+        few = patch.object(egress_topic, "TRANSACTION_ROWS", 4)
+        with few, KafkaAdapter(self.kafka) as kafka:
             job = Job(environment, self.stream, Lake(environment), kafka)
             return [(d.hour, d.rows) for d in room.deliver(job, job.stream.egress[0])]
 

@@ -27,12 +27,19 @@ class Command:
     the Python driver, and the Python workers, which are in a separate process group."""
 
     def __init__(
-        self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT
+        self,
+        one: World,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        code: Path = ROOT,
+        first: str = "",
     ) -> None:
         self.temporary = one.folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self._log = one.folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
+        run = ["-c", f"{first}; from anabranch.cli import run; run()"]
+        run = run if first else ["-m", "anabranch.cli"]
+        command = [sys.executable, *run, *arguments, "--conf", str(one.folder)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=code, stdout=log, stderr=log, start_new_session=True,
@@ -126,11 +133,11 @@ class Command:
 
 @contextmanager
 def started(
-    one: World, *arguments: str, code: Path = ROOT, **environment: str
+    one: World, *arguments: str, code: Path = ROOT, first: str = "", **environment: str
 ) -> Iterator[Command]:
     """Start a command, and kill it at the end of the `with`. `code`: the folder of the code that it
-    runs."""
-    command = Command(one, arguments, environment, code)
+    runs. `first`: Python that its process runs before, to set a constant."""
+    command = Command(one, arguments, environment, code, first)
     try:
         yield command
     finally:
@@ -157,9 +164,9 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
         return command.log
 
 
-def run_into(one: World, fail_at: str, *arguments: str) -> str:
+def run_into(one: World, fail_at: str, *arguments: str, first: str = "") -> str:
     """Run a command into a fail point, assert that it was reached, and return the log."""
-    with started(one, *arguments, **{FAIL_AT: fail_at}) as command:
+    with started(one, *arguments, first=first, **{FAIL_AT: fail_at}) as command:
         code = command.wait()
         label = fail_at.rpartition(",")[2].partition(":")[0]
         assert f"fail point {label}: " in command.log, (
@@ -173,10 +180,10 @@ def run_into(one: World, fail_at: str, *arguments: str) -> str:
 
 
 @contextmanager
-def paused_at(one: World, step: Step, *arguments: str) -> Iterator[Command]:
+def paused_at(one: World, step: Step, *arguments: str, first: str = "") -> Iterator[Command]:
     """Start a command, and wait until all its processes are stopped at a step; the test resumes
     it."""
-    with started(one, *arguments, **{PAUSE_AT: step.label}) as command:
+    with started(one, *arguments, first=first, **{PAUSE_AT: step.label}) as command:
         command.until(
             lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}"
         )

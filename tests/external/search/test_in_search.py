@@ -31,10 +31,13 @@ from anabranch.protocol.publisher import Publisher
 from serving_layer import changes as feed
 from serving_layer import egress as room
 from serving_layer.changes.token import Token
+from serving_layer.egress import search
 from serving_layer.egress.hour import open_hour
 from serving_layer.egress.search import open_search
 
 INDEX = "accepted"
+# Also in the separate processes that fail points kill: they import this module.
+search.BULK_DOCUMENTS = 3
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def job_of(folder: Path, url: str, **access: str) -> Job:
     environment = new_environment(folder).model_copy(
         update={"search": config.SearchCluster.model_validate({"url": url, **access})}
     )
-    target = {"name": "find", "type": "search", "index": INDEX, "bulk_documents": 3}
+    target = {"name": "find", "type": "search", "index": INDEX}
     return Job(
         environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka)
     )

@@ -44,7 +44,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "schema.columns": {"format": "avro", "schema": {}},
     "schema.exclude": {"format": "avro", "schema": {}},
 }
-_WITH_URL = ("search", "hdfs")
+_WITH_URL = ("search",)
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_every_key_is_described_and_no_other() -> None:
     for key in (
         "`speed.trigger` |",
         "| `2 seconds` |",
-        "`egress[topic].transaction_rows` |",
+        "`egress[topic].topic` |",
         "| **required** |",
     ):
         assert key in text

@@ -39,7 +39,7 @@ OF_TRANSACTION = ("_updates", "_requirements")
             PyArrowFileIO,
             "_initialize_fs",
             ("self", "scheme", "netloc"),
-            "every file on S3 and HDFS",
+            "every file on S3",
         ),
         (
             SqlCatalog,

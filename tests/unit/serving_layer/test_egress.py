@@ -64,7 +64,6 @@ def job_of(folder: Path) -> Job:
         "name": "export",
         "type": "folder",
         "root": f"file://{folder}/export",
-        "file_rows": 1000,
     }
     stream = new_stream(egress=[target])
     return Job(environment, stream, Lake(environment), KafkaAdapter(environment.kafka))
@@ -369,11 +368,11 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
     [
         (
             [{"name": "a", "type": "folder", "root": "/tmp/x"}],
-            "expected s3://BUCKET/FOLDER, hdfs:///FOLDER or file:///FOLDER",
+            "expected s3://BUCKET/FOLDER or file:///FOLDER",
         ),
         ([{"name": "a", "type": "folder", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
         (
-            [{"name": "a", "type": "folder", "root": "hdfs://namenode:8020/x"}],
+            [{"name": "a", "type": "folder", "root": "hdfs:///x"}],
             "expected s3://BUCKET/FOLDER",
         ),
         (

@@ -52,7 +52,7 @@ def test_each_suite_is_run_with_the_packages_of_its_own_target() -> None:
 
 
 def test_the_tests_of_a_long_file_are_found_in_every_suite() -> None:
-    file = "tests/external/hdfs/test_in_hdfs.py"
+    file = "tests/external/search/test_in_search.py"
     assert set(functions(ROOT / file)) <= {
         test.partition("[")[0] for test in full.collect([file])[file]
     }
