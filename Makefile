@@ -9,7 +9,7 @@ SLOW_SUITES := $(addprefix tests/,containers deploy external failures first_day 
 
 .PHONY: help setup demo test test-full lint types format docs bench dist clean
 .PHONY: demo-flights unit model integration test-failures test-deploy test-containers test-page test-dbt test-engines test-trino test-search
-.PHONY: test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak class-list
+.PHONY: test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak
 .DEFAULT_GOAL := help
 
 help: ## list the targets; ALL=1: every target
@@ -55,10 +55,9 @@ bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, …;
 	@$(if $(BENCH.$(WHAT)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
 	@$(BENCH.$(WHAT))
 
-dist: $(READY) ## build the wheel, the source distribution, and a zip for spark-submit --py-files
+dist: $(READY) ## build the wheel, the source distribution
 	@rm -rf dist
 	@$(BIN)/uv build --out-dir dist
-	@for wheel in dist/*.whl; do cp "$$wheel" "$${wheel%-py3-none-any.whl}-py-files.zip"; done
 
 clean: ## stop the services; remove the environment and all local data (the jars' cache stays)
 	@if [ -x $(BIN)/anabranch ]; then $(BIN)/anabranch dev down --wipe || true; fi
@@ -127,12 +126,9 @@ test-scale-long: $(READY) #: 3,600 micro-batches in an hour, everything real, ki
 soak: $(READY) #: everything together and faults at random: MINUTES=10 SEED=1; ONLY='backup topic' for some
 	@PYTHONPATH=tests/support $(BIN)/python -m soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(addprefix --only ,$(ONLY))
 
-class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`
-	@PYTHONPATH=tests/support $(BIN)/python tests/measure/class_list.py
-
 # Benchmarks: `make bench WHAT=NAME`; `make bench-NAME` does the same.
 WHAT ?= sinks
-BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
+BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
 BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(if $(MASTER),--master '$(MASTER)') $(ARGS)
 # Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10; ARGS='--avro --join --disturb'.
@@ -165,8 +161,6 @@ BENCH.planning = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure
 BENCH.loads = PYTHONPATH=tests/support $(BIN)/python tests/measure/metadata_loads.py
 # Commands that need no Spark.
 BENCH.start = PYTHONPATH=tests/support $(BIN)/python tests/measure/start.py
-# The archive of Java's classes, in both jobs.
-BENCH.archive = PYTHONPATH=tests/support $(BIN)/python tests/measure/archive.py $(ARGS)
 # The status page to its first byte, of 50 streams with five years of hours.
 BENCH.page = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/page.py
 # CPU of decoding a record, against Spark's from_json.

@@ -307,24 +307,14 @@ def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
 @click.command()
 @click.option("--verify", is_flag=True, help="Verify every checksum, also in a cached folder.")
 @click.option("--spark-submit", is_flag=True, help="Link the jars into this environment's Spark.")
-@click.option(
-    "--archive",
-    is_flag=True,
-    help="Archive classes so that jobs start faster (one minute, 250 MB).",
-)
 @click.option("--jobs-only", is_flag=True, help="Leave out the jars for `anabranch dev up`.")
 @click.option("--write-sums", is_flag=True, help="Write jars.sha256, after a change to ivy.xml.")
-def jars(
-    verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write_sums: bool
-) -> None:
+def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) -> None:
     """Download the jars of the jobs and print their folder.
 
-    Downloads only missing jars, and verifies each checksum. --archive creates a class data sharing
-    archive for jobs on this machine (spark.master: local[...]), which then start in three quarters
-    of the time. Run it again after an upgrade of Java or of Anabranch.
+    Downloads only missing jars, and verifies each checksum.
     """
     from anabranch.spark import jars as resolved
-    from anabranch.spark.archive import make_archive
 
     def progress(message: str) -> None:
         click.echo(message, err=True)
@@ -332,8 +322,6 @@ def jars(
     found = resolved.resolve(
         verify, spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS
     )
-    if archive:
-        make_archive(found, progress)
     click.echo(found.folder)
 
 

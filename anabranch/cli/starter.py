@@ -1,5 +1,5 @@
 """Starter files: configuration, an example stream, the DAG files, a compose file that runs them,
-and files for Kubernetes and YARN."""
+and files for Kubernetes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sources() -> dict[str, Path]:
     files |= {
         f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]
     }
-    # Files that the compose file mounts, and files for Kubernetes, YARN and S3.
+    # Files that the compose file mounts, and files for Kubernetes and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
     return files | {f"deploy/{file.relative_to(deploy)}": file for file in more}

@@ -25,13 +25,6 @@ def spark_home() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def is_ours(file: Path) -> bool:
-    """Return whether `configure` wrote this file of Spark's configuration."""
-    return file.name == "spark-defaults.conf" and file.read_text(
-        encoding="utf-8", errors="replace"
-    ).startswith(_MARK)
-
-
 def configure(jars: Sequence[Path]) -> tuple[Path, ...]:
     """Configure `.venv/bin/spark-submit` to find `jars` and this environment's Python; return the
     files written.

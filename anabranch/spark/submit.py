@@ -14,7 +14,7 @@ from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
-from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
+from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
@@ -33,8 +33,8 @@ def submit_command(
     """Return the command line and process environment that run a layer's job with its driver on
     this machine. `java` are options of the driver's Java; configured options take precedence.
 
-    On a local master the jars are on the class path at their place, with the archive of their
-    classes if there is one. A cluster gets copies of the jars, and nothing else from here. Raises
+    On a local master the jars are on the class path at their place. A cluster gets copies of the
+    jars, and nothing else from here. Raises
     ConfigurationError for cluster deploy mode, in which the exit code and signals would be lost.
     """
     master = environment.spark.master
@@ -46,11 +46,13 @@ def submit_command(
         )
     jars = ensure_jars(confs=JOBS)
     local = runs_here(master)
-    archive, archived = archive_options(jars) if local else ([], {})
-    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
+    home = os.environ.get("SPARK_HOME") or str(spark_home())
+    command = [f"{home}/bin/spark-submit", "--master", master]
     # The empty list overrides spark.jars of spark-defaults.conf, which is for plain spark-submit.
-    sent = ["--jars", ",".join(map(str, jars.spark))]
-    command += [*class_path(jars), "--conf", "spark.jars="] if local else sent
+    if local:
+        command += ["--driver-class-path", ":".join(map(str, jars.spark)), "--conf", "spark.jars="]
+    else:
+        command += ["--jars", ",".join(map(str, jars.spark))]
     log4j = jvm_folder() / "log4j2-spark.properties"
     # --driver-java-options overrides spark.driver.extraJavaOptions, so configured options join it.
     # A configured executor Python is a path on their machines; the driver uses the current Python.
@@ -59,10 +61,9 @@ def submit_command(
     ours = " ".join(
         [
             f"-Dlog4j2.configurationFile=file:{log4j}",
-            COLLECTOR,
+            "-XX:+UseParallelGC",
             AVRO_OPTIONS,
             *java.split(),
-            *archive,
         ]
     )
     command += [
@@ -75,9 +76,8 @@ def submit_command(
             command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
-        "SPARK_HOME": str(spark_home()),
+        "SPARK_HOME": home,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
-        **archived,
         # spark-submit replaces this process and keeps its id and standard error.
         "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",

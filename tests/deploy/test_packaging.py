@@ -53,7 +53,6 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
         "anabranch/starter_files/gitignore",
         "anabranch/_deploy/deploy/dotenv.sh",
         "anabranch/_deploy/deploy/kubernetes/speed.yaml",
-        "anabranch/_deploy/deploy/yarn/spark.yaml",
         "anabranch/_deploy/deploy/prometheus/alerts.yml",
     } <= in_wheel
     assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
@@ -116,7 +115,6 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(
         ".env.example",
         "deploy/dotenv.sh",
         "deploy/kubernetes/speed.yaml",
-        "deploy/yarn/cluster.conf",
         "deploy/prometheus/alerts.yml",
         "deploy/postgres/airflow.sql",
         "deploy/grafana/dashboards/anabranch.json",
@@ -145,19 +143,6 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
     assert run(
         installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path
     ).startswith("# ")
-
-
-def test_the_jobs_are_found_in_the_zip_for_py_files(
-    built: Path, installed: Path, tmp_path: Path
-) -> None:
-    [wheel] = built.glob("*.whl")
-    archive = tmp_path / "anabranch-py-files.zip"
-    archive.write_bytes(wheel.read_bytes())
-    script = (
-        f"import sys; sys.path.insert(0, {str(archive)!r}); import speed_layer.job, "
-        "batch_layer.job; print(speed_layer.job.__file__, batch_layer.job.__file__)"
-    )
-    assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
 
 
 def test_the_commands_of_the_new_folders_readme_run_in_their_order(

@@ -47,7 +47,7 @@ def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
     command, process = submit.submit_command(environment(master), "batch_layer", [])
     assert after(command, "--master") == [master]
     assert "kafka-clients" in after(command, "--jars")[0]
-    assert after(command, "--py-files") == after(command, "--driver-class-path") == []
+    assert after(command, "--driver-class-path") == []
     assert process.get("SPARK_LOCAL_IP") is None
 
 
