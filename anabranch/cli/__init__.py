@@ -51,7 +51,6 @@ SECTIONS = {
         "complete",
         "complete-through",
         "audit",
-        "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
     "Operate": ("adopt", "override", "hold", "erase", "import", "merge", "lineage"),

@@ -11,7 +11,6 @@ import click
 
 from anabranch.cli import many
 from anabranch.cli.options import (
-    DURATION,
     HOUR,
     HOURS,
     Failures,
@@ -351,45 +350,3 @@ def audit(
     failures.end()
     if not all(report.agrees for report in reports):
         sys.exit(1)
-
-
-@click.command("data-docs")
-@stream_argument
-@click.argument("hour", type=HOUR, required=False)
-@click.option(
-    "--to", metavar="DIR|S3URL", required=True, help="Folder or s3://bucket/prefix to write to."
-)
-@click.option(
-    "--keep",
-    type=DURATION,
-    help="Delete pages of earlier runs after this time; default: the stream's `keep.docs`.",
-)
-@options
-def data_docs(
-    stream: str, hour: str | None, to: str, keep: timedelta | None, conf: str | None, output: str
-) -> None:
-    """Build Great Expectations' Data Docs of hours.
-
-    Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads only the ledger: no
-    rows, no Spark. With HOUR, each decision gets a page; without it, the newest of each hour.
-    Deletes pages of earlier runs after --keep, and no other file.
-    """
-    from datetime import UTC, datetime
-
-    from anabranch.cli.render import print_result
-    from anabranch.common.errors import Refused
-    from anabranch.protocol.state import load_state
-    from batch_layer.quality import data_docs as docs
-
-    job = open_stream(stream, conf)
-    timeline = load_state(job.lake, job.stream.table).timeline
-    rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
-    if not rows:
-        raise Refused(
-            f"{hour or stream}: expected a decision of the quality gate in the ledger, found "
-            "none; name an `expectations:` file in the stream's file, and run `anabranch batch`"
-        )
-    keep = job.stream.keep.docs if keep is None else keep
-    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), keep)
-    view = {"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})}
-    print_result(view, [f"{stream}: {len(rows)} pages: {index}"], output)

@@ -135,9 +135,6 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 @click.option(
     "--verify", is_flag=True, help="With --status, scan every branch for the values again."
 )
-@click.option(
-    "--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables."
-)
 @options
 def erase(
     stream: str,
@@ -150,7 +147,6 @@ def erase(
     in_spite: str | None,
     status: bool,
     verify: bool,
-    scan: bool,
     conf: str | None,
     output: str,
 ) -> None:
@@ -161,8 +157,7 @@ def erase(
     Kafka has accepted when it is requested. The same command continues it, and changes nothing once
     it is done; --again makes a new request. Refused while held hours (`anabranch hold`) have such
     records. Needs `erasure.key` in conf/anabranch.yaml. With --status, the exit code is 1 while
-    something is left. --scan reads every object of the stream's tables, versions included; the exit
-    code is 1 if one contains a value.
+    something is left.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
     from anabranch.lifecycle.erasure import run
@@ -171,10 +166,9 @@ def erase(
     if status:
         _erasure_status(stream, verify, conf, output)
         return
-    if column is None or file is None or (why is None and not scan):
+    if column is None or file is None or why is None:
         raise click.UsageError(
-            "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or "
-            "--status alone"
+            "expected --by COLUMN, --values FILE and --why TEXT, or --status alone"
         )
     try:
         values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
@@ -182,29 +176,12 @@ def erase(
         raise click.BadParameter(
             f"expected a file in UTF-8, found {error.reason}", param_hint="--values"
         ) from None
-    if scan:
-        _erasure_scan(stream, column, values, conf, output)
-        return
-    assert why is not None
     order = run.ErasureRequest(column, values, why, until, again, in_spite)
     job = open_stream(stream, conf)
     if dry_run:
         print_found(stream, run.find(job, order), output)
         return
     print_erased(stream, run.erase(job, Publisher(job.lake, job.stream), order), output)
-
-
-def _erasure_scan(
-    stream: str, column: str, values: frozenset[str], conf: str | None, output: str
-) -> None:
-    from anabranch.cli.render.erasures import print_scan
-    from anabranch.lifecycle.erasure.scan import scan
-    from anabranch.lifecycle.erasure.search import Values
-
-    done = scan(open_stream(stream, conf), Values.of(column, values))
-    print_scan(stream, done, len(values), output)
-    if done.hits:
-        sys.exit(1)
 
 
 def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:

@@ -25,13 +25,11 @@ KeptFor = Annotated[
 
 class Keep(Frozen):
     """Retention; None is for ever. `rows` and `dead_letters` count from the end of their ingest
-    hour; `docs`, the pages of the quality gate, from when they were written. `ledger`: its rows
-    leave by whole quarters of a year of which no other data is left."""
+    hour. `ledger`: its rows leave by whole quarters of a year of which no other data is left."""
 
     rows: KeptFor = None
     dead_letters: KeptFor = None
     ledger: KeptFor = None
-    docs: KeptFor = timedelta(days=30)
 
 
 class Archive(Frozen):

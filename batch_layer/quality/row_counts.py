@@ -98,8 +98,7 @@ def _around(count: Fraction, kwargs: Mapping[str, Any], basis: str) -> Bounds:
 
 @cache
 def register() -> None:
-    """Register both types with Great Expectations, which checks their kwargs and renders them in
-    its Data Docs."""
+    """Register both types with Great Expectations, which checks their kwargs."""
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations.core import ExpectTableRowCountToBeBetween
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from budget import budget
 from commands import Command, run, run_into
+from erasure_scan import scan
 from stored_rows import exported_rows, stored_rows
 from world import World, event, past_hour
 
 from anabranch.common.fail_points import Step
-from anabranch.lifecycle.erasure.scan import scan
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain

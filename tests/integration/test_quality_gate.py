@@ -3,19 +3,12 @@ Docs of it."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
-from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from world import World, past_hour, spread
 
-from anabranch.cli import main
-from anabranch.iceberg.s3 import ObjectStore
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 
 Make = Callable[..., World]
@@ -49,25 +42,7 @@ def quality(one: World, hour: str) -> dict[str, Any]:
     return results[-1].as_dict()
 
 
-def docs(one: World, *arguments: str) -> dict[str, Any]:
-    command = ["data-docs", one.name, *arguments, "--output", "json", "--conf", str(one.folder)]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def words(page: Path) -> str:
-    """Return the text of a page, without its markup."""
-    text = re.sub(
-        r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
-    )
-    return re.sub(r"\s+", " ", unescape(text))
-
-
-def test_row_counts_are_judged_and_every_decision_has_its_page(
-    three_days: World, tmp_path: Path
-) -> None:
+def test_row_counts_are_judged(three_days: World) -> None:
     one, hour = three_days, past_hour(1)
     one.expect(DAYS, against_speed(1, "critical"), LEVEL | {"severity": "warning"})
 
@@ -114,36 +89,6 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(
     )
     assert one.contents() == one.acknowledged()
 
-    folder = tmp_path / "docs"
-    assert docs(one, hour, "--to", str(folder)) == {
-        "stream": one.name, "index": str(folder / "index.html"), "hours": [hour]
-    }  # fmt: skip
-    index = (folder / "index.html").read_text(encoding="utf-8")
-    assert f"{hour} revision 1 refused" in index and f"{hour} revision 1 accepted" in index
-    pages = {p: words(p) for p in (folder / "validations").rglob("*.html")}
-    assert len(pages) == 3
-    refused = next(text for text in pages.values() if "level" in text)
-    for expected in (
-        "Status: Failed",
-        "values must be less than or equal to 2",
-        "2 unexpected values found. 40% of 5 total rows.",
-        "partition 0, offset 43 partition 0, offset 44",
-        "Must have greater than or equal to 10 rows.",
-        "Must have greater than or equal to 5 and less than or equal to 10 rows.",
-    ):
-        assert expected in refused
-    docs(one, past_hour(49), "--to", str(folder), "--keep", "0 seconds")
-    assert len([*(folder / "validations").rglob("*.html")]) == 1
-
-    prefix = f"docs/{one.name}"
-    report = docs(one, "--to", f"s3://tests/{prefix}")
-    assert report["hours"] == [past_hour(49), past_hour(25), hour]
-    objects = {
-        key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)
-    }
-    assert f"{prefix}/index.html" in objects
-    assert sum("/validations/" in key for key in objects) == 3
-
 
 def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(world: Make) -> None:
     one = world()
@@ -156,12 +101,3 @@ def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(wor
     assert quality(one, past_hour(1))["not_applicable"] == [
         {"type": SPEED, "reason": "the speed layer has not read it to its end"}
     ]
-
-
-def test_data_docs_of_an_hour_without_a_verdict_are_an_error(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    one.apply()
-    done = CliRunner().invoke(main, ["data-docs", one.name, "--to", "x", "--conf", str(one.folder)])
-    assert done.exit_code == 1
-    assert "expected a decision of the quality gate in the ledger, found none" in done.output

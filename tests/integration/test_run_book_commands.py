@@ -128,16 +128,6 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
         printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING)
     )
     assert counted["agrees"]
-    run(
-        one,
-        printed(
-            "anabranch data-docs STREAM HOUR --to FOLDER",
-            STREAM=name,
-            HOUR=REFUSED,
-            FOLDER=str(tmp_path),
-        ),
-    )
-    assert list(tmp_path.rglob("*.html"))
 
     # Commands that change who serves an hour, and what is left behind.
     run(one, f"anabranch override {name} {PROVEN} --layer speed --why rule")

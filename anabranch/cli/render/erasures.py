@@ -1,4 +1,4 @@
-"""Print erasures: removed records, remaining copies, and the places where a scan found values."""
+"""Print erasures: removed records, and remaining copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from anabranch.cli.render import print_result
 from anabranch.lifecycle.erasure.rows import Found
 from anabranch.lifecycle.erasure.run import Erased
-from anabranch.lifecycle.erasure.scan import ScanResult
 from anabranch.lifecycle.erasure.status import ErasureStatus, status_lines, view
 
 
@@ -43,18 +42,6 @@ def print_erased(stream: str, done: Erased, output: str) -> None:
         )
     shown = {"stream": stream, "erasure": done.erasure, "removed": removed, "left": done.left}
     print_result(shown, lines, output)
-
-
-def print_scan(stream: str, done: ScanResult, values: int, output: str) -> None:
-    """Print the result of a scan. `values`: the number of values searched for."""
-    places = [
-        f"{hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}"
-        for hit in done.hits
-    ]
-    found = f"{len(done.hits)} places with one" if done.hits else "none"
-    read = f"{done.objects} objects and {done.versions} versions, {done.bytes} bytes"
-    lines = [*places, f"read {read}: found {found} of {values} values"]
-    print_result({"stream": stream, **vars(done)}, [f"{stream}: {line}" for line in lines], output)
 
 
 def print_erasures(stream: str, statuses: Sequence[ErasureStatus], output: str) -> None:

@@ -229,11 +229,4 @@ def hour_commands(facts: HourFacts) -> list[Command]:
     elif facts.state == "accepted" and facts.layers.uncovered is None:
         line = f"anabranch override {stream} {hour} --layer speed --why WHY"
         commands.append(Command("serve it from the speed layer", line))
-    if facts.quality is not None:
-        commands.append(
-            Command(
-                "build pages of the quality gate's results",
-                f"anabranch data-docs {stream} {hour} --to DIR",
-            )
-        )
     return commands

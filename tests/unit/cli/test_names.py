@@ -58,7 +58,6 @@ COMMANDS = [
     ["maintain"],
     ["audit"],
     ["dead-letters"],
-    ["data-docs", "--to", "none"],
 ]
 
 

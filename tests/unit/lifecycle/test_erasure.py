@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
+from erasure_scan import scan
 from killed import kill_at
 from lakes import DDL, FIRST, new_environment, new_lake, new_state, stage
 from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
@@ -37,7 +38,6 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import archived, end, run, steps
 from anabranch.lifecycle.erasure.rows import Found
-from anabranch.lifecycle.erasure.scan import scan
 from anabranch.lifecycle.erasure.search import Values, find_words
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
 from anabranch.lifecycle.maintenance import maintain

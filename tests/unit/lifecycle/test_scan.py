@@ -9,16 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from erasure_scan import ValueSearch, scan
 from lakes import FIRST
 from people import NOW, ORDER, People
 
-from anabranch.cli import main
 from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.state_properties import pack
-from anabranch.lifecycle.erasure.scan import ValueSearch, scan
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.protocol import ledger
@@ -101,18 +99,3 @@ def test_a_file_that_cannot_be_read_is_named(people: People) -> None:
         Terminal, match=r"scan .*theirs\.parquet: expected a readable file, found Arrow"
     ):
         scan(people.job, ANNA)
-
-
-def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
-    values = tmp_path / "values.txt"
-    values.write_text("anna\n")
-    given = ["erase", "events", "--by", "id", "--values", str(values), "--scan"]
-    done = CliRunner().invoke(main, given)
-    assert done.exit_code == 1
-    assert "column id" in done.output
-    values.write_text("dora\n")
-    done = CliRunner().invoke(main, given)
-    assert (done.exit_code, "found none of 1 values" in done.output) == (0, True)
-    printed = CliRunner().invoke(main, [*given, "--output", "json"])
-    assert json.loads(printed.stdout)["hits"] == []
