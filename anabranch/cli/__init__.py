@@ -53,7 +53,7 @@ SECTIONS = {
         "audit",
     ),
     "Read the data": ("query", "views", "changes"),
-    "Operate": ("adopt", "override", "hold", "erase", "import", "merge", "lineage"),
+    "Operate": ("adopt", "override", "hold", "erase", "import", "drop", "merge", "lineage"),
 }
 """The commands as `--help` groups them, in the order in which they are needed."""
 

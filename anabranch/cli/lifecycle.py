@@ -106,6 +106,33 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 
 @click.command()
 @stream_argument
+@click.option("--yes", is_flag=True, help="Do not ask for the stream's name.")
+@options
+def drop(stream: str, yes: bool, conf: str | None, output: str) -> None:
+    """Drop a stream: its tables, their files and its state.
+
+    Shows the tables, and asks for the stream's name. Nothing brings the rows, the dead letters, the
+    ledger and its erasures back; only the records that Kafka still has are read again by a new
+    stream. Stop the stream's jobs first, and delete its file afterwards. Deliveries of egress stay.
+    Refused while `anabranch hold` keeps hours of it.
+    """
+    from anabranch.cli.render import print_result
+    from anabranch.lifecycle.drop import drop as drop_tables
+    from anabranch.lifecycle.drop import tables_of
+
+    job = open_stream(stream, conf)
+    names = tables_of(job)
+    if names and not yes:
+        click.echo(f"tables of {stream}: {', '.join(names)}", err=True)
+        if click.prompt("name of the stream to drop", err=True) != stream:
+            raise click.UsageError(f"expected the name {stream}; nothing was dropped")
+    done = drop_tables(job)
+    lines = [f"{stream}: {line}" for line in done] or [f"{stream}: no tables"]
+    print_result({"stream": stream, "dropped": names}, lines, output)
+
+
+@click.command()
+@stream_argument
 @click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
 @click.option(
     "--values",

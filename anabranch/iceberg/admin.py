@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -16,7 +16,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, TableRequirement
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    TableRequirement,
+    TableUpdate,
+)
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.common.errors import Terminal, Transient
@@ -124,22 +129,42 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
 
 
 def change_table(
-    lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]
+    lake: Lake,
+    name: str,
+    what: str,
+    write: Callable[[Table, Transaction], Iterable[TableRequirement] | None],
 ) -> None:
     """Commit the changes that `write` adds to a transaction on a fresh load of the table; retry if
-    another process was first. `what` names the change. Without changes there is no commit. Raises
+    another process was first. `write` may return further requirements of the commit. `what` names
+    the change. Without changes there is no commit. Raises
     Transient if ten attempts are refused or the answer is lost.
     """
+
+    def plan(table: Table) -> tuple[Sequence[TableRequirement], Sequence[TableUpdate]]:
+        tx = Transaction(table)
+        also = write(table, tx) or ()
+        return (*requirements_of(tx), *also), updates_of(tx)
+
+    commit_updates(lake, name, what, plan)
+
+
+def commit_updates(
+    lake: Lake,
+    name: str,
+    what: str,
+    plan: Callable[[Table], tuple[Sequence[TableRequirement], Sequence[TableUpdate]]],
+) -> None:
+    """Commit the requirements and updates that `plan` returns for a fresh load of the table, as
+    `change_table`. Raises Transient."""
     for _ in range(10):
         table = lake.load(name)
-        tx = Transaction(table)
-        write(table, tx)
-        if not (updates := updates_of(tx)):
+        required, updates = plan(table)
+        if not updates:
             return
         lake.clock.now(table.metadata.last_updated_ms)
-        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *requirements_of(tx))
+        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *required)
         try:
-            landed = lake.catalog.commit_table(table, requirements, updates)
+            landed = lake.catalog.commit_table(table, requirements, tuple(updates))
             delete_old_metadata(table, landed)
             return
         except CommitFailedException as error:

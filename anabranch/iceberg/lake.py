@@ -87,6 +87,7 @@ pyiceberg_fixes.read_summaries_directly()
 pyiceberg_fixes.share_readers()
 pyiceberg_fixes.share_writers()
 pyiceberg_fixes.share_file_schemas()
+pyiceberg_fixes.bound_texts()
 
 
 def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:

@@ -1,9 +1,10 @@
-"""Replacements for slow parts of PyIceberg 0.12.0, installed when `lake` is imported. Each is
-removed once a release is as fast."""
+"""Replacements for slow and wrong parts of PyIceberg 0.12.0, installed when `lake` is imported.
+Each is removed once a release is as fast, or right."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache, wraps
@@ -170,6 +171,24 @@ def share_file_schemas() -> None:
         ("prune_columns", _prune_columns),
     ):
         setattr(pyiceberg.io.pyarrow, name, ours)
+
+
+def bound_texts() -> None:
+    """Make upper bounds of texts step over surrogates, which no text may contain: PyIceberg fails
+    on a text whose last character within the bound is U+D7FF."""
+    pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined]
+
+
+def _upper_bound(value: str, trunc_length: int | None) -> str | None:
+    result = value[:trunc_length]
+    if result == value:
+        return result
+    for i in range(len(result) - 1, -1, -1):
+        code = ord(result[i]) + 1
+        code = 0xE000 if code == 0xD800 else code
+        if code <= sys.maxunicode:
+            return f"{result[:i]}{chr(code)}{result[i + 1 :]}"
+    return None
 
 
 def find_rows_by_one_statement() -> None:

@@ -3,16 +3,18 @@ reason for a refusal. A change is allowed if every row stays readable with its m
 specification, "Schema Evolution"): a new nullable column, a wider type (INT to BIGINT, FLOAT to
 DOUBLE, more digits of a DECIMAL before its point), NOT NULL removed; and the same inside structs,
 arrays and map values. Any other change is refused, and the error names the alternative.
+A column of which no published row has a value may get any type: a first type may be a mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
+from pyiceberg.table.update import AssertRefSnapshotId
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -28,9 +30,12 @@ from pyiceberg.types import (
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg import admin
+from anabranch.iceberg.foreign_columns import data_files, has_values, restore_columns
+from anabranch.iceberg.snapshots import BRANCHES
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.update import TableRequirement
 
     from anabranch.iceberg.lake import Lake
 
@@ -39,6 +44,7 @@ class Kind(Enum):
     ADDED = "added"
     WIDENED = "widened"
     OPTIONAL = "made optional"
+    RETYPED = "retyped"
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,14 @@ class SchemaChange:
     path: tuple[str, ...]
     before: IcebergType | None
     after: IcebergType
+    required: bool = False
 
     def plan_words(self, table: str) -> str:
         """Return a description of the planned change."""
         column = ".".join(self.path)
         if self.kind is Kind.ADDED:
             return f"new column {column} of {table}, {type_words(self.after)}"
-        if self.kind is Kind.WIDENED:
+        if self.kind in (Kind.WIDENED, Kind.RETYPED):
             return f"column {column} of {table} becomes {type_words(self.after)}"
         return f"column {column} of {table} becomes optional"
 
@@ -71,6 +78,12 @@ class SchemaChange:
                 f"widened column {column} of {table} from {type_words(self.before)} to "
                 f"{type_words(self.after)}"
             )
+        if self.kind is Kind.RETYPED:
+            assert self.before is not None
+            return (
+                f"changed column {column} of {table} from {type_words(self.before)} to "
+                f"{type_words(self.after)}: no row had a value of it"
+            )
         return f"made column {column} of {table} optional"
 
 
@@ -78,7 +91,8 @@ class SchemaChange:
 class Columns:
     """The wanted columns of a table, and their roles. `key`: columns that distinguish events.
     `complete`: an additional column of the table is an error; otherwise it is from another version
-    of the code, and stays. `before`: the column before which new columns are inserted.
+    of the code, and stays. `before`: the column before which new columns are inserted. `unused`:
+    columns of which no published row has a value, so that they may get another type.
     """
 
     schema: Schema
@@ -86,6 +100,7 @@ class Columns:
     key: Collection[str] = ()
     complete: bool = False
     before: str | None = None
+    unused: Collection[str] = ()
 
 
 def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChange]:
@@ -97,28 +112,69 @@ def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChan
     return list(_fields(where, (), have.fields, wanted.schema.fields, wanted))
 
 
+def plan_table_evolution(table: Table, wanted: Columns) -> list[SchemaChange]:
+    """Return the result of `plan_evolution` for a loaded table. If it is refused, read which
+    columns no published row has a value of; these may get another type. Raises Refused,
+    Transient."""
+    name = ".".join(table.name())
+    try:
+        return plan_evolution(name, table.schema(), wanted)
+    except Refused:
+        unused = unused_columns(table)
+        if not unused:
+            raise
+        return plan_evolution(name, table.schema(), replace(wanted, unused=unused))
+
+
+def unused_columns(table: Table) -> frozenset[str]:
+    """Return the columns of which no row on a branch has a value, by the files' metrics: all
+    columns of a table without rows. Raises Transient."""
+    files = data_files(table)
+    unused = [
+        f.name
+        for f in table.schema().fields
+        if not files
+        or (f.field_type.is_primitive and not f.required and not has_values(files, [f.field_id]))
+    ]
+    return frozenset(unused)
+
+
 def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
     """Evolve a table's schema to the wanted one, in one commit; return descriptions of the changes.
     Idempotent, also after a lost answer. Raises Refused, Transient.
     """
     sentences: list[str] = []
 
-    def write(table: Table, tx: Transaction) -> None:
-        changes = plan_evolution(name, table.schema(), wanted)
+    def write(table: Table, tx: Transaction) -> Sequence[TableRequirement]:
+        changes = plan_table_evolution(table, wanted)
         sentences[:] = [change.words(name) for change in changes] or sentences
-        with tx.update_schema() as update:
+        retyped = [change.path for change in changes if change.kind is Kind.RETYPED]
+        if retyped:
+            # By itself: PyIceberg finds a column to move by its name.
+            with tx.update_schema(allow_incompatible_changes=True) as update:
+                for path in retyped:
+                    update.delete_column(path)
+        with tx.update_schema(allow_incompatible_changes=bool(retyped)) as update:
             for change in changes:
-                if change.kind is Kind.ADDED:
-                    update.add_column(change.path, change.after, required=False)
+                if change.kind in (Kind.ADDED, Kind.RETYPED):
+                    update.add_column(change.path, change.after, required=change.required)
                     if wanted.before is not None and len(change.path) == 1:
                         update.move_before(change.path, wanted.before)
                 elif change.kind is Kind.WIDENED:
                     update.update_column(change.path, field_type=change.after)
                 else:
                     update.make_column_optional(change.path)
+        refs = table.metadata.refs
+        # A publish that lands first may have values of the old type.
+        return [
+            AssertRefSnapshotId(ref=branch, snapshot_id=refs[branch].snapshot_id)
+            for branch in (BRANCHES if retyped else ())
+            if branch in refs
+        ]
 
+    found = restore_columns(lake, name, wanted.schema)
     admin.change_table(lake, name, "schema", write)
-    return sentences
+    return [*found, *sentences]
 
 
 def _fields(
@@ -160,7 +216,19 @@ def _fields(
                 "expect_column_values_to_not_be_null in the quality gate)"
             )
         is_key = f.name in columns.key and not path
-        yield from _types(where, at, existing.field_type, f.field_type, columns, is_key)
+        try:
+            yield from _types(where, at, existing.field_type, f.field_type, columns, is_key)
+        except Refused:
+            if path or f.name not in columns.unused:
+                raise
+            yield SchemaChange(
+                Kind.RETYPED,
+                at,
+                existing.field_type,
+                f.field_type,
+                existing.required and f.required,
+            )
+            continue
         if existing.required and not f.required:
             if is_key:
                 raise Refused(

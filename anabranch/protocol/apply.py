@@ -11,9 +11,10 @@ from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
 from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.iceberg.physical_design import apply_design
-from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
+from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
 from anabranch.iceberg.snapshots import (
     BRANCHES,
     STAGING,
@@ -208,8 +209,10 @@ def _require_own(stream: Stream, lake: Lake) -> None:
             )
     if not lake.exists(stream.table):
         return
-    found = lake.load(stream.table).schema().column_names
-    if missing := [name for name, _ in FROM_KAFKA if name not in found]:
+    table = lake.load(stream.table)
+    found = table.schema().column_names
+    missing = [name for name, _ in FROM_KAFKA if name not in found]
+    if missing and not find_foreign_changes(table, rows_columns(stream).schema):
         raise AnotherStreamsTable(
             f"{file}: table {stream.table}: expected a stream's rows, found no column "
             f"{missing[0]}, as in another stream's dead letters, ledger, partial results or "
@@ -301,12 +304,13 @@ def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool
     table = lake.load(name)
     if is_rolled_back(table, columns):
         return []
+    if restored := restore_columns(lake, name, columns.schema):
+        return [*restored, *_evolve_rows(lake, stream, columns, rolled_back)]
     try:
         plan_evolution(name, table.schema(), columns)
     except Refused as error:
         if is_ahead(name, table.schema(), columns):
             raise Refused(f"{error}; {_if_rolled_back(stream)}") from error
-        raise
     return [*roll_forward(lake, name), *evolve(lake, name, columns)]
 
 
@@ -323,9 +327,14 @@ def require_columns(table: Table, stream: Stream) -> None:
     differs = next(
         (n for n in names if column_words(wanted.get(n)) != column_words(have.get(n))), None
     )
+    name = ".".join(table.name())
+    if changes := find_foreign_changes(table, columns.schema):
+        raise Terminal(
+            f"{changes[0].words(name)}; nothing is published; run `anabranch apply {stream.name}`, "
+            "which brings the column back with its values, then restart the jobs"
+        )
     if differs is None or is_rolled_back(table, columns):
         return
-    name = ".".join(table.name())
     difference = (
         f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
         f"{column_words(have.get(differs))}"
@@ -340,13 +349,16 @@ def require_columns(table: Table, stream: Stream) -> None:
     )
     try:
         plan_evolution(name, table.schema(), columns)
-    except Refused as error:
-        if not is_ahead(name, table.schema(), columns):
+    except Refused:
+        if is_ahead(name, table.schema(), columns):
+            raise Terminal(f"{difference}; {remedy}; {_if_rolled_back(stream)}") from None
+        try:
+            plan_table_evolution(table, columns)
+        except Refused as error:
             raise Terminal(
                 f"{difference}; nothing is lost; `anabranch apply {stream.name}` fails with: "
                 f"{error}"
             ) from error
-        remedy = f"{remedy}; {_if_rolled_back(stream)}"
     raise Terminal(f"{difference}; {remedy}")
 
 

@@ -9,6 +9,7 @@ from anabranch.common.errors import AnabranchError, MetadataGone, Terminal, Tran
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin
 from anabranch.iceberg.foreign import operation_of
+from anabranch.iceberg.foreign_columns import find_foreign_changes, published_schema
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
@@ -86,6 +87,10 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
         return facts
     try:
         require_columns(tables[stream.table], with_table_columns(stream, lake))
+        for name, table in tables.items():
+            wanted_fields = published_schema(table) or table.schema()
+            for change in find_foreign_changes(table, wanted_fields)[:1]:
+                raise Terminal(f"{change.words(name)}")
     except Terminal as differs:
         facts = replace(facts, columns=str(differs))
     try:

@@ -160,6 +160,30 @@ def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
     ]
 
 
+@pytest.mark.parametrize("length", [16, 64])
+def test_an_upper_bound_steps_over_surrogates(tmp_path: Path, length: int) -> None:
+    """U+D7FF is the last character before them: by its successor, the bound is no text."""
+    table = wide_table(
+        new_lake(tmp_path),
+        **{"write.metadata.metrics.column.id": f"truncate({length})"},
+    )
+    letters = "a" * (length - 1)
+    for text, bound in (
+        (f"{letters}\ud7ffb", f"{letters}\ue000"),
+        ("\ud7ff" * (length + 1), "\ud7ff" * (length - 1) + "\ue000"),
+        (f"{letters}\ud7ff", f"{letters}\ud7ff"),
+        (f"{letters[1:]}b\U0010ffffc", f"{letters[1:]}c\U0010ffff"),
+        ("\U0010ffff" * (length + 1), None),
+    ):
+        rows = wide_rows(table, 1)
+        rows = rows.set_column(0, rows.schema.field(0), pa.array([text], pa.large_string()))
+        [output] = write(table, rows)
+        file = data_file_of(table, output)
+        upper = (file.upper_bounds or {}).get(table.schema().find_field("id").field_id)
+        assert (upper.decode() if upper is not None else None) == bound
+        assert bound is None or text.encode() <= bound.encode()
+
+
 def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
     """The hazard: retried tasks, and later attempts, write the same rows beside the earlier
     ones."""

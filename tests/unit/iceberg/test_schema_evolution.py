@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import StreamLake, new_lake, new_stream
+from lakes import FIRST, StreamLake, new_lake, new_stream
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -21,13 +21,14 @@ from queries import run_query
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg import admin, schema_evolution
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.publish import Publish
 from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]
@@ -59,8 +60,37 @@ def append(lake: Lake, **values: Any) -> None:
     table.append(pa.Table.from_pylist([own | {"id": "x", "n": 1} | values], schema=schema))
 
 
+def sample(kind: pa.DataType) -> Any:
+    """A value of a type."""
+    if pa.types.is_struct(kind):
+        return {field.name: sample(field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(sample(kind.key_type), sample(kind.item_type))]
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return [sample(kind.value_type)]
+    if pa.types.is_decimal(kind):
+        return Decimal(1)
+    return "x" if pa.types.is_large_string(kind) or pa.types.is_string(kind) else 1
+
+
+def append_values(lake: Lake) -> None:
+    """A row with a value in each column."""
+    schema = schema_to_pyarrow(lake.load("games.other").schema())
+    append(lake, **{f.name: sample(f.type) for f in schema if f.name not in OWN})
+
+
+def publish_row(one: StreamLake) -> None:
+    """A row of the speed layer, which `main` does not serve."""
+    staged, timeline = one.stage([(FIRST, 0, 1)]), one.state().timeline
+    files = (Change("speed", staged.files), Change("main"))
+    publish = Publish(staged.wap_id, files, timeline, staged={staged.wap_id: staged.snapshot_id})
+    assert one.publish(publish) is Outcome.LANDED
+
+
 def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
-    lake, table = table_of(folder, before)
+    lake, _ = table_of(folder, before)
+    append_values(lake)
+    table = lake.load("games.other")
     with pytest.raises(Refused) as error:
         evolve(lake, "games.other", rows_columns(stream_of(after, key)))
     # No change is half applied, and the table is still the old stream's.
@@ -233,6 +263,67 @@ def test_changes_that_lose_or_alter_rows_are_refused_completely(
     )
     assert message.startswith("table games.other, stream events (`schema:`), column ")
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "row"),
+    [
+        ("n TIMESTAMP NOT NULL", "n DOUBLE NOT NULL", None),
+        ("n STRUCT<a: INT>", "n STRUCT<a: STRING>", None),
+        ("n MAP<INT, INT>", "n STRING", None),
+        ("n TIMESTAMP", "n DOUBLE", {"n": None}),
+        ("n BIGINT", "n STRING", {"n": None, "w": 2}),
+    ],
+)
+def test_a_type_of_which_no_row_was_published_may_change(
+    tmp_path: Path, before: str, after: str, row: dict[str, Any] | None
+) -> None:
+    lake, table = table_of(tmp_path, f"id STRING NOT NULL, {before}, w INT")
+    if row is not None:
+        append(lake, **row)
+    former = table.schema().find_field("n").field_id
+    stream = stream_of(f"id STRING NOT NULL, {after}, w BIGINT")
+    first, other = evolve(lake, "games.other", rows_columns(stream))
+    assert first.startswith("changed column n of games.other from ")
+    assert first.endswith(": no row had a value of it")
+    assert other == "widened column w of games.other from int to bigint"
+    table = lake.load("games.other")
+    require_columns(table, stream)
+    # A file of the old type, if any, has no such field.
+    assert table.schema().find_field("n").field_id > former
+    rows = table.scan().to_arrow().to_pylist()
+    assert [(r["n"], r["w"]) for r in rows] == ([] if row is None else [(None, row.get("w"))])
+    append_values(lake)
+    assert evolve(lake, "games.other", rows_columns(stream)) == []
+    again = stream_of(f"id STRING NOT NULL, {before}, w BIGINT")
+    with pytest.raises(Refused, match=r"column n(\.a)?: expected "):
+        evolve(lake, "games.other", rows_columns(again))
+
+
+def test_values_of_any_branch_keep_the_type(tmp_path: Path) -> None:
+    """The speed layer's rows of an hour that another layer serves."""
+    one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
+    publish_row(one)
+    with pytest.raises(Refused, match="column n: expected int or bigint, found string"):
+        apply(one, other)
+
+
+def test_a_row_that_is_published_during_the_change_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
+    seen = schema_evolution.unused_columns
+
+    def published_since(table: Table) -> Any:
+        unused = seen(table)
+        if unused >= {"n"}:
+            publish_row(one)
+        return unused
+
+    monkeypatch.setattr(schema_evolution, "unused_columns", published_since)
+    with pytest.raises(Refused, match="column n: expected int or bigint, found string"):
+        apply(one, other)
+    assert one.table().schema().find_type("n") == IntegerType()
 
 
 @pytest.mark.parametrize(
@@ -410,6 +501,7 @@ def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(
 
 def test_a_file_that_cannot_become_the_tables_schema_is_refused_at_once(tmp_path: Path) -> None:
     one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
+    publish_row(one)
     with pytest.raises(Refused) as refused:
         apply(one, other)
     with pytest.raises(Terminal) as ended:

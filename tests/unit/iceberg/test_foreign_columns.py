@@ -1,0 +1,182 @@
+"""Columns that another program drops or renames come back with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lakes import FIRST, StreamLake, new_lake, new_stream, stage
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
+
+from anabranch.common.errors import Refused, Terminal
+from anabranch.config import Stream
+from anabranch.config.columns import parse_columns
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.foreign_columns import plan_foreign_changes, restored
+from anabranch.protocol import apply as tables
+from anabranch.protocol.apply import require_columns
+
+DDL = "id STRING NOT NULL, n INT, s STRUCT<a: INT, b: STRING>, items ARRAY<STRUCT<x: INT, y: INT>>"
+VALUES = {"id": "e", "n": 7, "s": {"a": 1, "b": "two"}, "items": [{"x": 3, "y": 4}]}
+
+
+class NoKafka:
+    def cluster_id(self) -> str:
+        return "k"
+
+    def describe(self, topic: str, position: Any = None) -> Any:
+        return SimpleNamespace(id="t")
+
+
+def stream_of(ddl: str) -> Stream:
+    return new_stream(schema=ddl, columns=parse_columns(ddl))
+
+
+def apply(one: StreamLake, stream: Stream) -> list[str]:
+    return tables.apply(one.environment, stream, one.lake, NoKafka())  # type: ignore[arg-type]
+
+
+def publish(one: StreamLake, offset: int, **values: Any) -> None:
+    own = {"kafka_partition": 0, "kafka_offset": offset, "ingest_hour": FIRST, "event_date": 1}
+    schema = schema_to_pyarrow(one.table().schema())
+    rows = pa.Table.from_pylist([own | values], schema=schema)
+    assert (
+        one.publish(one.speed(stage(one.lake, one.name, rows), {0: offset + 1})) is Outcome.LANDED
+    )
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    made = new_lake(tmp_path)
+    apply(made, stream_of(DDL))
+    publish(made, 1, **VALUES)
+    return made
+
+
+def alter(one: StreamLake, name: str, change: Callable[[UpdateSchema], Any]) -> None:
+    """A change of the schema by another program."""
+    with one.lake.catalog.load_table(name).update_schema(allow_incompatible_changes=True) as update:
+        change(update)
+
+
+def content(one: StreamLake) -> list[dict[str, Any]]:
+    rows = one.table().scan().to_arrow().to_pylist()
+    return [{name: row[name] for name in VALUES} for row in sorted(rows, key=lambda r: r["id"])]
+
+
+CHANGES: dict[str, tuple[Callable[[UpdateSchema], Any], str]] = {
+    "dropped": (lambda u: u.delete_column("n"), "dropped column n"),
+    "renamed": (lambda u: u.rename_column("n", "m"), "renamed column n of games.events to m"),
+    "a field dropped": (lambda u: u.delete_column("s.b"), "dropped column s.b"),
+    "a field renamed": (
+        lambda u: u.rename_column("s.a", "z"),
+        "renamed column s.a of games.events to s.z",
+    ),
+    "a field of an array dropped": (
+        lambda u: u.delete_column("items.element.y"),
+        "dropped column items.element.y",
+    ),
+    "a struct dropped": (lambda u: u.delete_column("s"), "dropped column s of"),
+    "a column of ours renamed": (
+        lambda u: u.rename_column("kafka_timestamp", "at"),
+        "renamed column kafka_timestamp of games.events to at",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> None:
+    change, words = CHANGES[name]
+    before = one.table().schema()
+    alter(one, one.name, change)
+
+    with pytest.raises(Terminal) as ended:
+        require_columns(one.table(), stream_of(DDL))
+    assert f"another program {words}" in str(ended.value)
+    assert "run `anabranch apply events`" in str(ended.value)
+    assert "nothing is lost" not in str(ended.value)
+
+    [done] = apply(one, stream_of(DDL))
+    assert "another program had " in done
+    require_columns(one.table(), stream_of(DDL))
+    after = one.table().schema()
+    assert {f.name: f.field_id for f in after.fields} == {f.name: f.field_id for f in before.fields}
+    assert content(one) == [VALUES]
+    publish(one, 2, **(VALUES | {"id": "f"}))
+    assert content(one) == [VALUES, VALUES | {"id": "f"}]
+    assert apply(one, stream_of(DDL)) == []
+
+
+def test_a_column_that_was_dropped_and_added_again_has_its_values_again(one: StreamLake) -> None:
+    """The other program added it again, as the remedy of an earlier version did."""
+    alter(one, one.name, lambda u: u.delete_column("n"))
+    alter(one, one.name, lambda u: u.add_column("n", IntegerType()))
+    assert [row["n"] for row in content(one)] == [None]
+    with pytest.raises(Terminal, match="another program dropped column n"):
+        require_columns(one.table(), stream_of(DDL))
+    assert apply(one, stream_of(DDL)) != []
+    assert content(one) == [VALUES]
+
+
+def test_a_column_is_brought_back_and_widened(one: StreamLake) -> None:
+    wider = stream_of(DDL.replace("n INT", "n BIGINT") + ", new STRING")
+    alter(one, one.name, lambda u: u.delete_column("n"))
+    done = apply(one, wider)
+    assert [line.split(" column ")[0] for line in done] == ["brought", "widened", "added"]
+    assert content(one) == [VALUES] and isinstance(one.table().schema().find_type("n"), LongType)
+
+
+def test_a_rename_that_the_file_follows_is_none_to_undo(one: StreamLake) -> None:
+    """The file has the new name too: old rows have their values by it."""
+    alter(one, one.name, lambda u: u.rename_column("n", "level"))
+    followed = stream_of(DDL.replace("n INT", "level INT"))
+    require_columns(one.table(), followed)
+    assert apply(one, followed) == []
+    assert one.table().scan().to_arrow()["level"].to_pylist() == [7]
+
+
+def test_values_under_the_new_id_refuse_it_and_name_the_restatement(one: StreamLake) -> None:
+    alter(one, one.name, lambda u: u.delete_column("n"))
+    alter(one, one.name, lambda u: u.add_column("n", IntegerType()))
+    schema = schema_to_pyarrow(one.table().schema())
+    own = {"kafka_partition": 0, "kafka_offset": 5, "ingest_hour": FIRST, "event_date": 1}
+    one.lake.catalog.load_table(one.name).append(
+        pa.Table.from_pylist([own | VALUES | {"id": "g", "n": 9}], schema=schema)
+    )
+    with pytest.raises(Refused, match="restate the hours with rows before the change"):
+        apply(one, stream_of(DDL))
+
+
+def test_tables_beside_the_rows_get_their_columns_back(one: StreamLake) -> None:
+    name = one.stream.dead_letters_table
+    before = one.lake.load(name).schema()
+    alter(one, name, lambda u: u.rename_column("error_text", "reason"))
+    alter(one, name, lambda u: u.delete_column(("headers",)))
+    done = apply(one, stream_of(DDL))
+    assert f"renamed column reason of {name} back to error_text" in done[0]
+    after = one.lake.load(name).schema()
+    assert after.find_field("error_text").field_id == before.find_field("error_text").field_id
+
+
+def test_the_outermost_change_is_named_and_undone() -> None:
+    inner = StructType(NestedField(3, "a", IntegerType()), NestedField(4, "b", StringType()))
+    published = Schema(NestedField(1, "id", StringType()), NestedField(2, "s", inner))
+    now = Schema(
+        NestedField(1, "key", StringType()),
+        NestedField(2, "t", StructType(NestedField(3, "z", IntegerType()))),
+        schema_id=1,
+    )
+    changes = plan_foreign_changes(published, now, published)
+    assert [(c.path, c.now) for c in changes] == [("id", "key"), ("s", "t")]
+    again = restored(now, changes)
+    assert [f.name for f in again.fields] == ["id", "s"]
+    left = plan_foreign_changes(published, again, published)
+    assert [(c.path, c.now) for c in left] == [("s.a", "s.z"), ("s.b", None)]
+    assert restored(again, left).as_struct() == published.as_struct()
