@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import click
 
 from anabranch.cli import (
-    completion,
     deliver,
     dev,
     docs,
@@ -34,7 +33,7 @@ _COLLECT_AFTER = (100_000, 50, 50)
 
 
 SECTIONS = {
-    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "pack", "completion"),
+    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "pack"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
         "streams",
@@ -102,6 +101,8 @@ def main() -> None:
 
     Exit codes: 0 done, 1 refused, or a check failed, 2 wrong usage or configuration, 70 unexpected,
     75 transient (try again).
+
+    Completion: eval "$(_ANABRANCH_COMPLETE=bash_source anabranch)"; also zsh_source, fish_source.
     """
 
 
@@ -132,7 +133,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (completion, deliver, docs, hours, jobs, lifecycle, operate, page, read, reports):
+for module in (deliver, docs, hours, jobs, lifecycle, operate, page, read, reports):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)
