@@ -164,7 +164,7 @@ class FamilyOperator(AnabranchOperator):
 
     def _streams(self) -> list[str]:
         # Exit code 1 also if another stream's file is wrong, or if Kafka does not list the topics.
-        listed = self.ask(["streams", "--all"], codes=(0, REFUSED))
+        listed = self.ask(["status", "--list"], codes=(0, REFUSED))
         rows = [row for row in listed if row["family"] == self.family]
         if unknown := next((row["error"] for row in rows if row["state"] == "unknown"), None):
             raise AirflowException(f"family {self.family}: expected its streams, found: {unknown}")
@@ -517,7 +517,7 @@ class GroupHourOperator(AnabranchOperator):
 
     def __init__(self, *, group: str, **kwargs: Any) -> None:
         super().__init__(
-            arguments=["complete-through", "--group", group, "--tag"],
+            arguments=["complete", "--group", group, "--tag"],
             **kwargs | {"outlets": [group_hours_asset(group)]},
         )
         self.hour, self.group = HOUR, group

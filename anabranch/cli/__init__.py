@@ -33,31 +33,28 @@ _COLLECT_AFTER = (100_000, 50, 50)
 
 
 SECTIONS = {
-    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "pack"),
+    "Set up": ("init", "docs", "dev", "doctor", "apply"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
-        "streams",
         "status",
-        "health",
         "hours",
         "history",
         "explain",
-        "page",
-        "dead-letters",
-        "duplicates",
-        "diff",
-        "drift",
         "complete",
-        "complete-through",
+        "dead-letters",
+        "drift",
         "audit",
+        "erasures",
+        "page",
     ),
     "Read the data": ("query", "views", "changes"),
-    "Operate": ("adopt", "override", "hold", "erase", "import", "drop", "merge", "lineage"),
+    "Operate": ("adopt", "override", "dead-letters --replay", "hold", "erase", "import", "drop"),
+    "Deploy and repair": ("jars", "pack", "health", "merge"),
 }
 """The commands as `--help` groups them, in the order in which they are needed."""
 
 
-class _Commands(click.Group):
+class Commands(click.Group):
     """The root group. Prints an error as one line and exits with its code."""
 
     sections = SECTIONS
@@ -67,18 +64,19 @@ class _Commands(click.Group):
         names = [name for section in self.sections.values() for name in section]
         width = max(map(len, names))
         for title, section in self.sections.items():
-            commands = [
-                (name, command)
-                for name in section
-                if (command := self.get_command(ctx, name)) is not None
-            ]
             # Names are padded, so that the columns of all sections align.
-            rows = [
-                (name.ljust(width), command.get_short_help_str(formatter.width))
-                for name, command in commands
-            ]
+            rows = [(name.ljust(width), self.summary(ctx, name)) for name in section]
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def summary(self, context: click.Context, name: str) -> str:
+        """Return what a command does, or an option of one such as `dead-letters --replay`."""
+        name, _, option = name.partition(" ")
+        command = self.commands[name]
+        if not option:
+            return command.get_short_help_str(limit=1000)
+        [found] = [p for p in command.get_params(context) if option in p.opts]
+        return (found.get_help_record(context) or ("", ""))[1]
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -94,7 +92,7 @@ def _fail(error: AnabranchError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="anabranch")
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.

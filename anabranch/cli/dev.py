@@ -7,13 +7,15 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import conf_option, output_option
+from anabranch.cli.options import conf_folder
+from anabranch.cli.report import Event, local_report, report
 
 if TYPE_CHECKING:
     from anabranch.dev.services import ServiceStatus
@@ -41,65 +43,69 @@ def dev() -> None:
 @click.option(
     "--s3-port", type=_port, help="The S3 server's port.  [default: the previous one, else 19000]"
 )
-@output_option
-def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
-    """Start Kafka and S3, or the one that does not run.
+@local_report
+def up(home: Path, kafka_port: int | None, s3_port: int | None) -> Event[object]:
+    """Start Kafka and S3.
 
-    They run until 'anabranch dev down'.
+    \b
+    anabranch dev up
+
+    Starts the one that does not run. They run until 'anabranch dev down'.
     """
-    from anabranch.cli.render import print_event
     from anabranch.dev import services
 
     # On SIGTERM, stop the services that were started, as on Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     running = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
     states = services.status(running.home)
-    if output == "json":
-        print_event({"services": states, "started": running.started}, "", output)
-        return
-    _print_text(states)
+    lines = [*_services_text(states)]
     if not running.started:
-        click.echo("Already up.")
+        lines.append("Already up.")
     for name, value, shipped in (
         ("ANABRANCH_KAFKA", running.bootstrap_servers, f"127.0.0.1:{services.KAFKA_PORT}"),
         ("ANABRANCH_S3", running.s3_endpoint, f"http://127.0.0.1:{services.S3_PORT}"),
     ):
         if value != shipped and os.environ.get(name) != value:
-            click.echo(f"For conf/anabranch.yaml as it ships: export {name}={value}")
+            lines.append(f"For conf/anabranch.yaml as it ships: export {name}={value}")
+    return Event({"services": states, "started": running.started}, lines)
 
 
 @dev.command()
 @_home
 @click.option("--wipe", is_flag=True, help="Also remove their data, logs and the embedded catalog.")
-@output_option
-def down(home: Path, wipe: bool, output: str) -> None:
-    """Stop Kafka and S3, if they run."""
-    from anabranch.cli.render import print_event
+@local_report
+def down(home: Path, wipe: bool) -> Event[object]:
+    """Stop Kafka and S3, if they run.
+
+    \b
+    anabranch dev down --wipe
+    """
     from anabranch.dev import services
 
     stopped = services.down(services.Home(home), wipe, _progress)
-    words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running."
-    words += "\nData, logs and embedded catalog removed." if wipe else ""
-    print_event({"stopped": stopped, "wiped": wipe}, words, output)
+    lines = [f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running."]
+    lines += ["Data, logs and embedded catalog removed."] if wipe else []
+    return Event({"stopped": stopped, "wiped": wipe}, lines)
 
 
 @dev.command()
 @_home
-@output_option
-@click.pass_context
-def status(ctx: click.Context, home: Path, output: str) -> None:
-    """Show whether Kafka and S3 run; exit code 1 unless both do."""
-    from anabranch.cli.render import print_event
+@local_report
+def status(home: Path) -> Event[object]:
+    """Show whether Kafka and S3 run.
+
+    \b
+    anabranch dev status
+
+    The exit code is 1 unless both do.
+    """
     from anabranch.dev import services
 
     states = services.status(services.Home(home))
-    if output == "json":
-        print_event({"services": states}, "", output)
-    else:
-        _print_text(states)
-        if any(state.state != "running" for state in states):
-            click.echo("Start what is missing with: anabranch dev up")
-    ctx.exit(0 if all(state.state == "running" for state in states) else 1)
+    are_up = all(state.state == "running" for state in states)
+    lines = [*_services_text(states)]
+    lines += [] if are_up else ["Start what is missing with: anabranch dev up"]
+    return Event({"services": states}, lines, exit_code=not are_up)
 
 
 def _topic_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -119,21 +125,25 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
     show_default=True,
     help="Number of partitions.",
 )
-@conf_option
-@output_option
-def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
-    """Create a topic, if it does not exist."""
+@report
+def topic(name: str, partitions: int) -> Event[object]:
+    """Create a topic, if it does not exist.
+
+    \b
+    anabranch dev topic shop.orders --partitions 3
+    """
     from anabranch import config
-    from anabranch.cli.render import print_event
     from anabranch.kafka.client import KafkaAdapter
 
-    with KafkaAdapter(config.load_environment(conf).kafka) as kafka:
+    with KafkaAdapter(config.load_environment(conf_folder()).kafka) as kafka:
         created = kafka.create_topic(name, partitions, {})
         found = kafka.describe(name)
         there = len(found.partitions) if found is not None else 0
     word = "created" if created else "is there already,"
-    words = f"topic {name} {word} with {there} partition{'s' if there != 1 else ''}"
-    print_event({"topic": name, "created": created, "partitions": there}, words, output)
+    return Event(
+        {"topic": name, "created": created, "partitions": there},
+        [f"topic {name} {word} with {there} partition{'s' if there != 1 else ''}"],
+    )
 
 
 @dev.command()
@@ -176,11 +186,8 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
     help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, "
     "timestamp_ms.",
 )
-@output_option
-@conf_option
-@click.pass_context
+@report
 def produce(
-    ctx: click.Context,
     stream: str,
     events: int,
     rate: float | None,
@@ -189,16 +196,16 @@ def produce(
     dirty: bool,
     partitions: int,
     acks: IO[str] | None,
-    output: str,
-    conf: str | None,
-) -> None:
+) -> Iterator[Event[object]]:
     """Send seeded, realistic game events to Kafka.
+
+    \b
+    anabranch dev produce game_events --events 1000 --hours 2 --dirty
 
     Prints the number of sent and acknowledged records; the exit code is 75 if one was not
     acknowledged. Ctrl-C flushes, and prints the numbers so far.
     """
     from anabranch import config
-    from anabranch.cli.render import print_event
     from anabranch.common.errors import ConfigurationError, Transient
     from anabranch.dev.producers import produce as producing
     from anabranch.dev.producers.events import expected
@@ -209,8 +216,8 @@ def produce(
             f"up, found {stream!r}. For real flights run 'python -m anabranch.dev.demo.flights'; "
             "to any other topic send records of your own: 'anabranch dev send TOPIC FILE'."
         )
-    topic = config.load_stream(stream, conf).topic
-    kafka = config.load_environment(conf).kafka
+    topic = config.load_stream(stream, conf_folder()).topic
+    kafka = config.load_environment(conf_folder()).kafka
     began = time.monotonic()
     total = sum(expected(events, dirty).values())
     with (
@@ -229,14 +236,12 @@ def produce(
             stop=stop,
             on_ack=on_ack,
         )
-    print_event(
+    yield Event(
         producing.as_json(stream, sent),
-        producing.as_text(stream, sent, time.monotonic() - began),
-        output,
+        [producing.as_text(stream, sent, time.monotonic() - began)],
+        exit_code=128 + signals[0] if signals else 0,
     )
-    if signals:
-        ctx.exit(128 + signals[0])
-    if sent.failed:
+    if sent.failed and not signals:
         raise Transient(
             f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found "
             f"{sent.acknowledged}; the first failure: {sent.first_error}. Check that the broker "
@@ -247,21 +252,22 @@ def produce(
 @dev.command()
 @click.argument("topic", callback=_topic_name)
 @click.argument("file", type=click.File("rb"))
-@conf_option
-@output_option
-def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
-    """Send each line of FILE as a record to a topic.
+@report
+def send(topic: str, file: IO[bytes]) -> Event[object]:
+    """Send the lines of FILE as records to a topic.
+
+    \b
+    anabranch dev send shop.orders orders.jsonl
 
     FILE - is standard input. A record has the line as its value, no key, and the time of sending as
     its timestamp; blank lines are skipped. Every record is acknowledged when the command ends.
     """
     from anabranch import config
-    from anabranch.cli.render import print_event
     from anabranch.dev.producers.send import send_lines
 
-    sent = send_lines(config.load_environment(conf).kafka, topic, file)
+    sent = send_lines(config.load_environment(conf_folder()).kafka, topic, file)
     words = f"topic {topic}: {sent:,} record{'s' if sent != 1 else ''} sent and acknowledged"
-    print_event({"topic": topic, "acknowledged": sent}, words, output)
+    return Event({"topic": topic, "acknowledged": sent}, [words])
 
 
 def _progress(message: str) -> None:
@@ -272,9 +278,9 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
-def _print_text(states: tuple[ServiceStatus, ...]) -> None:
+def _services_text(states: tuple[ServiceStatus, ...]) -> Iterator[str]:
     for state in states:
         details = [state.endpoint, f"pid {state.pid}" if state.pid else None, f"log {state.log}"]
         if state.since:
             details.append(f"since {state.since:%Y-%m-%dT%H:%M:%SZ}")
-        click.echo(f"{state.service:<6} {state.state:<13} {', '.join(filter(None, details))}")
+        yield f"{state.service:<6} {state.state:<13} {', '.join(filter(None, details))}"

@@ -14,6 +14,10 @@ import click
 def docs(page: str | None) -> None:
     """Print a page of the documentation, or list the pages.
 
+    \b
+    anabranch docs tutorial
+    anabranch docs runbooks#anabranchspeedlate
+
     PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`. Both can have a
     section: `docs/runbooks.md#anabranchspeedlate`.
     """

@@ -13,34 +13,38 @@ import click
 
 from anabranch.cli.options import (
     StreamSelection,
+    conf_folder,
+    conf_option,
     master_option,
+    named_streams,
     open_stream,
-    options,
+    output_format,
     output_option,
-    selection,
 )
+from anabranch.cli.report import Event, Report, Result, local_report, show
+from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.job import Job
 
 
 @click.command()
-@selection
+@named_streams
 @click.option("--available-now", is_flag=True, help="Publish the records present, then exit.")
 @click.option(
     "--health", metavar="FILE", help="Write progress to this file, for `anabranch health`."
 )
 @master_option
-@options
+@conf_option
+@output_option
 def speed(
-    chosen: StreamSelection,
-    available_now: bool,
-    health: str | None,
-    master: str | None,
-    conf: str | None,
-    output: str,
+    chosen: StreamSelection, available_now: bool, health: str | None, master: str | None
 ) -> None:
     """Run the speed layer: publish records within seconds.
+
+    \b
+    anabranch speed game_events
+    anabranch speed --group small --health /tmp/small.json
 
     Several streams, --group or --all run in one process. It follows stream files that are added,
     changed or removed. A stream that fails is set aside and restarted while the others continue.
@@ -49,10 +53,17 @@ def speed(
     """
     from anabranch.spark.submit import submit_streams
 
-    chosen.one()
     flags = ["--available-now"] if available_now else []
     flags += ["--health", health] if health else []
-    submit_streams("speed_layer", chosen.streams, chosen.group, conf, output, flags, master)
+    submit_streams(
+        "speed_layer",
+        chosen.streams,
+        chosen.group,
+        conf_folder(),
+        output_format(),
+        flags,
+        master,
+    )
 
 
 @click.command()
@@ -64,9 +75,12 @@ def speed(
     help="Longest time without progress.",
 )
 @click.option("--liveness", is_flag=True, help="Ignore restarts, for a liveness probe.")
-@output_option
-def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
+@local_report
+def health(file: Path, within: float | None, liveness: bool) -> Report[object]:
     """Check a speed job by its health file.
+
+    \b
+    anabranch health /tmp/small.json --liveness
 
     `anabranch speed STREAM --health FILE` writes the file. A healthy job is running, has published
     or found nothing to read within the last five minutes and two triggers, and has restarted less
@@ -75,7 +89,6 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
     """
     import time
 
-    from anabranch.cli.render import print_event
     from anabranch.common.health import find_fault, is_running, read_record
 
     record = read_record(file)
@@ -84,8 +97,7 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
     lines = ["healthy: the job makes progress" if fault is None else f"unhealthy: {fault}"]
     lines += [f"stream {name} is set aside: {reason}" for name, reason in sorted(set_aside.items())]
     view = {"healthy": fault is None, "fault": fault, "set_aside": set_aside}
-    print_event(view, "\n".join(lines), output)
-    sys.exit(0 if fault is None else 1)
+    return Event(view, lines, exit_code=fault is not None)
 
 
 def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
@@ -97,7 +109,7 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
 
 
 @click.command()
-@selection
+@named_streams
 @click.option(
     "--hour",
     metavar="HOUR",
@@ -119,6 +131,11 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
 @click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
 @click.option(
+    "--lineage-only",
+    is_flag=True,
+    help="Only send the OpenLineage events of decided hours again; needs no Spark.",
+)
+@click.option(
     "--at-once",
     type=click.IntRange(min=1),
     metavar="N",
@@ -137,7 +154,8 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     help="Root run that contains it. [env: OPENLINEAGE_ROOT_PARENT_ID]",
 )
 @master_option
-@options
+@conf_option
+@output_option
 def batch(
     chosen: StreamSelection,
     hour: str | None,
@@ -146,18 +164,24 @@ def batch(
     audit: bool,
     why: str | None,
     seal_only: bool,
+    lineage_only: bool,
     at_once: int | None,
     parent_run: str | None,
     root_run: str | None,
     master: str | None,
-    conf: str | None,
-    output: str,
 ) -> None:
     """Run the batch layer: seal and rebuild ended hours.
+
+    \b
+    anabranch batch game_events
+    anabranch batch game_events --hour 2026-11-21T03 --restate --why "wrong prices"
 
     Seals every hour that has ended, and rebuilds each that is not accepted, oldest first.
     `anabranch hours` shows why an hour was refused. --accept overrules the stream's rules, but
     never an account that does not close.
+
+    The job sends OpenLineage events to `lineage.url` while it runs. --lineage-only sends those of
+    --hour, or of all accepted and refused revisions, again, with the same run ids.
 
     Many streams share one Spark application, and their hours run concurrently. The outcome of one
     does not affect the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and
@@ -167,7 +191,7 @@ def batch(
     from anabranch.offsets.hours import span_of
     from anabranch.spark.submit import submit_streams
 
-    one = chosen.one()
+    one = chosen.one
     span = span_of(hour) if hour is not None else None
     for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
         if given and hour is None:
@@ -181,11 +205,9 @@ def batch(
     if accept and one is None:
         raise click.UsageError("--accept: expected one stream, found many; accept hours one by one")
     if seal_only:
-        if one is not None:
-            _seal(one, span, conf, output)
-        else:
-            _seal_many(chosen, span, conf, output)
-        return
+        sys.exit(show(_seal(one, span) if one is not None else _seal_many(chosen, span)))
+    if lineage_only:
+        sys.exit(show(_send_lineage(chosen, span)))
     flags = [
         flag
         for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit))
@@ -201,52 +223,51 @@ def batch(
                 raise click.UsageError(f"{name}: {error}") from None
             options.append(f"{name}={run}")
     if one is not None and span is not None:
-        _require_ended(one, span, conf)
-    java = _java_options(chosen, span, conf)
-    submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master, java)
+        _require_ended(one, span)
+    submit_streams(
+        "batch_layer",
+        chosen.streams,
+        chosen.group,
+        conf_folder(),
+        output_format(),
+        options,
+        master,
+        _java_options(chosen, span),
+    )
 
 
-def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: str | None) -> str:
+def _java_options(chosen: StreamSelection, span: tuple[str, str] | None) -> str:
     """Return the Java options of the driver for the number of offsets that wait; empty if a stream
     does not answer. The job itself reports errors."""
     from anabranch.cli.many import ask, select
-    from anabranch.common.errors import AnabranchError
     from batch_layer import compilers
 
     try:
-        shares = ask(select(chosen, conf), partial(compilers.share_of, span=span))
+        shares = ask(select(chosen), partial(compilers.share_of, span=span))
     except AnabranchError:
         return ""
     return compilers.java_options(shares.values())
 
 
-def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:
+def _require_ended(stream: str, span: tuple[str, str]) -> None:
     """Refuse an hour that has not ended, before Spark starts."""
     from anabranch.protocol import sealing
 
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     sealing.require_ended(job.stream, job.lake, span)
 
 
-def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
-    from anabranch.cli.render import print_result
-
-    sealed = _sealed_hours(open_stream(stream, conf), span)
-    print_result({"stream": stream, "sealed": sealed}, [_sealed_words(stream, sealed)], output)
+def _seal(stream: str, span: tuple[str, str] | None) -> Report[object]:
+    sealed = _sealed_hours(open_stream(stream), span)
+    return Report({"stream": stream, "sealed": sealed}, [_sealed_words(stream, sealed)])
 
 
-def _seal_many(
-    chosen: StreamSelection,
-    span: tuple[str, str] | None,
-    conf: str | None,
-    output: str,
-) -> None:
+def _seal_many(chosen: StreamSelection, span: tuple[str, str] | None) -> Report[object]:
     """Seal the hours of several streams concurrently. An error of one stream does not stop the
     others."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from anabranch.cli.render import print_result
-    from anabranch.common.errors import AnabranchError, combined_exit_code
+    from anabranch.common.errors import combined_exit_code
     from anabranch.common.logs import configure_logging
     from anabranch.common.remote_errors import classify_unexpected
     from anabranch.job import open_jobs
@@ -261,7 +282,7 @@ def _seal_many(
         except Exception as error:
             return classify_unexpected(f"stream {job.stream.name}: seal", error)
 
-    _, jobs, broken = open_jobs(conf, chosen.streams, chosen.group, chosen.every)
+    _, jobs, broken = open_jobs(conf_folder(), chosen.streams, chosen.group, chosen.every)
     with ThreadPoolExecutor(_SEALED_AT_ONCE) as threads:
         ended: dict[str, tuple[str, ...] | AnabranchError] = dict(broken)
         ended |= dict(zip((job.stream.name for job in jobs), threads.map(seal, jobs), strict=True))
@@ -277,8 +298,7 @@ def _seal_many(
             {"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error}
         )
         lines.append(_sealed_words(name, hours) if error is None else f"{name}: failed: {error}")
-    print_result({"streams": views}, lines, output)
-    sys.exit(combined_exit_code(codes.values()))
+    return Report({"streams": views}, lines, exit_code=combined_exit_code(codes.values()))
 
 
 _SEALED_AT_ONCE = 8
@@ -300,6 +320,44 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False)
     return sealed.hours
 
 
+def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Result:
+    """Send the events of decisions that a receiver missed."""
+    from anabranch.cli.many import run_streams
+    from anabranch.notifications.lineage import reporting
+    from anabranch.notifications.lineage.receiver import Receiver
+
+    def send(job: Job) -> Report[object]:
+        stream, settings = job.stream.name, job.environment.lineage
+        if not settings.url:
+            raise ConfigurationError(
+                "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: "
+                "OPENLINEAGE_URL), found none"
+            )
+        subject, receiver = reporting.subject_of(job), Receiver(settings)
+        sent = []
+        for row in reporting.decisions_of(job, span):
+            run, events = reporting.run_events(subject, row)
+            receiver.send(events)
+            sent.append(
+                {
+                    "hour": row.hour,
+                    "revision": row.revision,
+                    "decision": row.decision,
+                    "run": run.id,
+                }
+            )
+        lines = [
+            f"{stream}: {s['hour']}  revision {s['revision']}  {s['decision']}  run {s['run']}"
+            for s in sent
+        ]
+        return Report(
+            {"stream": stream, "sent": sent},
+            lines or [f"{stream}: nothing to send: no hour was accepted or refused"],
+        )
+
+    return run_streams(chosen, send)
+
+
 def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
     return f"{stream}: sealed {', '.join(sealed) or 'nothing: no other hour has ended'}"
 
@@ -311,6 +369,9 @@ def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
 @click.option("--write-sums", is_flag=True, help="Write jars.sha256, after a change to ivy.xml.")
 def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) -> None:
     """Download the jars of the jobs and print their folder.
+
+    \b
+    anabranch jars
 
     Downloads only missing jars, and verifies each checksum.
     """
@@ -334,16 +395,18 @@ def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) ->
     show_default=True,
     help="Folder for the archive.",
 )
-@output_option
-def pack(folder: Path, output: str) -> None:
+@local_report
+def pack(folder: Path) -> Report[object]:
     """Archive the Python packages that executors need.
+
+    \b
+    anabranch pack --to dist
 
     Prints the archive and the settings of `spark.conf` that use it. Executors need this machine's
     platform and minor version of Python. Run it again after each upgrade.
     """
-    from anabranch.cli.render import print_result
     from speed_layer.pack import pack
 
     packed = pack(folder)
     settings = [f"    {name}: {value}" for name, value in packed.conf.items()]
-    print_result(packed, ["spark:", "  conf:", *settings], output)
+    return Report(packed, ["spark:", "  conf:", *settings])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -10,28 +9,31 @@ import click
 from anabranch.cli import many
 from anabranch.cli.options import (
     DURATION,
-    Failures,
     StreamSelection,
+    all_streams,
+    named_streams,
     open_stream,
-    options,
-    selection,
     stream_argument,
 )
+from anabranch.cli.report import Report, Result, report
 
 if TYPE_CHECKING:
     from datetime import timedelta
     from typing import TextIO
 
     from anabranch.job import Job
-    from anabranch.operations.reports.maintenance import Maintenance
 
 
 @click.command()
-@selection
+@named_streams
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
-@options
-def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: str) -> None:
+@report
+def maintain(chosen: StreamSelection, dry_run: bool) -> Result:
     """Delete old speed rows, snapshots and orphan files.
+
+    \b
+    anabranch maintain game_events
+    anabranch maintain --all --dry-run
 
     Deletes rows of main only in hours older than the stream's `keep.rows`. The stream's file sets
     the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes files that
@@ -41,42 +43,27 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
     An error of one does not stop the others; a stream that does not answer within 6 seconds is
     skipped and named.
     """
-    from anabranch.cli.render.maintenance import print_maintained
-    from anabranch.common.output import print_json
-
-    is_many = chosen.one() is None
-    selected = many.select(chosen, conf)
-    failures, views = Failures(), []
-    for name, result in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
-        with failures.catching(name):
-            done, known = result()
-            if output == "text":
-                print_maintained(name, done, known, dry_run)
-            views.append(done | (known.as_dict() if known is not None else {}))
-    if output == "json":
-        found = [*views, *failures.views()]
-        print_json(found if is_many else found[0])
-    failures.end()
-
-
-def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | None]:
-    """Maintain one stream. Return the result of the run, and with `dry_run` the state of the
-    stream's maintenance."""
     from datetime import UTC, datetime
 
+    from anabranch.cli.render.maintenance import maintained_text
     from anabranch.lifecycle import maintenance
     from anabranch.operations.reports.maintenance import read_maintenance
     from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.state import load_state
 
-    publisher = Publisher(job.lake, job.stream)
-    if not dry_run:
-        publisher.recover()
-    done = maintenance.maintain(job, datetime.now(UTC), dry_run, publisher)
-    known = None
-    if dry_run:
-        known = read_maintenance(job, load_state(job.lake, job.stream.table), datetime.now(UTC))
-    return maintenance.view(job.stream.name, done, dry_run), known
+    def work(job: Job) -> Report[dict[str, Any]]:
+        stream, publisher = job.stream.name, Publisher(job.lake, job.stream)
+        if not dry_run:
+            publisher.recover()
+        done = maintenance.maintain(job, datetime.now(UTC), dry_run, publisher)
+        known = None
+        if dry_run:
+            known = read_maintenance(job, load_state(job.lake, job.stream.table), datetime.now(UTC))
+        view = maintenance.view(stream, done, dry_run)
+        text = maintained_text(stream, view, known, dry_run)
+        return Report(view | (known.as_dict() if known is not None else {}), text)
+
+    return many.run_streams(chosen, work)
 
 
 @click.command()
@@ -84,43 +71,59 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
 @click.argument("hours")
 @click.option("--release", is_flag=True, help="Let the hours expire again.")
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
-@options
-def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, output: str) -> None:
+@report
+def hold(stream: str, hours: str, release: bool, why: str) -> Report[object]:
     """Keep hours beyond the stream's `keep`.
+
+    \b
+    anabranch hold game_events 2026-11-21 --why "audit of the year"
 
     HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do
     not expire until --release. Future hours can be held. An hour that has expired is refused with
     exit code 1.
     """
-    from anabranch.cli.render.operate import print_held
     from anabranch.protocol import holding
-    from anabranch.protocol.holds import parse_hours
+    from anabranch.protocol.holds import parse_hours, span_words
     from anabranch.protocol.publisher import Publisher
 
     first, last = parse_hours(hours)
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
-    print_held(stream, holding.hold(publisher, first, last, why, release), output)
+    held = holding.hold(publisher, first, last, why, release)
+    lines = span_words(held.holds) or ["no hours are kept beyond their time"]
+    lines += [
+        f"erasure {id} was requested before and is not done: these hours lose its records"
+        for id in held.erasures
+    ]
+    view = {
+        "stream": stream,
+        "changed": held.changed,
+        "holds": held.holds,
+        "erasures": held.erasures,
+    }
+    return Report(view, [f"{stream}: {line}" for line in lines])
 
 
 @click.command()
 @stream_argument
 @click.option("--yes", is_flag=True, help="Do not ask for the stream's name.")
-@options
-def drop(stream: str, yes: bool, conf: str | None, output: str) -> None:
+@report
+def drop(stream: str, yes: bool) -> Report[object]:
     """Drop a stream: its tables, their files and its state.
+
+    \b
+    anabranch drop game_events
 
     Shows the tables, and asks for the stream's name. Nothing brings the rows, the dead letters, the
     ledger and its erasures back; only the records that Kafka still has are read again by a new
     stream. Stop the stream's jobs first, and delete its file afterwards. Deliveries of egress stay.
     Refused while `anabranch hold` keeps hours of it.
     """
-    from anabranch.cli.render import print_result
     from anabranch.lifecycle.drop import drop as drop_tables
     from anabranch.lifecycle.drop import tables_of
 
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     names = tables_of(job)
     if names and not yes:
         click.echo(f"tables of {stream}: {', '.join(names)}", err=True)
@@ -128,7 +131,7 @@ def drop(stream: str, yes: bool, conf: str | None, output: str) -> None:
             raise click.UsageError(f"expected the name {stream}; nothing was dropped")
     done = drop_tables(job)
     lines = [f"{stream}: {line}" for line in done] or [f"{stream}: no tables"]
-    print_result({"stream": stream, "dropped": names}, lines, output)
+    return Report({"stream": stream, "dropped": names}, lines)
 
 
 @click.command()
@@ -158,11 +161,7 @@ def drop(stream: str, yes: bool, conf: str | None, output: str) -> None:
     metavar="TEXT",
     help="Also erase records of hours that `anabranch hold` keeps; the reason.",
 )
-@click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
-@click.option(
-    "--verify", is_flag=True, help="With --status, scan every branch for the values again."
-)
-@options
+@report
 def erase(
     stream: str,
     column: str | None,
@@ -172,31 +171,25 @@ def erase(
     dry_run: bool,
     again: bool,
     in_spite: str | None,
-    status: bool,
-    verify: bool,
-    conf: str | None,
-    output: str,
-) -> None:
+) -> Report[object]:
     """Erase records by the values of a column.
+
+    \b
+    anabranch erase game_events --by player_id --values values.txt --why "request 17"
 
     Removes rows and dead letters from every branch, and keeps both layers from publishing them
     again; the account of each hour counts them as `erased`. An erasure covers the records that
     Kafka has accepted when it is requested. The same command continues it, and changes nothing once
     it is done; --again makes a new request. Refused while held hours (`anabranch hold`) have such
-    records. Needs `erasure.key` in conf/anabranch.yaml. With --status, the exit code is 1 while
-    something is left.
+    records. Needs `erasure.key` in conf/anabranch.yaml. `anabranch erasures` shows the
+    rest.
     """
-    from anabranch.cli.render.erasures import print_erased, print_found
+    from anabranch.cli.render.changes import erased_text, found_text
     from anabranch.lifecycle.erasure import run
     from anabranch.protocol.publisher import Publisher
 
-    if status:
-        _erasure_status(stream, verify, conf, output)
-        return
     if column is None or file is None or why is None:
-        raise click.UsageError(
-            "expected --by COLUMN, --values FILE and --why TEXT, or --status alone"
-        )
+        raise click.UsageError("expected --by COLUMN, --values FILE and --why TEXT")
     try:
         values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
     except UnicodeDecodeError as error:
@@ -204,23 +197,50 @@ def erase(
             f"expected a file in UTF-8, found {error.reason}", param_hint="--values"
         ) from None
     order = run.ErasureRequest(column, values, why, until, again, in_spite)
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     if dry_run:
-        print_found(stream, run.find(job, order), output)
-        return
-    print_erased(stream, run.erase(job, Publisher(job.lake, job.stream), order), output)
+        found = run.find(job, order)
+        view = {"stream": stream, "dry_run": True, "found": found}
+        return Report(view, found_text(stream, found))
+    done = run.erase(job, Publisher(job.lake, job.stream), order)
+    return Report(
+        {
+            "stream": stream,
+            "erasure": done.erasure,
+            "removed": done.removed,
+            "left": done.left,
+        },
+        erased_text(stream, done),
+    )
 
 
-def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:
+@click.command()
+@all_streams
+@click.option("--verify", is_flag=True, help="Scan every branch for the values again.")
+@report
+def erasures(chosen: StreamSelection, verify: bool) -> Result:
+    """Show each erasure, and what is left of it.
+
+    \b
+    anabranch erasures
+    anabranch erasures game_events --verify
+
+    The exit code is 1 while something is left.
+    """
     from datetime import UTC, datetime
 
-    from anabranch.cli.render.erasures import print_erasures
-    from anabranch.lifecycle.erasure.status import read_statuses
+    from anabranch.lifecycle.erasure.status import read_statuses, status_lines, view
 
-    statuses = read_statuses(open_stream(stream, conf), datetime.now(UTC), verify)
-    print_erasures(stream, statuses, output)
-    if any(not one.is_certificate for one in statuses):
-        sys.exit(1)
+    def work(job: Job) -> Report[object]:
+        stream, statuses = job.stream.name, read_statuses(job, datetime.now(UTC), verify)
+        lines = [line for one in statuses for line in status_lines(one)] or ["no erasure"]
+        return Report(
+            {"stream": stream, "erasures": view(statuses)},
+            [f"{stream}: {line}" for line in lines],
+            exit_code=any(not one.is_certificate for one in statuses),
+        )
+
+    return many.run_streams(chosen, work)
 
 
 @click.command("import")
@@ -255,7 +275,7 @@ def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) ->
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
-@options
+@report
 def import_(
     stream: str,
     files: str,
@@ -265,10 +285,11 @@ def import_(
     seam: Literal["offsets", "key"],
     why: str | None,
     dry_run: bool,
-    conf: str | None,
-    output: str,
-) -> None:
+) -> Report[object]:
     """Import hours before the stream's first from files.
+
+    \b
+    anabranch import game_events --files s3://archive/events --hours 2026-01-01T00.. --dry-run
 
     Each hour is accepted with an account that counts source rows instead of offsets. Hours before
     the stream's first are imported, newest first, several per commit; the live position does not
@@ -277,18 +298,24 @@ def import_(
     an interrupted import, of a Delta table from the version that it began with, and changes nothing
     once it is done.
     """
-    from anabranch.cli.render.imports import print_imported, print_planned
+    from anabranch.cli.render.changes import (
+        imported_text,
+        imported_view,
+        plan_view,
+        planned_text,
+    )
     from anabranch.lifecycle.importing import run
     from anabranch.protocol.publisher import Publisher
 
     first, last = _hours_to_import(hours)
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     order = run.ImportRequest(files, first, last, time, seam == "key", why, version)
     if dry_run:
-        print_planned(stream, run.plan(job, order), output)
-        return
+        plan = run.plan(job, order)
+        view = {"stream": stream, "dry_run": True, **plan_view(plan)}
+        return Report(view, planned_text(stream, plan))
     done = run.run(job, Publisher(job.lake, job.stream), order)
-    print_imported(stream, done, job.stream.key, output)
+    return Report(imported_view(stream, done), imported_text(stream, done, job.stream.key))
 
 
 def _hours_to_import(text: str) -> tuple[str, str | None]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from anabranch.cli.watching import watched
+from anabranch.cli.options import StreamSelection, conf_folder, explain, open_stream
+from anabranch.cli.report import Report, Result, StreamReports
 from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from anabranch.cli.options import StreamSelection
     from anabranch.common.deadline import Note
     from anabranch.config import Environment, Selected, Stream
     from anabranch.iceberg.lake import Lake
@@ -49,7 +44,7 @@ class Many:
     seconds: float
 
 
-def select(chosen: StreamSelection, conf: str | None) -> Many:
+def select(chosen: StreamSelection) -> Many:
     """Read the configuration of the selected streams, and log to standard error. Raises
     ConfigurationError."""
     from anabranch import config
@@ -58,7 +53,7 @@ def select(chosen: StreamSelection, conf: str | None) -> Many:
     from anabranch.iceberg.lake import Lake
 
     configure_logging()
-    began = time.monotonic()
+    began, conf = time.monotonic(), conf_folder()
     environment = config.load_environment(conf)
     unanswered: list[AnabranchError] = []
     selected = select_streams(
@@ -67,6 +62,37 @@ def select(chosen: StreamSelection, conf: str | None) -> Many:
     return Many(
         environment, Lake(environment), selected, tuple(unanswered), time.monotonic() - began
     )
+
+
+def read_streams(
+    chosen: StreamSelection, read: Callable[[Job, Note], Report[Any]]
+) -> Callable[[], Result]:
+    """Return a function that reads the report of the one named stream, or concurrently those of
+    several streams. A stream that does not answer within `ANSWER_SECONDS` has an error."""
+    if chosen.one is not None:
+        job = open_stream(chosen.one)
+        return lambda: read(job, lambda waits_for: None)
+    many = select(chosen)
+    return lambda: StreamReports(ask(many, read).items(), many.unanswered)
+
+
+def run_streams(
+    chosen: StreamSelection,
+    work: Callable[[Job], Report[Any]],
+    ready: Callable[[Job, Note], object] | None = None,
+) -> Result:
+    """Return the report of each stream's `work`, or its error, in order. `_WORKING_AT_ONCE`
+    streams work at a time.
+
+    With several streams, `ready` (by default: load the table) runs first. A stream whose `ready`
+    fails has that error and does no work; it has NoAnswer if no stream has answered for
+    `ANSWER_SECONDS`. A stream that stops answering later ends with its client's own error.
+    """
+    if chosen.one is not None:
+        with fields(stream=chosen.one):
+            return work(open_stream(chosen.one))
+    many = select(chosen)
+    return StreamReports(_run(many, ready or load_table, work), many.unanswered)
 
 
 def ask(
@@ -97,36 +123,31 @@ def load_table(job: Job, note: Note) -> None:
     job.lake.load(job.stream.table)
 
 
-def run(
+def _run(
     many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
-) -> Iterator[tuple[str, Callable[[], T]]]:
-    """Run `work` for each stream, `_WORKING_AT_ONCE` at a time. Yield each stream's name, in order,
-    and a call that waits for its result and returns it, or raises its error.
-
-    With several streams, `ready` runs first. A stream whose `ready` fails raises that error and
-    does no work; it raises NoAnswer if no stream has answered for `ANSWER_SECONDS`. A stream that
-    stops answering later ends with its client's own error.
-    """
+) -> Iterator[tuple[str, T | AnabranchError]]:
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
     known = ask(many, ready, since_last_answer=True) if len(names) > 1 else {}
-    unready = {name: answer for name, answer in known.items() if isinstance(answer, AnabranchError)}
 
-    def run_one(name: str) -> T:
-        if name in unready:
-            raise unready[name]
-        with slots, fields(stream=name), opened(many, name) as job:
-            return work(job)
+    def run_one(name: str) -> T | AnabranchError:
+        if isinstance(unready := known.get(name), AnabranchError):
+            return unready
+        try:
+            with slots, fields(stream=name), _opened(many, name) as job:
+                return work(job)
+        except Exception as error:
+            return error if isinstance(error, AnabranchError) else explain(error)
 
     # Daemon threads: Ctrl-C does not wait for them.
     working = {name: deadline.start(f"stream-{name}", partial(run_one, name)) for name in names}
     for name, future in working.items():
-        yield name, future.result
+        yield name, future.result()
 
 
 @contextmanager
-def opened(many: Many, name: str) -> Iterator[Job]:
+def _opened(many: Many, name: str) -> Iterator[Job]:
     """Open a selected stream's job; its connection to Kafka is closed at the end. Raises the error
     of a stream that could not be loaded."""
     from anabranch.kafka.client import KafkaAdapter
@@ -136,18 +157,6 @@ def opened(many: Many, name: str) -> Iterator[Job]:
         raise stream
     with KafkaAdapter(many.environment.kafka) as kafka:
         yield _job(many, stream, kafka)
-
-
-def report_errors(many: Many, answers: Mapping[str, object]) -> int:
-    """Print the errors of families, and of streams without an answer, to standard error. Return the
-    exit code of the first, or 0."""
-    errors = [
-        *many.unanswered,
-        *(answer for answer in answers.values() if isinstance(answer, AnabranchError)),
-    ]
-    for error in errors:
-        click.echo(f"anabranch: {error}", err=True)
-    return errors[0].exit_code if errors else 0
 
 
 @contextmanager
@@ -175,24 +184,3 @@ def _job(many: Many, stream: Stream, kafka: KafkaAdapter) -> Job:
     from anabranch.job import Job
 
     return Job.connect(many.environment, stream, catalog=many.catalog, kafka=kafka)
-
-
-def watch_all(
-    chosen: StreamSelection,
-    conf: str | None,
-    watch: bool,
-    interval: timedelta,
-    read: Callable[[Job, Note], T],
-    show: Callable[[dict[str, T | AnabranchError]], bool],
-) -> NoReturn:
-    """Read streams concurrently, once or repeatedly, and end the command. `show` prints the
-    answers, and returns whether one of them is a reason for exit code 1."""
-    selected, code = select(chosen, conf), 0
-
-    def show_all(found: dict[str, T | AnabranchError]) -> None:
-        nonlocal code
-        is_wrong = show(found)
-        code = report_errors(selected, found) or int(is_wrong)
-
-    watched(watch, interval, lambda: ask(selected, read), show_all)
-    sys.exit(0 if watch else code)

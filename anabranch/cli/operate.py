@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import closing
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from anabranch.cli.options import (
     HOUR,
-    Failures,
     StreamSelection,
+    all_streams,
+    conf_folder,
+    explain,
     open_stream,
-    options,
-    output_option,
-    selection,
+    output_format,
     stream_argument,
 )
-from anabranch.common.errors import ConfigurationError
+from anabranch.cli.report import Report, StreamReports, local_report, print_text, report
+from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@selection
+@all_streams
 @click.option(
     "--register", is_flag=True, help="First register the tables found in storage with the catalog."
 )
@@ -38,73 +38,81 @@ if TYPE_CHECKING:
 @click.option(
     "--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name."
 )
-@options
+@report
 def apply(
-    chosen: StreamSelection,
-    register: bool,
-    rolled_back: bool,
-    renamed_from: str | None,
-    conf: str | None,
-    output: str,
-) -> None:
+    chosen: StreamSelection, register: bool, rolled_back: bool, renamed_from: str | None
+) -> StreamReports:
     """Create or change tables, branches and bucket.
 
-    Without STREAM and --group: for all streams. Prints each change. With `schema: registry`, first
-    lists the changes of the subject's latest version. An error of one stream does not stop the
-    others; the exit code is that of the first stream with an error. A table that is in storage but
-    not in the catalog is not created again: after a lost or restored catalog, or a restored bucket,
-    stop the stream's jobs and use --register. Columns are never dropped. With --rolled-back, jobs
-    run with a file that lacks some columns and write null there, until a file with these columns is
-    applied. A table belongs to one stream; after its file was renamed, --renamed-from gives the
-    table to the new name.
+    \b
+    anabranch apply
+    anabranch apply orders --renamed-from shop_orders
+
+    Prints each change. With `schema: registry`, first lists the changes of the subject's latest
+    version. An error of one stream does not stop the others; the exit code is that of the first
+    stream with an error. A table that is in storage but not in the catalog is not created again:
+    after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use
+    --register. Columns are never dropped. With --rolled-back, jobs run with a file that lacks some
+    columns and write null there, until a file with these columns is applied. A table belongs to one
+    stream; after its file was renamed, --renamed-from gives the table to the new name.
     """
     from anabranch import config
-    from anabranch.cli.render.operate import print_applied, print_changes
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import FamilyStreams
 
-    streams, chosen = chosen.streams, chosen.or_every()
-    if rolled_back and len(streams) != 1:
+    if rolled_back and chosen.one is None:
         raise ConfigurationError(
-            f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}"
+            "--rolled-back: expected one STREAM, whose file was put back; found "
+            f"{len(chosen.streams)}"
         )
-    if renamed_from and len(streams) != 1:
+    if renamed_from and chosen.one is None:
         raise ConfigurationError(
-            f"--renamed-from: expected one STREAM, the new name; found {len(streams)}"
+            f"--renamed-from: expected one STREAM, the new name; found {len(chosen.streams)}"
         )
     configure_logging()
-    environment = config.load_environment(conf)
-    families = FamilyStreams(environment, conf)
-    selected = families.select(streams, chosen.group, chosen.every)
+    environment = config.load_environment(conf_folder())
+    families = FamilyStreams(environment, conf_folder())
+    selected = families.select(chosen.streams, chosen.group, chosen.every)
     for error in families.unanswered:
         raise error
     families.close()
-    shared = {} if streams else config.shared_tables(conf)
-    failures, done = Failures(), {}
-    if output == "text":
+    shared = {} if chosen.streams else config.shared_tables(conf_folder())
+    is_text = output_format() == "text"
+    if is_text:
         _list_new(environment, families.read_members, selected)
-    planned: dict[str, tuple[list[str], Stream]] = {}
+    planned: dict[str, tuple[list[str], Stream] | AnabranchError] = {}
     for name, found in selected.items():
-        with failures.catching(name):
+        try:
             registered, plan = _plan(environment, shared.get(name, found), register, renamed_from)
-            planned[name] = registered, plan.stream
-            if output == "text":
-                print_changes(name, (*registered, *plan.changes))
-    for name, (registered, stream) in planned.items():
-        with failures.catching(name):
-            changes = _apply(environment, stream, register, rolled_back, renamed_from)
-            done[name] = [*registered, *changes]
-            if output == "text":
-                print_changes(name, changes or ["nothing to change"])
-    if output == "json":
-        print_applied(selected, done, failures.errors)
-    failures.end()
+        except Exception as error:
+            planned[name] = explain(error)
+            continue
+        planned[name] = registered, plan.stream
+        if is_text:
+            print_text(f"{name}: {change}" for change in (*registered, *plan.changes))
+
+    def applied() -> Iterator[tuple[str, Report[object] | AnabranchError]]:
+        for name, found in planned.items():
+            if isinstance(found, AnabranchError):
+                yield name, found
+                continue
+            registered, stream = found
+            try:
+                changes = _apply(environment, stream, register, rolled_back, renamed_from)
+            except Exception as error:
+                yield name, explain(error)
+                continue
+            view = {"stream": name, "changes": [*registered, *changes], "error": None}
+            lines = [f"{name}: {change}" for change in changes or ["nothing to change"]]
+            yield name, Report(view, lines)
+
+    return StreamReports(applied())
 
 
 def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
     """Print the streams of families whose tables do not exist yet, before they are created."""
     from anabranch import config
-    from anabranch.cli.render.operate import print_new_streams
+    from anabranch.cli.render.changes import new_streams_text
     from anabranch.iceberg.lake import Lake
 
     streams = [stream for stream in config.loaded(selected) if stream.name in members]
@@ -113,7 +121,7 @@ def _list_new(environment: Environment, members: Members, selected: Selected) ->
         *map(lake.table_names, {stream.table.partition(".")[0] for stream in streams})
     )
     new = [stream for stream in streams if stream.table not in tables]
-    print_new_streams(new, members, len(streams))
+    print_text(new_streams_text(new, members, len(streams)))
 
 
 def _plan(
@@ -165,27 +173,29 @@ def _apply(
     help="Start position in a topic that was never read; offsets such as 0=120,1=98.",
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
-@options
-def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, output: str) -> None:
+@report
+def adopt(stream: str, begin: str | None, why: str | None) -> Report[object]:
     """Continue with another topic, or with a truncated one.
+
+    \b
+    anabranch adopt game_events --from earliest --why "the topic was created again"
 
     Seals the open hour at the published position, so that no hour mixes two topics. The next hour
     starts in the topic that the configuration names now. All rows stay served. A topic id that was
     read before continues at its last position. A new topic with records needs --from; without it
     nothing changes, and the exit code is 1.
     """
-    from anabranch.cli.render.operate import print_adopted
+    from anabranch.cli.render.changes import adopted_text, adopted_view
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.start_offsets import parse_start
 
     choice = parse_start(begin) if begin is not None else None
-    job = open_stream(stream, conf)
-    with closing(job.kafka):
-        publisher = Publisher(job.lake, job.stream)
-        publisher.recover()
-        adopted = topic_change.adopt(publisher, job.kafka, choice, why)
-    print_adopted(stream, job.stream.topic, adopted, output)
+    job = open_stream(stream)
+    publisher = Publisher(job.lake, job.stream)
+    publisher.recover()
+    adopted = topic_change.adopt(publisher, job.kafka, choice, why)
+    return Report(adopted_view(stream, adopted), adopted_text(stream, job.stream.topic, adopted))
 
 
 @click.command()
@@ -198,36 +208,45 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     help="The layer to serve the hour; auto removes the choice.",
 )
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
-@options
+@report
 def override(
-    stream: str,
-    hour: str,
-    layer: Literal["speed", "batch", "auto"],
-    why: str,
-    conf: str | None,
-    output: str,
-) -> None:
+    stream: str, hour: str, layer: Literal["speed", "batch", "auto"], why: str
+) -> Report[object]:
     """Choose the layer that serves an hour.
+
+    \b
+    anabranch override game_events 2026-11-21T03 --layer speed --why "batch lacks a column"
 
     The hour must be sealed. The choice overrides the rule until it is removed. If the layer's rows
     do not cover the hour's cut, the command is refused with exit code 1 and changes nothing.
     """
-    from anabranch.cli.render.operate import print_served
     from anabranch.protocol.override import serve_hour
     from anabranch.protocol.publisher import Publisher
 
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
     served = serve_hour(publisher, hour, layer, why)
-    print_served(stream, hour, served, output)
+    view = {
+        "stream": stream,
+        "hour": hour,
+        "served": served.layer,
+        "override": served.override,
+        "changed": served.changed,
+    }
+    chosen = "by choice" if served.override else "by the rule"
+    now = "now " if served.changed else ""
+    return Report(view, [f"{stream}: {hour} is {now}served by {served.layer}, {chosen}"])
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".")
-@output_option
-def init(folder: str, output: str) -> None:
-    """Write a starter folder: configuration, DAGs, containers.
+@local_report
+def init(folder: str) -> Report[object]:
+    """Write starter files: configuration, DAGs, containers.
+
+    \b
+    anabranch init shop
 
     Writes to DIR, by default the current folder: README.md, conf/, dags/, deploy/, a compose file
     with its Dockerfile. Overwrites nothing.
@@ -235,25 +254,32 @@ def init(folder: str, output: str) -> None:
     from pathlib import Path
 
     from anabranch.cli import starter
-    from anabranch.cli.render.operate import print_written
+    from anabranch.cli.render.changes import written_text
 
-    print_written(folder, starter.write(Path(folder)), output)
+    written = starter.write(Path(folder))
+    view = {"folder": folder, "files": [str(file) for file in written]}
+    return Report(view, written_text(folder, written))
 
 
 @click.command()
 @stream_argument
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
-@options
-def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+@report
+def merge(stream: str, dry_run: bool) -> Report[object]:
     """Give main each hour's files from its serving layer.
+
+    \b
+    anabranch merge game_events --dry-run
 
     Adds and removes files by reference; copies none.
     """
-    from anabranch.cli.render.operate import print_merged
+    from anabranch.cli.render.changes import merged_text, merged_view
     from anabranch.protocol import merge
 
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     merged = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
-    print_merged(stream, merged, dry_run, output)
-    if any(swap.refused for swap in merged.swaps):
-        sys.exit(1)
+    return Report(
+        merged_view(stream, merged, dry_run),
+        merged_text(stream, merged),
+        exit_code=any(swap.refused for swap in merged.swaps),
+    )

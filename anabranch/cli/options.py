@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +53,7 @@ def _streams(context: click.Context, parameter: click.Parameter, incomplete: str
     """Complete stream names from the configuration folder, for a shell."""
     from anabranch.config import stream_names
 
-    return [
-        name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)
-    ]
+    return [name for name in stream_names(context.meta.get(_CONF)) if name.startswith(incomplete)]
 
 
 stream_argument = click.argument("stream", shell_complete=_streams)
@@ -66,71 +62,48 @@ stream_argument = click.argument("stream", shell_complete=_streams)
 
 @dataclass(frozen=True)
 class StreamSelection:
-    """The streams that a command line names: by name, by group, or all."""
+    """The streams that a command line selects: by name, by group, or all. `one`: the only stream
+    that it names; None otherwise, also if the group or the folder has one stream."""
 
     streams: tuple[str, ...]
     group: str | None
     every: bool
 
+    @property
     def one(self) -> str | None:
-        """Return the stream if one is named, None for several, a group or all. Raises UsageError
-        unless exactly one way to select is used."""
-        if [bool(self.streams), self.group is not None, self.every].count(True) != 1:
-            raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
         return self.streams[0] if len(self.streams) == 1 else None
 
-    def or_every(self) -> StreamSelection:
-        """Return this selection, or one of all streams if it is empty."""
-        return replace(self, every=self.every or not (self.streams or self.group))
 
-
-def selection(command: Callable[..., None]) -> Callable[..., None]:
-    """Add STREAM…, `--group` and `--all` to a command, which takes them as its first argument, a
-    `StreamSelection`."""
-
+def _selecting(command: Callable[..., None], expected: str) -> Callable[..., None]:
     @wraps(command)
     def with_selection(
-        streams: tuple[str, ...], group: str | None, every: bool, **values: Any
+        streams: tuple[str, ...], group: str | None, every: bool | None = None, **values: Any
     ) -> None:
+        if every is None:
+            every = not streams and group is None
+        if [bool(streams), group is not None, every].count(True) != 1:
+            raise click.UsageError(f"expected {expected}; give one of them")
         command(StreamSelection(streams, group, every), **values)
 
-    for decorate in (
-        click.option(
-            "--all", "every", is_flag=True, help="Every stream of the configuration folder."
-        ),
-        click.option("--group", metavar="NAME", help="Every stream whose file has `group: NAME`."),
-        click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=_streams),
-    ):
-        with_selection = decorate(with_selection)
-    return with_selection
+    group = click.option(
+        "--group", metavar="NAME", help="Every stream whose file has `group: NAME`."
+    )
+    streams = click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=_streams)
+    return group(streams(with_selection))
 
 
-class Failures:
-    """The errors of a command's streams. An error of one stream is printed, and does not stop the
-    others."""
+def all_streams(command: Callable[..., None]) -> Callable[..., None]:
+    """Add STREAM… and `--group` to a command, which takes them as its first argument, a
+    `StreamSelection`: all streams if none is named."""
+    return _selecting(command, "STREAM, or --group NAME")
 
-    def __init__(self) -> None:
-        self.errors: dict[str, AnabranchError] = {}
 
-    @contextmanager
-    def catching(self, stream: str) -> Iterator[None]:
-        """Catch, print and keep an exception as the stream's error."""
-        try:
-            yield
-        except Exception as error:
-            explained = self.errors[stream] = (
-                error if isinstance(error, AnabranchError) else explain(error)
-            )
-            click.echo(f"anabranch: {stream}: {explained}", err=True)
-
-    def views(self) -> list[dict[str, str]]:
-        """Return each failed stream with its error, for JSON output."""
-        return [{"stream": name, "error": str(error)} for name, error in self.errors.items()]
-
-    def end(self) -> None:
-        """Exit with the code of the first failed stream, if one failed."""
-        if self.errors:
-            sys.exit(next(iter(self.errors.values())).exit_code)
+def named_streams(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `all_streams`, for a command that changes the streams: all only with `--all`."""
+    every = click.option(
+        "--all", "every", is_flag=True, help="Every stream of the configuration folder."
+    )
+    return every(_selecting(command, "STREAM, or --group NAME, or --all"))
 
 
 def explain(error: Exception) -> AnabranchError:
@@ -145,11 +118,30 @@ def explain(error: Exception) -> AnabranchError:
     return explained
 
 
+_CONF, _OUTPUT = "anabranch.conf", "anabranch.output"
+
+
+def _keep(key: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        context.meta[key] = value
+
+    return keep
+
+
 output_option = click.option(
-    "--output", type=click.Choice(["text", "json"]), default="text", help="Output format."
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    expose_value=False,
+    callback=_keep(_OUTPUT),
+    help="Output format.",
 )
 conf_option = click.option(
-    "--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf)."
+    "--conf",
+    metavar="DIR",
+    expose_value=False,
+    callback=_keep(_CONF),
+    help="Configuration folder (ANABRANCH_CONF, else conf).",
 )
 master_option = click.option(
     "--master",
@@ -158,15 +150,25 @@ master_option = click.option(
 )
 
 
-def options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--output` and `--conf` to a command."""
-    return conf_option(output_option(command))
+def conf_folder() -> str | None:
+    """Return the command line's `--conf`."""
+    folder: str | None = click.get_current_context().meta[_CONF]
+    return folder
 
 
-def open_stream(stream: str, conf: str | None) -> Job:
-    """Configure logging to standard error, and open a stream's job. Raises ConfigurationError."""
+def output_format() -> str:
+    """Return the command line's `--output`: `text` or `json`."""
+    output: str = click.get_current_context().meta[_OUTPUT]
+    return output
+
+
+def open_stream(stream: str) -> Job:
+    """Configure logging to standard error, and open a stream's job, until the command ends. Raises
+    ConfigurationError."""
     from anabranch.common.logs import configure_logging
     from anabranch.job import open_job
 
     configure_logging()
-    return open_job(stream, conf)
+    job = open_job(stream, conf_folder())
+    click.get_current_context().call_on_close(job.kafka.close)
+    return job

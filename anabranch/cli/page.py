@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import DURATION, conf_option
+from anabranch.cli.options import DURATION, conf_folder, conf_option
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -58,9 +58,11 @@ def page(
     refresh: timedelta,
     deadline: timedelta,
     late_after: timedelta,
-    conf: str | None,
 ) -> None:
     """Serve the status page, and /metrics for Prometheus.
+
+    \b
+    anabranch page --port 8090
 
     Shows the state of all streams, or of STREAMS, a calendar of their hours, and the details of
     each hour. It only reads. Only this machine can connect to it, unless --behind-proxy is given.
@@ -83,7 +85,7 @@ def page(
 
     hosts = allowed_hosts(host, allow_host, behind_proxy)
     configure_logging()
-    app = Page(StreamFolder(conf, streams), Settings(refresh, deadline, late_after))
+    app = Page(StreamFolder(conf_folder(), streams), Settings(refresh, deadline, late_after))
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
         run(app.app(hosts), socket)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from anabranch.cli import many
 from anabranch.cli.options import (
     DURATION,
+    StreamSelection,
+    all_streams,
+    conf_folder,
     conf_option,
     open_stream,
-    options,
     stream_argument,
 )
+from anabranch.cli.report import Event, Report, Result, print_text, report
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from anabranch.job import Job
+    from serving_layer.changes import HourChange
 
 
 _SHOWN_ROWS = 200
@@ -65,21 +73,24 @@ def query(
     hour: str | None,
     explain: bool,
     provenance: bool,
-    conf: str | None,
 ) -> None:
     """Run SQL (DuckDB) over the tables and their views.
+
+    \b
+    anabranch query "SELECT count(*) FROM games.game_events"
+    anabranch query "FROM games.game_events" --as-of main-2026-11-21T03 --out rows.csv --output csv
 
     Without SQL, on a terminal: a shell with history.
 
     --as-of reads the tables as they were, as long as the snapshot is kept; tags keep it for a week
     (`main-<hour>` is the table when that hour was sealed). --revision reads one accepted revision
-    of an hour, also a replaced one; `anabranch hours STREAM --history` lists them. --explain and
+    of an hour, also a replaced one; `anabranch history STREAM` lists them. --explain and
     --provenance print below a table, and to standard error for other formats.
     """
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
-    from anabranch.cli.render.query import print_opened, print_provenance
+    from anabranch.cli.render.rows import opened_text, provenance_text
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.opened import opened
@@ -92,7 +103,7 @@ def query(
     chosen = Revision(hour, revision) if hour is not None and revision is not None else None
     selection = Selection(as_of, only_accepted, chosen)
     configure_logging()
-    reader = open_reader(conf)
+    reader = open_reader(conf_folder())
 
     shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
 
@@ -112,9 +123,9 @@ def query(
                     )
         with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
             if explain:
-                print_opened(opened(answer.files))
+                print_text(opened_text(opened(answer.files)))
             if provenance:
-                print_provenance(reader.provenance(answer, selection))
+                print_text(provenance_text(reader.provenance(answer, selection)))
 
     if sql is not None:
         run(sql)
@@ -127,24 +138,29 @@ def query(
 
 
 @click.command()
-@stream_argument
+@all_streams
 @click.option("--fill", is_flag=True, help="First compute the missing hours.")
-@options
-def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
-    """Show how far a stream's views are precomputed.
+@report
+def views(chosen: StreamSelection, fill: bool) -> Result:
+    """Show how far the views are precomputed.
+
+    \b
+    anabranch views game_events --fill
 
     Prints how many accepted hours are read from partials, and which are computed from their rows.
     The result of a view is the same. The batch layer computes partials after it has accepted hours;
     --fill computes them now.
     """
-    from anabranch.cli.render.status import print_views
+    from anabranch.cli.render.streams import views_text
     from serving_layer.views import fill as filling
 
-    job = open_stream(stream, conf)
-    if fill:
-        for view in job.stream.views:
+    def work(job: Job) -> Report[dict[str, object]]:
+        for view in job.stream.views if fill else ():
             filling.fill(job.lake, job.stream, view)
-    print_views(stream, filling.fill_status(job.lake, job.stream), output)
+        found = filling.fill_status(job.lake, job.stream)
+        return Report({"stream": job.stream.name, "views": found}, views_text(found))
+
+    return many.run_streams(chosen, work)
 
 
 @click.command()
@@ -156,11 +172,14 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
 @click.option(
     "--every", type=DURATION, default="5 seconds", show_default=True, help="Interval of --follow."
 )
-@options
+@report
 def changes(
-    stream: str, since: str | None, follow: bool, every: timedelta, conf: str | None, output: str
-) -> None:
+    stream: str, since: str | None, follow: bool, every: timedelta
+) -> Iterator[Report[HourChange]]:
     """List completed, restated and erased hours in order.
+
+    \b
+    anabranch changes game_events --since 2026-11-21T03 --follow --output json
 
     For consumers that follow the table. Prints one line for each change (one object with --output
     json): hour, kind, revision, layer, snapshot, rows, added and removed files, erasures, and a
@@ -170,12 +189,12 @@ def changes(
     """
     from contextlib import suppress
 
-    from anabranch.cli.render.changes import print_change
+    from anabranch.cli.render.changes import change_words
     from serving_layer import changes as feed
 
-    job = open_stream(stream, conf)
+    job = open_stream(stream)
     token = feed.start_from(job, since)
     # An interrupt is the normal end of --follow.
     with suppress(KeyboardInterrupt):
         for change in feed.follow(job, token, every) if follow else feed.poll(job, token):
-            print_change(change, output)
+            yield Event(change, [change_words(change)])

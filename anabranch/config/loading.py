@@ -146,7 +146,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     if path.is_file() and plain.is_family(path):
         raise ConfigurationError(
             f"stream {name!r}: expected a stream, found that {path} is a family; name one of its "
-            "streams, which `anabranch streams` lists"
+            "streams, which `anabranch status --list` lists"
         )
     if not path.is_file():
         known = ", ".join(stream_names(folder)) or "none"

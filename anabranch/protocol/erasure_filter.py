@@ -130,8 +130,8 @@ def _require_sources(
             raise ConfigurationError(
                 f"stream {stream.name}: select: {request.column}: expected {request.source}, as "
                 f"when erasure {id} was requested, found {now}: other values have other hashes, "
-                "so erased records would come back; restore it until `anabranch erase "
-                f"{stream.name} --status` no longer lists the erasure, and select the new values "
+                "so erased records would come back; restore it until `anabranch erasures "
+                f"{stream.name}` no longer lists the erasure, and select the new values "
                 "under another name"
             )
 

@@ -2,7 +2,7 @@
 of the content.
 
 `KIND` defines the kind of a row once, in SQL that both Spark and DuckDB read: the batch job
-compares in Spark, `anabranch diff` in DuckDB.
+compares in Spark, `anabranch explain --rows` in DuckDB.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _why_untagged(stream: Stream, table: Table, group: str, hour: str) -> _Untag
         )
         return _Untagged(ConfigurationError(f"{what}, {found}"))
     remedy = (
-        "once every stream of the group is complete, run `anabranch complete-through --group "
+        "once every stream of the group is complete, run `anabranch complete --group "
         f"{group} --tag`"
     )
     found = f"found the stream complete and not tagged; {remedy}"

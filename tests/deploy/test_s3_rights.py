@@ -18,12 +18,11 @@ from world import World, past_hour, spread
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
 ASKING = (
     ["hours"],
-    ["hours", "--history", "HOUR"],
+    ["history", "--hour", "HOUR"],
     ["status"],
     ["explain", "HOUR"],
     ["audit"],
-    ["diff", "HOUR"],
-    ["duplicates", "HOUR"],
+    ["explain", "HOUR", "--rows"],
     ["dead-letters"],
 )
 

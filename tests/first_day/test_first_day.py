@@ -164,13 +164,13 @@ def test_a_first_day(terminal: Terminal, steady_hour: None) -> None:
         "Answers", "For analysts, and for who asks where a record is.",
         'anabranch query "SELECT game, count(*) AS events FROM games.game_events GROUP BY 1 ORDER '
         'BY 1"',
-        "anabranch dead-letters game_events", f"anabranch duplicates game_events {hour}",
+        "anabranch dead-letters game_events", f"anabranch explain game_events {hour} --rows",
     )  # fmt: skip
     part(
         "Mistakes",
         "Each says what was wrong, where, and what to do.",
         "anabranch status game_evnets",
-        "anabranch hours game_events --history yesterday",
+        "anabranch history game_events --hour yesterday",
         "anabranch batch game_events --hour 2026-01-01T00",
         f"anabranch batch game_events --hour {shift(hour, 1)}",
         'anabranch query "SELECT level, sum(amuont) FROM games.game_events GROUP BY 1"',

@@ -24,9 +24,9 @@ from speed_layer.group import GroupJob
 
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
-    """Return topic, table and state of family `fam` by stream, as `anabranch streams` lists them."""
+    """Return topic, table and state of family `fam` by stream, as `anabranch status --list` lists them."""
     done = CliRunner().invoke(
-        main, ["streams", "--all", "--output", "json", "--conf", str(one.folder)]
+        main, ["status", "--list", "--output", "json", "--conf", str(one.folder)]
     )
     assert done.exit_code == 0, done.output
     return {

@@ -22,7 +22,7 @@ hours_of_each_test = hours_of_now(globals(), OLDER=2, NEWER=1)
 
 def complete_through(one: World) -> tuple[int, dict[str, Any]]:
     arguments = [
-        "complete-through",
+        "complete",
         "--group",
         "small",
         "--tag",

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
-from anabranch.cli import deliver as command
+from anabranch.cli.jobs import batch
 from anabranch.notifications.lineage.names import table_name
 
 
@@ -84,11 +84,9 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     assert [r.decision for r in one.batch(good, restate=True)] == ["accepted"]
     assert len(receiver.runs()) == 2
     receiver.recover()
-    done = CliRunner().invoke(
-        command.lineage, [one.name, "--since", good, "--conf", str(one.folder)]
-    )
+    done = CliRunner().invoke(batch, [one.name, "--lineage-only", "--conf", str(one.folder)])
     assert done.exit_code == 0, done.output
-    assert [line.split()[:3] for line in done.output.splitlines()] == [
+    assert [line.split()[1:4] for line in done.output.splitlines()] == [
         [good, "revision", "1"], [bad, "revision", "1"], [good, "revision", "2"],
     ]  # fmt: skip
     # Two runs were sent again, and are the same; the restatement is a run of its own.

@@ -139,7 +139,8 @@ def said_by_every_view(one: World, hour: str) -> None:
 
     # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17
     # repeat.
-    repeated = shown(one, "duplicates", one.name, hour)
+    rows = shown(one, "explain", one.name, hour, "--rows")
+    repeated = rows["duplicates"]
     assert (repeated["counted"], repeated["found"], repeated["untold"]) == (
         DUPLICATE,
         DUPLICATE,
@@ -149,7 +150,7 @@ def said_by_every_view(one: World, hour: str) -> None:
         (16, "e-1", {"hour": hour, "partition": 0, "offset": 5}),
         (17, "before-2", {"hour": past_hour(2), "partition": 0, "offset": 2}),
     ]
-    differing = shown(one, "diff", one.name, hour)
+    differing = rows["difference"]
     assert differing["diff"] == {
         "missing": 0,
         "extra": 0,
@@ -162,7 +163,7 @@ def said_by_every_view(one: World, hour: str) -> None:
     assert [(r["reason"], r["count"], r["samples"][0]["value"]) for r in letters["reasons"]] == [
         ("malformed_json", 1, "{not json"), ("null_value", 1, None),
     ]  # fmt: skip
-    decisions = shown(one, "hours", one.name, "--history", hour)
+    decisions = shown(one, "history", one.name, "--hour", hour)
     assert [(d["decision"], d["revision"]) for d in decisions] == [("sealed", 0), ("accepted", 1)]
 
     said_by_page(one, hour)
@@ -207,9 +208,9 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
     said_by_every_view(one, hour)
     name = one.job.stream.table
     rows = one.contents()
-    # A restatement; the revision before it is read by the command that `hours --history` prints.
+    # A restatement; the revision before it is read by the command that `history` prints.
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
-    first = next(d for d in shown(one, "hours", one.name, "--history", hour) if d["revision"] == 1)
+    first = next(d for d in shown(one, "history", one.name, "--hour", hour) if d["revision"] == 1)
     command = shlex.split(first["query"])
     assert command[-2:] == ["--as-of", f"{hour}-r1"]
     was = json.loads(run(one, *command[1:], "--output", "json"))
@@ -255,7 +256,7 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
         one, "status", one.name, expect=1
     )
     # The table itself is as it was.
-    assert run(one, "diff", one.name, hour).endswith("all differences are explained\n")
+    assert run(one, "explain", one.name, hour, "--rows").endswith("all differences are explained\n")
     assert (
         len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines())
         == len(rows) + 1

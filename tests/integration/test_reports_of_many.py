@@ -64,7 +64,7 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
         [one.name, "many0"],
     )
 
-    done, _ = _run(one, "complete-through", one.name, "many0", "--output", "json")
+    done, _ = _run(one, "complete", one.name, "many0", "--output", "json")
     assert done.exit_code == 1
     assert json.loads(done.stdout) == {
         "complete_through": None,

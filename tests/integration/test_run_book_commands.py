@@ -112,17 +112,16 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
     hours = json.loads(run(one, printed("anabranch hours STREAM --output json", STREAM=name)))
     assert [h["counts"]["duplicate"] for h in hours if h["hour"] == PROVEN] == [1]
     assert "expect_column_values_to_be_between" in run(
-        one, printed("anabranch hours STREAM --history HOUR", STREAM=name, HOUR=REFUSED)
+        one, printed("anabranch history STREAM --hour HOUR", STREAM=name, HOUR=REFUSED)
     )
 
     # Their content.
-    assert (
-        shown(printed("anabranch duplicates STREAM HOUR", STREAM=name, HOUR=PROVEN))["found"] == 1
-    )
+    rows = shown(printed("anabranch explain STREAM HOUR --rows", STREAM=name, HOUR=PROVEN))
+    assert rows["duplicates"]["found"] == 1
     assert "not json" in run(one, printed("anabranch dead-letters STREAM", STREAM=name))
     of_hour = printed("anabranch dead-letters STREAM --hours A..B", STREAM=name, A=PROVEN, B=PROVEN)
     assert "not json" in run(one, of_hour)
-    compared = shown(printed("anabranch diff STREAM HOUR", STREAM=name, HOUR=PROVEN))
+    compared = rows["difference"]
     assert (compared["speed_rows"], compared["batch_rows"], compared["unexplained"]) == (21, 20, {})
     counted = shown(
         printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING)

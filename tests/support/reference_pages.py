@@ -14,6 +14,8 @@ from pathlib import Path
 import click
 import configuration_page
 
+from anabranch.cli import Commands, main
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 
 _HEAD = """\
@@ -72,8 +74,6 @@ _SHARED = {
 
 def pages() -> dict[str, str]:
     """Return every generated page: file name -> text."""
-    from anabranch.cli import main
-
     return {
         "reference/cli.md": markdown(main),
         "reference/configuration.md": configuration_page.page(),
@@ -110,19 +110,18 @@ def _section(context: click.Context) -> str:
     if help_text := _paragraphs(command.help):
         parts.append(help_text)
     if isinstance(command, click.Group):
-        sections = getattr(command, "sections", {"command": command.list_commands(context)})
-        for title, names in sections.items():
-            commands = [(name, command.get_command(context, name)) for name in names]
-            shown = [
-                (name, child) for name, child in commands if child is not None and not child.hidden
-            ]
-            if shown:
+        if isinstance(command, Commands):
+            for title, names in command.sections.items():
                 parts.append(
-                    _table(
-                        title,
-                        [(name, child.get_short_help_str(limit=1000)) for name, child in shown],
-                    )
+                    _table(title, [(name, command.summary(context, name)) for name in names])
                 )
+        else:
+            shown = [
+                (name, child.get_short_help_str(limit=1000))
+                for name, child in sorted(command.commands.items())
+                if not child.hidden
+            ]
+            parts.append(_table("command", shown))
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)

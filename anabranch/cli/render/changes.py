@@ -1,23 +1,121 @@
-"""Print changes and deliveries of hours, each as one line of text or one JSON object."""
+"""Texts of commands that change something: hours, erasures, imports, deliveries, files."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.render import print_event
+from anabranch.offsets.position import ranges_to_keys, size, to_keys
 from anabranch.protocol.deliveries import Delivery
 
 if TYPE_CHECKING:
+    from anabranch.cli.report import Text
+    from anabranch.config import Members, Stream
+    from anabranch.lifecycle.erasure.rows import Found
+    from anabranch.lifecycle.erasure.run import Erased
+    from anabranch.lifecycle.importing.run import Imported, ImportPlan
+    from anabranch.protocol.merge import Merged
+    from anabranch.protocol.topic_change import Adopted
     from serving_layer.changes import HourChange
     from serving_layer.egress import Failed
 
 
-def print_change(change: HourChange, output: str) -> None:
-    """Print a change as one line to standard output, and flush."""
-    print_event(change, _words(change), output)
+def new_streams_text(new: Sequence[Stream], members: Members, count: int) -> Text:
+    """Return the streams of families that have no table yet. `count`: all streams of families."""
+    if new:
+        yield f"families: {len(new)} new of {count} streams"
+    for stream in new:
+        family = members[stream.name].family
+        yield f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}"
 
 
-def _words(change: HourChange) -> str:
+def adopted_text(stream: str, topic: str, adopted: Adopted | None) -> Text:
+    if adopted is None:
+        yield f"{stream}: nothing to adopt: the position belongs to topic {topic}"
+        return
+    former, position = adopted.former_id, adopted.position
+    is_same = former == position.topic_id
+    again = "the same topic" if is_same else f"in place of {former}"
+    yield f"{stream}: adopted topic id {position.topic_id} ({again})"
+    yield (
+        f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay "
+        "served"
+    )
+    for hour, part in adopted.lost.items():
+        yield f"{stream}: hour {hour}: {size(part)} offsets were never read"
+    if is_same:
+        yield f"{stream}: records after the end of its log are lost"
+    else:
+        yield (
+            f"{stream}: records of {former} after its position are not read; `anabranch adopt` "
+            "continues there when the configuration names that topic again"
+        )
+    offsets = ", ".join(f"{p}: {o}" for p, o in to_keys(position.offsets).items())
+    yield f"{stream}: continues with hour {adopted.timeline.open} from position {offsets}"
+
+
+def adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
+    if adopted is None:
+        return {"stream": stream, "adopted": False}
+    return {
+        "stream": stream,
+        "adopted": True,
+        "former_topic_id": adopted.former_id,
+        "topic_id": adopted.position.topic_id,
+        "sealed": list(adopted.sealed),
+        "open_hour": adopted.timeline.open,
+        "position": to_keys(adopted.position.offsets),
+        "lost": {hour: ranges_to_keys(part) for hour, part in adopted.lost.items()},
+    }
+
+
+def merged_text(stream: str, merged: Merged) -> Text:
+    if not merged.swaps:
+        yield f"{stream}: nothing to merge"
+    for s in merged.swaps:
+        outcome = s.refused or f"served by {s.layer}: {len(s.add)} files in, {len(s.remove)} out"
+        yield f"{stream}: {s.hour} {outcome}"
+    for hour, layer in sorted(merged.state.overrides.items()):
+        yield f"{stream}: {hour} is served by {layer} by choice (`anabranch override`)"
+
+
+def merged_view(stream: str, merged: Merged, dry_run: bool) -> dict[str, Any]:
+    swaps = [
+        {
+            "hour": s.hour,
+            "served": s.layer,
+            "added": len(s.add),
+            "removed": len(s.remove),
+            "reason": s.refused,
+        }
+        for s in merged.swaps
+    ]
+    return {
+        "stream": stream,
+        "dry_run": dry_run,
+        "swaps": swaps,
+        "overrides": merged.state.overrides,
+    }
+
+
+def written_text(folder: str, written: Sequence[Path]) -> Text:
+    """Return the files of a starter folder, and the next steps."""
+    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
+    conf = Path(folder) / "conf"
+    for file in written:
+        yield f"wrote {file}"
+    yield (
+        f"edit: {conf / 'streams/game_events.yaml'} is one topic, its table and schema: copy it "
+        "for a topic of your own"
+    )
+    yield f"edit: {conf / 'anabranch.yaml'} has the addresses of Kafka, S3 and the catalog"
+    yield f"next: {there}anabranch dev up, anabranch apply (README.md has every step)"
+
+
+def change_words(change: HourChange) -> str:
+    """Return a change of an hour as one line."""
     replaced = f" instead of {change.replaces}" if change.replaces is not None else ""
     erased = f"  erased by {', '.join(change.erasures)}" if change.erasures else ""
     left = len(change.removed) if change.removed is not None else "?"
@@ -28,13 +126,96 @@ def _words(change: HourChange) -> str:
     )
 
 
-def print_delivery(one: Delivery | Failed, output: str) -> None:
-    """Print a delivery, or the failure of a target, and flush."""
-    if isinstance(one, Delivery):
-        line: dict[str, Any] = vars(one)
-        words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"
-        words += f"  {one.files} files" if one.files else ""
-    else:
-        line = {"target": one.target, "failed": str(one.error)}
-        words = f"{one.target}  failed: {one.error}"
-    print_event(line, words, output)
+def delivery_words(one: Delivery | Failed) -> str:
+    """Return a delivery, or the failure of a target, as one line."""
+    if not isinstance(one, Delivery):
+        return f"{one.target}  failed: {one.error}"
+    files = f"  {one.files} files" if one.files else ""
+    return (
+        f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows{files}"
+    )
+
+
+def found_text(stream: str, found: Found) -> Text:
+    """Return what an erasure would remove."""
+    yield (
+        f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of "
+        f"{len(found.hours)} hours, and replace {found.files} files"
+    )
+    if found.held:
+        yield (
+            f"{stream}: {len(found.held)} of these hours are kept by operators, {found.held[0]} "
+            f"to {found.held[-1]}: refused without --in-spite-of-hold TEXT"
+        )
+
+
+def erased_text(stream: str, done: Erased) -> Text:
+    removed = done.removed
+    yield (
+        f"{stream}: erasure {done.erasure.id}: removed {removed.rows} rows and {removed.dead} "
+        f"dead letters of {len(removed.hours)} hours"
+    )
+    rest = f"done on every branch; `anabranch erasures {stream}` shows the rest"
+    yield f"{stream}: {done.left or rest}"
+    if done.was_done:
+        yield (
+            f"{stream}: it is of records before {done.erasure.at:%F %T} UTC; --again erases those "
+            "since"
+        )
+
+
+def planned_text(stream: str, plan: ImportPlan) -> Text:
+    yield (
+        f"{stream}: would import {plan.rows} rows of {plan.files} files into {len(plan.hours)} "
+        "hours"
+    )
+    for line in _left_out(plan):
+        yield f"{stream}: {line}"
+
+
+def imported_text(stream: str, done: Imported, key: Sequence[str]) -> Text:
+    """Return the result of an import. `key`: the stream's key, by which rows that repeat another
+    were left out."""
+    yield (
+        f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left "
+        f"out {done.duplicate} that repeat another by {', '.join(key)}, and {done.erased} that "
+        "were erased"
+    )
+    for line in _left_out(done.plan):
+        yield f"{stream}: {line}"
+
+
+def imported_view(stream: str, done: Imported) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "imported": done.hours,
+        "rows": done.rows,
+        "good": done.good,
+        "duplicate": done.duplicate,
+        "erased": done.erased,
+        **plan_view(done.plan),
+    }
+
+
+def plan_view(plan: ImportPlan) -> dict[str, Any]:
+    return {
+        "files": plan.files,
+        "version": plan.version,
+        "hours": dict(sorted(plan.hours.items())),
+        "known": list(plan.known),
+        "left_out": {"before": plan.before, "of_kafkas_hours": plan.after},
+        "notes": list(plan.notes),
+    }
+
+
+def _left_out(plan: ImportPlan) -> Iterator[str]:
+    yield from plan.notes
+    if plan.known:
+        yield (
+            f"{len(plan.known)} hours with rows are imported already: {plan.known[0]} to "
+            f"{plan.known[-1]}"
+        )
+    if plan.before:
+        yield f"{plan.before} rows are of earlier hours, which are not imported"
+    if plan.after:
+        yield f"{plan.after} rows are of hours that have Kafka's records, and are not imported"

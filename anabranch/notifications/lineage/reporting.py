@@ -1,6 +1,6 @@
 """Send the ledger's decisions to a lineage receiver: from the batch job at its end, and again from
-`anabranch lineage`. The job sends all ledger rows appended since it began, including decisions of
-an earlier process that died before it recorded them.
+`anabranch batch --lineage-only`. The job sends all ledger rows appended since it began, including
+decisions of an earlier process that died before it recorded them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ LOG = logging.getLogger(__name__)
 JOBS_WAIT = timedelta(seconds=30)
 """The longest time that a job sends, in addition to the last request."""
 
-_LAST = "9999-12-31T23"
 
-
-def decisions_since(job: Job, hour: str | None) -> list[LedgerRow]:
-    """Return the decisions that are runs, from this hour on or all, oldest first. Raises
-    Transient."""
-    hours = Span(hour, _LAST) if hour is not None else None
-    return _runs(job.ledger.history(hours))
+def decisions_of(job: Job, hours: tuple[str, str] | None) -> list[LedgerRow]:
+    """Return the decisions that are runs, of these hours or all, oldest first. Raises Transient."""
+    return _runs(job.ledger.history(Span(*hours) if hours is not None else None))
 
 
 def subject_of(job: Job) -> Subject:
@@ -108,12 +104,13 @@ def _send_since(job: Job, sequence: int) -> None:
     if unsent:
         hours = sorted({row.hour for row in unsent})
         LOG.warning(
-            "stream %s: lineage not sent hours=%d first=%s last=%s; to send it: anabranch lineage "
-            "%s --since %s",
+            "stream %s: lineage not sent hours=%d first=%s last=%s; to send it: anabranch batch "
+            "%s --lineage-only --hour %s..%s",
             job.stream.name,
             len(hours),
             hours[0],
             hours[-1],
             job.stream.name,
             hours[0],
+            hours[-1],
         )

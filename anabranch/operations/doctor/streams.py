@@ -85,7 +85,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
                 f"{name} {hour}",
                 expected,
                 unexplained_words(left),
-                f"anabranch diff {name} {hour}",
+                f"anabranch explain {name} {hour} --rows",
             )
         )
     for hour in view.refused:

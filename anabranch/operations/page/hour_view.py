@@ -1,5 +1,5 @@
-"""An hour's page: the output of `explain`, `hours --history`, `diff`, `duplicates` and
-`dead-letters` in one place, with the commands that apply to the hour."""
+"""An hour's page: the output of `explain --rows`, `history` and `dead-letters` in one place, with
+the commands that apply to the hour."""
 
 from __future__ import annotations
 
@@ -213,9 +213,9 @@ def hour_commands(facts: HourFacts) -> list[Command]:
             Command(
                 "recount it in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"
             ),
-            Command("compare the layers row by row", f"anabranch diff {stream} {hour}"),
             Command(
-                "list what batch removed as duplicates", f"anabranch duplicates {stream} {hour}"
+                "compare the layers row by row, and list what batch removed as duplicates",
+                f"anabranch explain {stream} {hour} --rows",
             ),
         ]
     if facts.counts.dead:

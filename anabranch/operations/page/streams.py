@@ -52,8 +52,8 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     if view.unexplained:
         hour, left = next(iter(view.unexplained.items()))
         note = (
-            f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} "
-            f"{hour}`"
+            f"nothing explains {unexplained_words(left)} in {hour}: `anabranch explain "
+            f"{view.stream} {hour} --rows`"
         )
         return Condition("differs", "≠", True, note)
     if view.refused:

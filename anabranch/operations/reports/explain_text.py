@@ -116,14 +116,14 @@ def _account(facts: HourFacts) -> str | None:
         )
     if counts.duplicate:
         parts.append(
-            f"{counts.duplicate} were removed as duplicates (`anabranch duplicates {stream} "
-            f"{hour}`)"
+            f"{counts.duplicate} were removed as duplicates (`anabranch explain {stream} "
+            f"{hour} --rows`)"
         )
     if counts.gap:
         classes = ", ".join(f"{n} {name}" for name, n in facts.gaps.items())
         parts.append(f"{counts.gap} are gaps ({classes})")
     if counts.erased:
-        parts.append(f"{counts.erased} were erased (`anabranch erase {stream} --status`)")
+        parts.append(f"{counts.erased} were erased (`anabranch erasures {stream}`)")
     build = "of" if facts.state in _ACCEPTED else "in the build that was refused, of"
     offsets = counts.offsets if counts.offsets is not None else "its"
     return f"{build} {offsets} offsets " + ", ".join(parts) + _sources(facts.sources)
@@ -196,7 +196,7 @@ def _diff(facts: HourFacts, diff: Diff) -> str:
         f"{diff.extra} extra, {diff.changed} changed"
     )
     if facts.unexplained:
-        look = f"`anabranch diff {facts.stream} {facts.hour}`"
+        look = f"`anabranch explain {facts.stream} {facts.hour} --rows`"
         return f"{text}; NOTHING EXPLAINS {unexplained_words(facts.unexplained)}: {look}"
     return text
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.cli.render.drift import print_drift
+from anabranch.cli.render.rows import drift_text
+from anabranch.cli.report import print_text
 from anabranch.common.json_values import from_json
 from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.guessed_types import combine, guess
@@ -77,7 +78,7 @@ def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(
     assert [f.name for f in view.fields if f.obstacle is None] == ["new", "level"]
     assert [f.name for f in view.fields if f.taken_up] == ["level"]
     assert view.schema is not None and view.schema.endswith(", new STRING")
-    print_drift(view, "text")
+    print_text(drift_text(view))
     said = capsys.readouterr().out
     assert "\x1b" not in said and r"esc\x1b[2J\n" in said
 
@@ -104,7 +105,7 @@ def test_without_drift_nothing_is_to_be_done(capsys: pytest.CaptureFixture[str])
     counted, before = row("2026-11-21T00", 0), replace(row("2026-11-21T01", 10), unknown=None)
     view = drift_of(stream(), [counted, before], "t", {})
     assert (view.fields, view.schema, view.commands) == ([], None, [])
-    print_drift(view, "text")
+    print_text(drift_text(view))
     assert "no unknown fields" in capsys.readouterr().out
 
 

@@ -77,7 +77,7 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.reports, "open_stream", broken)
+    monkeypatch.setattr("anabranch.job.open_job", broken)
     done = CliRunner().invoke(cli.main, ["status", "s"])
     assert done.exit_code == code, done.output
     assert str(error) in done.output

@@ -83,9 +83,9 @@ def _assert_each_names(done: Result, seconds: float, service: str) -> None:
 
 
 def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None:
-    _assert_each_names(*_run(conf, "status", "--all", "--output", "json"), "Kafka")
+    _assert_each_names(*_run(conf, "status", "--output", "json"), "Kafka")
     # Hours need no Kafka.
-    done, _ = _run(conf, "hours", "--all", "--output", "json")
+    done, _ = _run(conf, "hours", "--output", "json")
     assert done.exit_code == 0, done.output
     assert [view["hours"][0]["state"] for view in json.loads(done.stdout)] == [
         "sealed",
@@ -98,10 +98,14 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
 def test_maintenance_needs_no_kafka_and_an_audit_names_the_one_that_hangs(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _assert_each_names(*_run(conf, "audit", "--all", "--output", "json"), "Kafka")
+    _assert_each_names(*_run(conf, "audit", "--output", "json"), "Kafka")
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 60.0)
-    for command in (["maintain", "--dry-run"], ["maintain"], ["audit", "--no-kafka"]):
-        done, _ = _run(conf, *command, "--all", "--output", "json")
+    for command in (
+        ["maintain", "--all", "--dry-run"],
+        ["maintain", "--all"],
+        ["audit", "--no-kafka"],
+    ):
+        done, _ = _run(conf, *command, "--output", "json")
         assert [view["stream"] for view in json.loads(done.stdout)] == NAMES, done.output
         assert not [view for view in json.loads(done.stdout) if "error" in view], done.output
     done, _ = _run(conf, "maintain", "--all")
@@ -130,8 +134,8 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
         "warehouse": "file:///nowhere",
     }
     _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=hangs)
-    for command in ("maintain", "audit"):
-        done, seconds = _run(tmp_path, command, "--all", "--output", "json")
+    for command in (["maintain", "--all"], ["audit"]):
+        done, seconds = _run(tmp_path, *command, "--output", "json")
         assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (75, names)
         errors = [view["error"] for view in json.loads(done.stdout)]
         named = (
@@ -154,14 +158,19 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
         "warehouse": "file:///nowhere",
     }
     _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
-    for command in ("status", "hours", "maintain", "audit"):
-        _assert_each_names(
-            *_run(conf, command, "--all", "--output", "json"), "the catalog or the store"
-        )
+    for command in (
+        ["status"],
+        ["hours"],
+        ["history"],
+        ["complete", "--event-time", "2026-11-21"],
+        ["maintain", "--all"],
+        ["audit"],
+    ):
+        _assert_each_names(*_run(conf, *command, "--output", "json"), "the catalog or the store")
     # Kafka and the catalog are waited for at the same time, and what needs them is not waited for.
     # A client's own timeout is 30 s.
     monkeypatch.setattr("anabranch.operations.doctor._SERVICE_SECONDS", 1.0)
-    for streams, names in ((["--all"], NAMES), (["s0"], ["s0"])):
+    for streams, names in (([], NAMES), (["s0"], ["s0"])):
         done, seconds = _run(conf, "doctor", *streams, "--output", "json")
         assert (done.exit_code, seconds < 25) == (1, True), (seconds, done.output)
         unanswered = [
@@ -174,7 +183,7 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
 
 
 def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> None:
-    done, _ = _run(conf, "complete-through", "s1", "s2", "s3", "--output", "json")
+    done, _ = _run(conf, "complete", "s1", "s2", "s3", "--output", "json")
     assert (done.exit_code, json.loads(done.stdout)) == (
         0,
         {
@@ -183,11 +192,11 @@ def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> 
             "errors": {},
         },
     )
-    done, _ = _run(conf, "complete-through", "--all")
+    done, _ = _run(conf, "complete")
     assert done.exit_code == 1 and "complete through: none" in done.stdout
     # A file that is wrong: the hour is not known, and the file is named.
     _write(conf / "streams" / "s9.yaml", topic="s9", table="games.s9", schema=DDL, key="nothing")
-    done, _ = _run(conf, "complete-through", "s2", "s3", "s9")
+    done, _ = _run(conf, "complete", "s2", "s3", "s9")
     assert (
         done.exit_code == 2
         and "complete through: not known" in done.stdout
@@ -196,6 +205,8 @@ def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> 
 
 
 def test_one_way_to_select_is_expected(conf: Path) -> None:
-    for arguments in (["status"], ["hours", "s0", "--all"], ["audit", "--all", "--group", "x"]):
+    for arguments in (["maintain"], ["batch", "s0", "--all"], ["speed", "--all", "--group", "x"]):
         done, _ = _run(conf, *arguments)
         assert done.exit_code == 2 and "expected STREAM, or --group NAME, or --all" in done.output
+    done, _ = _run(conf, "hours", "s0", "--group", "x")
+    assert done.exit_code == 2 and "expected STREAM, or --group NAME; give one" in done.output

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from anabranch.cli.watching import watched
+from anabranch.cli.report import Report, repeat
 from anabranch.common.errors import ConfigurationError, Transient
 
 OFTEN = timedelta(0)
@@ -19,24 +19,22 @@ class Service:
     def __init__(self, *answers: str | BaseException) -> None:
         self.left = list(answers)
 
-    def __call__(self) -> str:
+    def __call__(self) -> Report[str]:
         answer = self.left.pop(0)
         if isinstance(answer, BaseException):
             raise answer
-        return answer
+        return Report(answer, [answer])
 
 
-def test_once_without_it() -> None:
-    service = Service("a", "b")
-    assert watched(False, OFTEN, service, print) == "a"
-    assert service.left == ["b"]
+@pytest.fixture(autouse=True)
+def as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.cli.report.output_format", lambda: "text")
 
 
 def test_it_shows_each_answer_and_what_does_not_answer_until_it_is_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    service = Service("a", Transient("Kafka is down"), "b", KeyboardInterrupt(), "never")
-    assert watched(True, OFTEN, service, print) is None
+    repeat(OFTEN, Service("a", Transient("Kafka is down"), "b", KeyboardInterrupt(), "never"))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a\nb\n", "Kafka is down\n")
 
@@ -45,7 +43,7 @@ def test_on_a_terminal_each_takes_the_place_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    watched(True, OFTEN, Service("a", "b", KeyboardInterrupt()), print)
+    repeat(OFTEN, Service("a", "b", KeyboardInterrupt()))
     said = capsys.readouterr()
     assert said.out == "\x1b[2J\x1b[1;1Ha\n\x1b[2J\x1b[1;1Hb\n"
     assert said.err.count("again every 0.1 s; Ctrl-C ends") == 2
@@ -53,4 +51,4 @@ def test_on_a_terminal_each_takes_the_place_of_the_one_before(
 
 def test_a_permanent_error_ends_the_reading() -> None:
     with pytest.raises(ConfigurationError, match="no such stream"):
-        watched(True, OFTEN, Service("a", ConfigurationError("no such stream")), print)
+        repeat(OFTEN, Service("a", ConfigurationError("no such stream")))

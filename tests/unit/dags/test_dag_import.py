@@ -165,7 +165,7 @@ def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
     outlets = [asset.name for asset in operator.outlets]
     return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
 
-# What the last task of a group's run does with this answer of `complete-through`: its result, or its error; the events.
+# What the last task of a group's run does with this answer of `complete`: its result, or its error; the events.
 def hour_of_group(through, code=0, tagged=(), **streams):
     answer = {"complete_through": through, "streams": streams, "errors": {}, "tagged": list(tagged)}
     Path(up_file + ".through").write_text(json.dumps(answer))
@@ -641,7 +641,7 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     }
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour]
-    assert dag["arguments"]["accepted"] == ["complete-through", "--group", "small", "--tag"]
+    assert dag["arguments"]["accepted"] == ["complete", "--group", "small", "--tag"]
     assert dag["outlets"] == ["anabranch://group-hours/small"]
     egress = ["egress__app__feed", "egress__orders__export"]
     rules = {"accepted": "none_failed_min_one_success"} | dict.fromkeys(egress, "all_done")
@@ -668,7 +668,7 @@ def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) 
     )
     assert group["arguments"]["egress__app__feed"] == ["egress", "STREAM", "--target", "feed"]
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
-    listing, each = "streams --all --output json", ["maintain app_gone", "maintain app_x"]
+    listing, each = "status --list --output json", ["maintain app_gone", "maintain app_x"]
     assert parsed["family"]["done"] == ["", [listing, *each]]
     # The list has exit code 1 if a stream's file is wrong; an error of one stream does not stop the
     # others.
@@ -692,7 +692,7 @@ def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(pars
         "anabranch_group_hours__small",
     )
     done, commands, events = parsed["hour"]["complete"]
-    assert (done, commands) == ([hour], ["complete-through --group small --tag --output json"])
+    assert (done, commands) == ([hour], ["complete --group small --tag --output json"])
     assert events == {asset: [{"complete_through": hour, "streams": 2}, [hour]]}
     # The run of an hour that was accepted late has events of the later hours too; that of a
     # restated one only its own.

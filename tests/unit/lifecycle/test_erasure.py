@@ -601,7 +601,7 @@ def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
 
 
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: people.job)
     values = tmp_path / "values.txt"
     # An editor on Windows writes this.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
@@ -612,7 +612,7 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         in call(main, [*given, "--dry-run"]).output
     )
     assert "removed 4 rows and 2 dead letters" in call(main, given, catch_exceptions=False).output
-    status = call(main, ["erase", "events", "--status", "--verify"], catch_exceptions=False)
+    status = call(main, ["erasures", "events", "--verify"], catch_exceptions=False)
     assert (status.exit_code, "a scan of every branch found 0 rows" in status.output) == (1, True)
     assert call(main, ["erase", "events"]).exit_code == 2
     values.write_text("anna\n", encoding="utf-16")

@@ -137,7 +137,7 @@ def test_a_hold_does_not_stop_an_erasure_that_was_requested_before(people: Peopl
 
 
 def test_the_commands(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: people.job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: people.job)
     hold_in(people, FIRST)
     values = tmp_path / "values"
     values.write_text("anna\n")

@@ -194,7 +194,7 @@ def test_a_hold_that_is_killed_is_complete_with_the_same_command(
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     past = Past(tmp_path, 30, "2 days")
-    monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda *_: past.job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: past.job)
     run = CliRunner().invoke
     held = run(main, ["hold", "events", past.hours[3], "--why", "case 7"])
     assert (

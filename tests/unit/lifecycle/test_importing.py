@@ -768,9 +768,7 @@ def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
 
 
 def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "anabranch.cli.lifecycle.open_stream", lambda stream, conf: job_of(lake.folder)
-    )
+    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job_of(lake.folder))
     given = ["import", "events", "--files", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
     assert "would import 4 rows of 2 files into 3 hours" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,8 +28,8 @@ from lakes import (
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.cli import main
-from anabranch.cli.many import Many
-from anabranch.cli.render.maintenance import print_maintenance
+from anabranch.cli.render.maintenance import maintenance_text
+from anabranch.cli.report import print_text
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin, expiry, ledger_files, table_schemas
@@ -641,7 +640,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
         lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"
     }
     assert view.as_dict()["unread"] == view.unread
-    print_maintenance(view)
+    print_text(maintenance_text(view))
     assert f"could not read {lacking}: table {lacking}: expected" in capsys.readouterr().out
 
 
@@ -651,9 +650,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 def test_the_command_prints_removed_files(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = Many(job(lake).environment, lake.lake, {"events": lake.stream}, (), 0.0)
-    monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
-    monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))
+    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job(lake))
     orphan(lake)
     age(files(lake))
     dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])

@@ -719,7 +719,7 @@ def test_a_promise_in_words() -> None:
     promise = Promise(
         Size(1, 10), Size(2, 30), [Holder("tag main-x", until, Size(2, 30))], until, True
     )
-    assert promise_lines(promise) == [
+    assert [*promise_lines(promise)] == [
         "expiry frees 2 files, 30 bytes; 10 bytes are still on a branch",
         "  tag main-x has 30 bytes of it until 2026-11-21 00:00:00 UTC",
         "the last byte is deleted by the first run after 2026-11-21 00:00:00 UTC",
@@ -728,7 +728,7 @@ def test_a_promise_in_words() -> None:
     endless = replace(
         promise, holders=[Holder("tag mine", None, Size(2, 30))], gone_at=None, versions=None
     )
-    assert promise_lines(endless)[1:] == [
+    assert [*promise_lines(endless)][1:] == [
         "  tag mine has 30 bytes of it until it is dropped",
         "no run deletes the last byte while a reference to it has no end",
         "the bucket did not report whether it keeps versions of deleted objects",

@@ -19,11 +19,12 @@ from accepted_hours import HOURS, accept, cut, four_hours
 from click.testing import CliRunner, Result
 from lakes import StreamLake
 from lineage_receiver import LineageReceiver, problems, running_receiver
+from openlineage.client.serde import Serde
 from proofs import NOW
 from pydantic import SecretStr
 
 from anabranch import config
-from anabranch.cli import deliver as command
+from anabranch.cli.jobs import batch
 from anabranch.common.errors import (
     AnabranchError,
     ConfigurationError,
@@ -124,7 +125,7 @@ def refused(hour: str, reason: str, at: datetime = NOW) -> LedgerRow:
 
 
 def send(lake: StreamLake, url: str, *arguments: str) -> Result:
-    """`anabranch lineage events`, as a user runs it."""
+    """`anabranch batch events --lineage-only`, as a user runs it."""
     conf = lake.folder / "conf"
     (conf / "streams").mkdir(parents=True, exist_ok=True)
     catalog = {
@@ -139,7 +140,19 @@ def send(lake: StreamLake, url: str, *arguments: str) -> Result:
     (conf / "anabranch.yaml").write_text(json.dumps(environment))
     stream = {"topic": "events", "table": lake.name, "schema": lake.stream.ddl, "key": "id"}
     (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
-    return CliRunner().invoke(command.lineage, ["events", *arguments, "--conf", str(conf)])
+    given = ["events", "--lineage-only", *arguments, "--conf", str(conf)]
+    return CliRunner().invoke(batch, given)
+
+
+def events_of(lake: StreamLake) -> list[dict[str, Any]]:
+    """The events of all decisions, oldest first."""
+    job = job_of(lake, "http://127.0.0.1:1")
+    subject = reporting_module.subject_of(job)
+    return [
+        json.loads(Serde.to_json(event))
+        for row in reporting_module.decisions_of(job, None)
+        for event in reporting_module.run_events(subject, row)[1]
+    ]
 
 
 def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
@@ -216,7 +229,7 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
 
 def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> None:
     record(lake, accepted(HOURS[0], account=replace(ACCOUNT, good=6, erased=2)))
-    end = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    end = events_of(lake)[1]
     assert problems(end) == []
     assert end["run"]["facets"]["anabranch_hour"]["balance"] == {
         "offsets": 10, "good": 6, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}, "erased": 2,
@@ -228,7 +241,7 @@ def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> 
 
 def test_an_account_with_unknown_values_is_not_sent_as_a_balance(lake: StreamLake) -> None:
     record(lake, accepted(HOURS[0], account=replace(ACCOUNT, dead=None, duplicate=None)))
-    end = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    end = events_of(lake)[1]
     assert problems(end) == []
     assert "balance" not in end["run"]["facets"]["anabranch_hour"]
     assertions = end["outputs"][0]["facets"]["dataQualityAssertions"]["assertions"]
@@ -338,11 +351,13 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
             accept(lake, hour, 8)
     assert receiver.asked == 1
     assert [r for r in caplog.messages if "lineage not sent: " in r and message in r]
-    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
+    assert caplog.messages[-1].endswith(
+        f"anabranch batch events --lineage-only --hour {HOURS[1]}..{HOURS[3]}"
+    )
     receiver.recover()
-    done = send(lake, receiver.url, "--since", HOURS[2])
+    done = send(lake, receiver.url, "--hour", f"{HOURS[2]}..{HOURS[3]}")
     assert done.exit_code == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == HOURS[2:]
+    assert [line.split()[1] for line in done.stdout.splitlines()] == HOURS[2:]
     assert {h["Authorization"] for h in receiver.headers} == {"Bearer s3cret"}
     assert send(lake, receiver.url).exit_code == 0
     assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2] * 2 + [
@@ -362,13 +377,15 @@ def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
         for hour in HOURS[:3]:
             accept(lake, hour, 8)
     assert caplog.messages[-1].endswith(
-        f"hours=3 first={HOURS[0]} last={HOURS[2]}; to send it: anabranch lineage events --since "
-        f"{HOURS[0]}"
+        f"hours=3 first={HOURS[0]} last={HOURS[2]}; to send it: anabranch batch events "
+        f"--lineage-only --hour {HOURS[0]}..{HOURS[2]}"
     )
     assert receiver.asked <= 1 and receiver.events == []
     with report_lineage(job_of(lake, "http://127.0.0.1:1")):
         accept(lake, HOURS[3], 8)
-    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[3]}")
+    assert caplog.messages[-1].endswith(
+        f"anabranch batch events --lineage-only --hour {HOURS[3]}..{HOURS[3]}"
+    )
 
 
 def test_many_hours_are_sent_up_to_the_deadline(
@@ -382,7 +399,9 @@ def test_many_hours_are_sent_up_to_the_deadline(
     with report_lineage(job_of(lake, receiver.url)):  # for 30 s
         record(lake, *(accepted(hour) for hour in HOURS))
     assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == HOURS[:1]
-    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
+    assert caplog.messages[-1].endswith(
+        f"anabranch batch events --lineage-only --hour {HOURS[1]}..{HOURS[3]}"
+    )
 
 
 def test_decisions_of_a_job_that_fails_are_sent(
@@ -436,17 +455,6 @@ def test_without_an_address_nothing_is_asked(
     done = send(lake, "")
     assert isinstance(done.exception, ConfigurationError)
     assert "lineage.url: expected the address of a receiver" in str(done.exception)
-
-
-def test_printed_events_are_those_that_would_be_sent(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
-    with report_lineage(job_of(lake, receiver.url)):
-        accept(lake, HOURS[0], 8)
-    done = send(lake, "", "--print")
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
-    assert printed == receiver.events
-    assert [problems(event) for event in printed] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -504,7 +512,7 @@ def test_an_event_that_violates_the_schemas_is_reported(
     lake: StreamLake, spoil: Callable[[dict[str, Any]], None]
 ) -> None:
     record(lake, accepted(HOURS[0]))
-    event = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    event = events_of(lake)[1]
     assert problems(event) == []
     spoil(event)
     assert problems(event) != []

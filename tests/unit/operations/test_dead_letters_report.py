@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.cli.render.dead_letters import print_letters
+from anabranch.cli.render.rows import letters_text
+from anabranch.cli.report import print_text
+from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.snapshots import heads
 from anabranch.operations.reports import dead_letters
@@ -101,7 +102,7 @@ def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFi
     )
     view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
     assert [s.offset for r in view.reasons for s in r.samples] == [2]
-    print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
+    print_text(letters_text(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3)))
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 
 
@@ -110,11 +111,10 @@ def test_a_value_of_any_size_is_one_line_of_text(
 ) -> None:
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
     view = dead_letters.letters(job(one), None, 3)
-    print_letters(view, "text")
+    print_text(letters_text(view))
     output = capsys.readouterr().out
     assert r"  value: \x1b[31m\nxxx" in output
     assert "… (1000006 bytes)" in output
     assert max(map(len, output.splitlines())) < 250
     assert "\x1b" not in output
-    print_letters(view, "json")
-    assert len(json.loads(capsys.readouterr().out)["reasons"][0]["samples"][0]["value"]) == 2001
+    assert len(plain(view)["reasons"][0]["samples"][0]["value"]) == 2001

@@ -3,7 +3,6 @@ which."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
-from anabranch.cli.render.difference import print_difference, print_duplicates
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
@@ -198,23 +196,6 @@ def test_the_text_for_unknown_duplicates() -> None:
         "2 more than the ledger counts"
     )
     assert "the ledger has no count" in str(diff.not_found_reason(skipped, NEXT, None, 0))
-
-
-def test_the_text_shows_the_differences(
-    one: StreamLake, capsys: pytest.CaptureFixture[str]
-) -> None:
-    accept_before(one)
-    read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
-    accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
-    print_difference(diff.difference(job(one), NEXT, 5), "text")
-    output = capsys.readouterr().out
-    assert "2 rows in speed, 1 in batch" in output
-    assert "n       1      2" in output
-    assert "nothing explains 1 changed" in output
-    print_duplicates(diff.duplicates(job(one), NEXT, 5), "text")
-    assert "1 duplicates counted, 1 found" in capsys.readouterr().out
-    print_difference(diff.difference(job(one), NEXT, 5), "json")
-    assert json.loads(capsys.readouterr().out)["samples"][0]["columns"] == ["n"]
 
 
 SCHEMA = pa.schema(

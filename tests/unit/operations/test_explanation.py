@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,7 +25,6 @@ from proofs import (
     stage_rows,
 )
 
-from anabranch.cli.render.explanation import print_explanation
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import explain
 from anabranch.operations.reports.explain import HourFacts, classify_hour, hour_facts, served_since
@@ -79,8 +77,8 @@ def test_an_accepted_hour(one: StreamLake) -> None:
         "sealed": "at 2026-11-21 02:00:00 UTC: 4 offsets of topic id t: partition 0 [0, 4)",
         "layers": "speed has 4 rows in 1 file, batch has 3 rows in 1 file, main serves 3 rows in 1 file",
         "account": (
-            "of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch duplicates "
-            f"events {HOUR}`)"
+            "of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch explain "
+            f"events {HOUR} --rows`)"
         ),
         "checks": (
             "the balance closes (3 + 0 + 1 + 0 = 4 of 4 offsets); the quality gate passed (3 "
@@ -223,7 +221,7 @@ def test_an_accepted_hour_with_erased_records(one: StreamLake) -> None:
     sentences = dict(explain_sentences(facts))
     assert (
         sentences["account"]
-        == "of 4 offsets 3 became rows, 1 were erased (`anabranch erase events --status`)"
+        == "of 4 offsets 3 became rows, 1 were erased (`anabranch erasures events`)"
     )
     assert sentences["checks"] == "the balance closes (3 + 0 + 0 + 0 + 1 = 4 of 4 offsets)"
     assert (facts.accepted_at, facts.revision) == (NOW, 1)
@@ -365,7 +363,7 @@ def test_an_unexplained_error_is_logged_as_an_error() -> None:
     assert facts.unexplained == {"missing": 1, "changed": 1}
     assert dict(explain_sentences(facts))["checks"] == (
         "compared with 1 rows of speed: 3 missing (2 of them not read by the speed layer at that time), 0 extra, 1 "
-        f"changed; NOTHING EXPLAINS 1 missing, 1 changed: `anabranch diff events {HOUR}`"
+        f"changed; NOTHING EXPLAINS 1 missing, 1 changed: `anabranch explain events {HOUR} --rows`"
     )
 
 
@@ -401,21 +399,3 @@ def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
     state = new_state(replace(TIMELINE, open="2026-11-21T04"))
     assert classify_hour(state, "2026-11-21T04", False, NOW) == "open"
     assert classify_hour(state, "2026-11-21T05", False, NOW) == "not begun"
-
-
-def test_json_has_the_facts_and_the_sentences(
-    one: StreamLake, capsys: pytest.CaptureFixture[str]
-) -> None:
-    facts = explain.explain(job(one), HOUR, NOW)
-    print_explanation(facts, "json")
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["state"], shown["revision"], shown["served"]) == ("accepted", 1, "batch")
-    assert shown["counts"] == {"offsets": 4, "good": 3, "dead": 0, "duplicate": 1, "gap": 0}
-    assert shown["layers"]["speed"] == {"rows": 4, "files": 1}
-    assert len(shown["sentences"]) == len(explain_sentences(facts))
-    print_explanation(facts, "text")
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[0]
-        == f"hour      {HOUR} of events is accepted as revision 1; the batch layer serves it"
-    )

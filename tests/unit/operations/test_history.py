@@ -15,7 +15,8 @@ from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record
 from pyiceberg.table import Table
 from queries import run_query
 
-from anabranch.cli.render.history import print_history
+from anabranch.cli.render.hours import history_text
+from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
@@ -199,12 +200,12 @@ def test_changes_in_words() -> None:
 def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2)])
-    print_history("events", NEXT, recorded(one, NEXT), "text")
+    print_text(history_text("events", NEXT, recorded(one, NEXT)))
     output = capsys.readouterr().out
     assert f"hour {NEXT}, revision 1: can be read: by its tag until " in output
     assert f"--as-of {NEXT}-r1\n" in output
     assert "no count changed" in output
-    print_history("events", HOUR, recorded(one, HOUR), "text")
+    print_text(history_text("events", HOUR, recorded(one, HOUR)))
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
 
 

@@ -108,7 +108,7 @@ def test_the_streams_table_equals_status(page: Page) -> None:
     text = shown(browser(page), "/")
     assert "1 stream, 1 to look at: events differs." in text
     assert (
-        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch diff events "
+        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch explain events "
         "2026-11-21T01" in text
     )
     # Freshness: the position has stood still since it was published; 5 offsets wait.

@@ -21,15 +21,15 @@ from pages import browser, new_page
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
-from anabranch.cli.render.audit import print_audit
-from anabranch.cli.render.dead_letters import print_letters
-from anabranch.cli.render.difference import print_difference, print_duplicates
-from anabranch.cli.render.explanation import print_explanation
-from anabranch.cli.render.history import print_history
-from anabranch.cli.render.status import print_hours, print_status
+from anabranch.cli.render.hours import audit_text, explanation_text, history_text, hours_text
+from anabranch.cli.render.rows import difference_text, duplicates_text, letters_text
+from anabranch.cli.render.streams import status_text
+from anabranch.cli.report import Text, print_text
+from anabranch.common.output import plain, print_json
 from anabranch.job import Job
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import dead_letters, diff, explain, status
+from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.state import load_state
 
@@ -43,25 +43,25 @@ def still() -> Iterator[None]:
         yield
 
 
-def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
-    """Every view, and what prints it."""
-    yield "hours", status.hours(job), print_hours
-    yield "status", status.status(job, timedelta(seconds=1)), print_status
+def views(job: Job) -> Iterator[tuple[str, Any, Callable[[Any], Text]]]:
+    """Every view, and its text."""
+    yield "hours", status.hours(job), hours_text
+    yield "status", status.status(job, timedelta(seconds=1)), status_text
     for hour in (None, NEXT):
-        yield (
-            f"history {hour}",
-            decisions(job.lake, job.stream, hour),
-            partial(print_history, "events", hour),
-        )
+        found = decisions(job.lake, job.stream, hour)
+        yield f"history {hour}", found, partial(history_text, "events", hour)
     for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
-        yield f"explain {hour}", explain.explain(job, hour, LATER), print_explanation
+        facts = explain.explain(job, hour, LATER)
+        sentences = explain_sentences(facts)
+        view = plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]}
+        yield f"explain {hour}", view, lambda _, s=sentences: explanation_text(s)
     for hours in (None, (HOUR, HOUR)):
-        yield f"dead letters {hours}", dead_letters.letters(job, hours, 3), print_letters
-    yield "audit", audit(job, None, with_kafka=False), print_audit
+        yield f"dead letters {hours}", dead_letters.letters(job, hours, 3), letters_text
+    yield "audit", audit(job, None, with_kafka=False), audit_text
     accepted = load_state(job.lake, job.stream.table).is_accepted
     for hour in filter(accepted, (HOUR, NEXT)):
-        yield f"diff {hour}", diff.difference(job, hour, 2), print_difference
-        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), print_duplicates
+        yield f"diff {hour}", diff.difference(job, hour, 2), difference_text
+        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), duplicates_text
 
 
 def metrics_text(job: Job) -> str:
@@ -78,11 +78,12 @@ def test_the_reports_print_the_recorded_output(
         one = new_proof(tmp_path / made.__name__)
         made(one)
         of = replace(job(one), kafka=kafka())
-        for name, view, show in printed(of):
-            for output in ("json", "text"):
-                capsys.readouterr()
-                show(view, output)
-                shown.append(f"==== {made.__name__}: {name}, {output}\n{capsys.readouterr().out}")
+        for name, view, text_of in views(of):
+            capsys.readouterr()
+            print_json(view)
+            shown.append(f"==== {made.__name__}: {name}, json\n{capsys.readouterr().out}")
+            print_text(text_of(view))
+            shown.append(f"==== {made.__name__}: {name}, text\n{capsys.readouterr().out}")
         shown.append(f"==== {made.__name__}: metrics\n{metrics_text(of)}")
     text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', "".join(shown))
     text = re.sub(

@@ -1,4 +1,4 @@
-"""`anabranch streams`: every stream of the folder, whether its table is there, and what is wrong
+"""`anabranch status --list`: every stream of the folder, whether its table is there, and what is wrong
 with its file."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 def run(conf: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["streams", *arguments, "--conf", str(conf)])
+    return CliRunner().invoke(main, ["status", "--list", *arguments, "--conf", str(conf)])
 
 
 def as_json(conf: Path, *arguments: str) -> list[dict[str, Any]]:

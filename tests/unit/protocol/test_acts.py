@@ -173,7 +173,7 @@ def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
 
 def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
-    monkeypatch.setattr("anabranch.cli.hours.open_stream", lambda *_: job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: job)
     run = CliRunner().invoke
     assert (
         "no operator's act yet"

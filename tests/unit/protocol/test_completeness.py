@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state, new_stream
 
-from anabranch.cli.render.completeness import print_completeness
+from anabranch.cli.render.hours import event_time_text
+from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
@@ -98,7 +99,7 @@ def test_without_bounds_nothing_is_ever_complete(capsys: pytest.CaptureFixture[s
         None,
         None,
     )
-    print_completeness(view, "text")
+    print_text(event_time_text(view))
     assert "no event_time.past" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="expected `event_time:` in its file"):
         completeness(new_stream(), sealed_to("2026-11-23T00"), DAY)

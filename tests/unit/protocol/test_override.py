@@ -295,8 +295,7 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
 
 def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expect: int = 0) -> str:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    for module in ("anabranch.cli.operate", "anabranch.cli.hours", "anabranch.cli.reports"):
-        monkeypatch.setattr(f"{module}.open_stream", lambda stream, conf: job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
     done = CliRunner().invoke(main, list(arguments))
     assert done.exit_code == expect, f"{done.output}\n{done.exception!r}"
     return str(done.output if expect else done.stdout)

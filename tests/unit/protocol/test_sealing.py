@@ -290,7 +290,7 @@ def batch(
     Spark."""
     submitted: list[str] = []
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
-    monkeypatch.setattr("anabranch.cli.jobs.open_stream", lambda stream, conf: job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
     monkeypatch.setattr("anabranch.cli.jobs._java_options", lambda *_: [])
     monkeypatch.setattr(
         "anabranch.spark.submit.submit_streams", lambda layer, *_: submitted.append(layer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from proofs import NOW
 from proofs import job as job_of
 
 from anabranch.cli import main
-from anabranch.cli.render.changes import print_change
+from anabranch.cli.render.changes import change_words
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.output import plain
 from anabranch.iceberg import admin
 from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import Timeline, shift
@@ -351,8 +351,7 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     accept(lake, FIRST, 5)
     (second,) = feed.poll(job, feed.start_from(job, first.token))
     assert (second.revision, second.rows, second.replaces, second.removed) == (3, 5, 1, first.added)
-    print_change(second, "json")
-    printed = json.loads(capsys.readouterr().out)
+    printed = plain(second)
     assert list(printed) == [
         "hour",
         "kind",
@@ -372,8 +371,7 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
         [],
     )
     assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}
-    print_change(second, "text")
-    assert "revision 3 instead of 1  batch  5 rows  +1 -1 files" in capsys.readouterr().out
+    assert "revision 3 instead of 1  batch  5 rows  +1 -1 files" in change_words(second)
 
     expire(lake)
     accept(lake, FIRST, 6)
@@ -413,8 +411,7 @@ def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixtu
         one.added,
     )
     assert (three.hour, three.kind, three.erasures, three.rows) == (HOURS[2], "completed", (), 2)
-    print_change(two, "text")
-    assert f"+0 -1 files  erased by {', '.join(two.erasures)}  snapshot" in capsys.readouterr().out
+    assert f"+0 -1 files  erased by {', '.join(two.erasures)}  snapshot" in change_words(two)
     # An hour that is not complete is given without them once it is.
     erase(lake, 31)
     assert not list(feed.poll(job, feed.start_from(job, three.token)))

@@ -92,7 +92,7 @@ def write(one: StreamLake, **values: object) -> None:
 def tag(group: dict[str, StreamLake]) -> tuple[Result, dict[str, object]]:
     folder = group["orders"].folder
     arguments = [
-        "complete-through",
+        "complete",
         "--group",
         GROUP,
         "--tag",
@@ -137,7 +137,7 @@ def test_an_hour_is_tagged_once_every_stream_has_it_and_read_as_of_it(
         read(group, H[0])
     accept(refunds, H[0])
     accept(refunds, H[1])
-    with pytest.raises(Refused, match=r"run `anabranch complete-through --group small --tag`"):
+    with pytest.raises(Refused, match=r"run `anabranch complete --group small --tag`"):
         read(group, H[0])
     heads_before = [heads(one.table()) for one in group.values()]
     done, view = tag(group)
@@ -345,8 +345,6 @@ def test_a_broken_file_of_the_group_leaves_the_hour_unknown(group: dict[str, Str
 
 
 def test_only_a_groups_hours_are_tagged(group: dict[str, StreamLake]) -> None:
-    done = CliRunner().invoke(
-        main, ["complete-through", "--all", "--tag", "--conf", str(group["orders"].folder)]
-    )
+    done = CliRunner().invoke(main, ["complete", "--tag", "--conf", str(group["orders"].folder)])
     assert done.exit_code == 2 and "--tag: expected --group NAME" in done.output
     assert group_hours.group_tag("a-b", H[0]) == f"group-a-b-{H[0]}"

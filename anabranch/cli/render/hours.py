@@ -1,0 +1,185 @@
+"""Texts of reports on hours: list, decisions, acts, explanation, completeness, audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.cli.report import Table, Text
+from anabranch.operations.reports.acts import hours_words, outcome_words
+from anabranch.protocol.counts import COUNTS
+from anabranch.protocol.decisions import changed_words
+
+if TYPE_CHECKING:
+    from anabranch.operations.audit.checks import AuditedHour, AuditReport
+    from anabranch.operations.reports.acts import ActRecord
+    from anabranch.operations.reports.status import HourSummary
+    from anabranch.protocol.completeness import EventTimeCompleteness
+    from anabranch.protocol.decisions import DecisionFacts
+
+
+def hours_text(views: Sequence[HourSummary]) -> Text:
+    columns = (
+        "hour",
+        "state",
+        "revision",
+        "served",
+        *COUNTS,
+        "speed rows",
+        "diff",
+        "quality",
+        "reason",
+    )
+    yield Table(columns, [_hour_cells(view) for view in views])
+
+
+def _hour_cells(view: HourSummary) -> list[object]:
+    diff = view.diff
+    differing = f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else ""
+    passed = {True: "passed", False: "failed", None: ""}[view.quality.passed]
+    cells: list[object] = [
+        view.hour,
+        view.state,
+        view.revision or "",
+        view.served,
+        *view.counts.cells,
+    ]
+    return [*cells, view.speed_rows, differing, passed, view.reason]
+
+
+def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFacts]) -> Text:
+    if not decisions:
+        yield f"{stream}: the ledger has no decision{f' about hour {hour}' if hour else ''} yet"
+        return
+    columns = ("hour", "at", "decision", "revision", "served", *COUNTS, "changed", "reason")
+    yield Table(columns, [_decision_cells(decision) for decision in decisions])
+    for decision in decisions:
+        if decision.readable is None or (decision.tag is None and decision.query is not None):
+            continue
+        revision = f"hour {decision.hour}, revision {decision.revision}"
+        yield f"{revision}: can be read: {decision.readable}"
+        if decision.query is not None:
+            yield f"  {decision.query}"
+
+
+def _decision_cells(decision: DecisionFacts) -> list[object]:
+    is_restated = decision.decision == "accepted" and decision.revision > 1
+    changed = changed_words(decision.changed) if is_restated else ""
+    return [
+        decision.hour,
+        f"{decision.at:%F %T}",
+        decision.decision,
+        decision.revision or "",
+        decision.served,
+        *decision.counts.cells,
+        changed,
+        decision.reason,
+    ]
+
+
+def acts_text(stream: str, acts: Sequence[ActRecord]) -> Text:
+    if not acts:
+        yield f"{stream}: the ledger has no operator's act yet"
+        return
+    columns = ("at", "act", "user", "host", "hours", "led to", "why")
+    yield Table(columns, [_act_cells(act) for act in acts])
+
+
+def _act_cells(act: ActRecord) -> list[object]:
+    return [
+        f"{act.at:%F %T}",
+        act.act,
+        act.user,
+        act.host,
+        hours_words(act),
+        outcome_words(act),
+        act.why,
+    ]
+
+
+def explanation_text(sentences: Sequence[tuple[str, str]]) -> Text:
+    """Return a line for each subject and sentence, aligned."""
+    width = max(len(subject) for subject, _ in sentences)
+    for subject, sentence in sentences:
+        yield f"{subject:<{width}}  {sentence}"
+
+
+def event_time_text(view: EventTimeCompleteness) -> Text:
+    """Return whether a stream has all events of a time."""
+    rows: list[tuple[str, object]] = [
+        ("events of", view.event_time),
+        (
+            "can be in the hours",
+            f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}",
+        ),
+        ("accepted", view.accepted),
+        ("sealed, not accepted", ", ".join(view.waiting) or "none"),
+        ("not sealed yet", f"from {view.open} on" if view.open is not None else "none"),
+        ("the last one ends", view.complete_at),
+        ("complete", "yes" if view.complete else "no"),
+    ]
+    yield Table((view.stream, ""), rows)
+
+
+def complete_text(
+    common: str | None,
+    hours: Mapping[str, str | None],
+    tagged: Sequence[str] | None,
+    is_known: bool,
+) -> Text:
+    """Return the last complete hour of each stream, and of all of them (`common`, known only if
+    every stream answered). `tagged`: the newly tagged hours, None without --tag."""
+    yield Table(
+        ("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()]
+    )
+    yield f"complete through: {common or ('none' if is_known else 'not known')}"
+    if tagged is not None:
+        yield f"tagged: {', '.join(tagged) or 'no new hour'}"
+
+
+def audit_text(report: AuditReport) -> Text:
+    if not report.hours and report.agrees:
+        yield f"{report.stream}: no accepted hour to audit"
+        return
+    names = ("hour", "served", "offsets", "rows", "dead", "duplicate", "gap", "batch", "kafka", "")
+    yield Table(names, [_audit_cells(hour) for hour in report.hours])
+    for disagreement in report.disagreements:
+        yield disagreement.message
+    offsets = sum(_offsets(hour) for hour in report.hours)
+    subject = f"{report.stream}: {len(report.hours)} accepted hours, {offsets} offsets"
+    whole = sum(hour.read_of_kafka == "whole" for hour in report.hours)
+    if not report.agrees:
+        yield f"{subject}: {len(report.disagreements)} disagreements"
+    elif whole < len(report.hours):
+        yield (
+            f"{subject}: ledger and files agree, and Kafka as far as it was read ({whole} hours "
+            "whole)"
+        )
+    else:
+        yield f"{subject}: ledger, files and Kafka agree"
+
+
+def _offsets(hour: AuditedHour) -> int:
+    return sum(r.cut[1] - r.cut[0] for r in hour.audited.partitions.values())
+
+
+def _audit_cells(hour: AuditedHour) -> list[object]:
+    """Return the cells of an hour: counts from the files, duplicates and gaps from the ledger."""
+    audited = hour.audited
+    counted = list(audited.partitions.values())
+    kafka = [r.kafka for r in counted if r.kafka is not None]
+    in_kafka = sum(k.in_kafka[1] - k.in_kafka[0] for k in kafka)
+    given = sum(k.offsets for k in kafka)
+    duplicate, gap = audited.account.duplicate, audited.account.gap
+    return [
+        audited.hour,
+        audited.served,
+        _offsets(hour),
+        sum(r.rows for r in counted),
+        sum(r.dead for r in counted),
+        "" if duplicate is None else duplicate,
+        "" if gap is None else gap,
+        sum(r.batch for r in counted),
+        audited.kafka or f"{given} of {in_kafka} given",
+        f"{len(hour.disagreements)} disagree" if hour.disagreements else "agrees",
+    ]

@@ -1,0 +1,224 @@
+"""Texts of reports on rows and records: differences, duplicates, dead letters, unknown fields,
+queries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.cli.report import Table, Text
+from anabranch.common.output import plain, text
+
+if TYPE_CHECKING:
+    from anabranch.operations.reports.dead_letters import DeadLetters, Letter
+    from anabranch.operations.reports.diff import HourDifference, HourDuplicates
+    from anabranch.operations.reports.drift import DriftedField, SchemaDrift
+    from serving_layer.layer_diff.duckdb import Sample
+    from serving_layer.query.opened import Opened
+    from serving_layer.reader.provenance import Provenance
+
+# Maximum characters in a line of text: of a row's value, and of a dead letter's key or value.
+_VALUE, _LETTER = 100, 160
+_KINDS = {
+    "changed": "different content",
+    "extra": "in speed, not in batch",
+    "missing": "in batch, not in speed",
+    "unread": "in batch, not read by speed",
+    "duplicate": "in speed, removed by batch",
+}
+
+
+def difference_text(view: HourDifference) -> Text:
+    from anabranch.operations.reports.status import unexplained_words
+
+    counts = view.diff.as_dict()
+    yield (
+        f"{view.stream}: hour {view.hour}: {view.speed_rows} rows in speed, {view.batch_rows} in "
+        "batch"
+    )
+    yield Table(
+        ("rows", ""),
+        [
+            (counts[k] - (counts["unread"] if k == "missing" else 0), f"{k}: {_KINDS[k]}")
+            for k in _KINDS
+        ],
+    )
+    if view.uncovered:
+        yield f"{view.uncovered}; rows missing for that reason are no fault"
+    for sample in view.samples:
+        yield from _sample(sample)
+    if view.when_accepted is not None and view.when_accepted != view.diff:
+        counted = ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items())
+        yield f"at acceptance: {counted}"
+    if view.unexplained:
+        yield f"nothing explains {unexplained_words(view.unexplained)}"
+    else:
+        yield "all differences are explained"
+
+
+def _sample(sample: Sample) -> Text:
+    speed, batch = sample.speed, sample.batch
+    yield (
+        f"\n{sample.kind} ({_KINDS[sample.kind]}): partition {sample.partition}, offset "
+        f"{sample.offset}"
+    )
+    if speed is not None and batch is not None:
+        yield Table(
+            ("column", "speed", "batch"),
+            [(c, _shown(speed[c]), _shown(batch[c])) for c in sample.columns],
+        )
+    else:
+        row = {
+            k: v
+            for k, v in (speed or batch or {}).items()
+            if v is not None and not k.startswith("kafka_")
+        }
+        yield "  " + ", ".join(f"{k} {_shown(v)}" for k, v in row.items())
+
+
+def duplicates_text(view: HourDuplicates) -> Text:
+    if view.duplicates:
+        names = list(view.duplicates[0].key)
+        yield Table(
+            ("partition", "offset", *names, "repeats hour", "partition", "offset"),
+            [
+                (d.partition, d.offset, *map(_shown, d.key.values()), *vars(d.repeats).values())
+                for d in view.duplicates
+            ],
+        )
+    counted = "an unknown number of" if view.counted is None else view.counted
+    more = f", the first {view.listed} listed (--limit)" if view.listed < view.found else ""
+    yield f"{view.stream}: hour {view.hour}: {counted} duplicates counted, {view.found} found{more}"
+    if view.untold:
+        yield view.untold
+
+
+def letters_text(view: DeadLetters) -> Text:
+    """Return the number of dead letters for each reason, and samples."""
+    span = f" of the hours {view.hours[0]} to {view.hours[1]}" if view.hours else ""
+    if not view.reasons:
+        yield f"{view.stream}: no dead letters{span}"
+        return
+    yield Table(
+        ("reason", "dead letters", "first hour", "last hour"),
+        [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons],
+    )
+    for reason in view.reasons:
+        for letter in reason.samples:
+            yield from _letter(reason.reason, letter)
+    yield f"\n{view.stream}: {view.dead} dead letters{span}"
+
+
+def _letter(reason: str, letter: Letter) -> Text:
+    at = f", stamped {text(letter.timestamp)}" if letter.timestamp is not None else ""
+    place = f"hour {letter.hour}, partition {letter.partition}, offset {letter.offset}{at}"
+    yield f"\n{reason}: {place}: {text(letter.text)}"
+    for name, data in (("key", letter.key), ("value", letter.value)):
+        line = "null" if data is None else _cut(text(data), _LETTER)
+        is_sized = name == "value" and letter.value_bytes is not None
+        yield f"  {name}: {line}{f' ({letter.value_bytes} bytes)' if is_sized else ''}"
+
+
+def drift_text(view: SchemaDrift) -> Text:
+    """Return one line for each field, then the change of the stream's file and the commands to
+    run."""
+    if not view.fields:
+        yield f"{view.stream}: no unknown fields in the hours that were counted"
+        return
+    yield Table(
+        ("field", "records", "hours", "first hour", "last hour", "type", "samples", "note"),
+        [_field_cells(field) for field in view.fields],
+    )
+    if view.others:
+        yield f"\nand up to {view.others} more names in an hour, which are not counted by name"
+    if view.schema is not None:
+        yield (
+            f"\nTo add the fields, change the file of stream {view.stream} (the types are "
+            "guesses):\n"
+        )
+        yield f"schema: {json.dumps(view.schema)}"
+    if view.commands:
+        yield "\nThen run in order:\n"
+        yield from view.commands
+    if view.gone:
+        yield (
+            f"\nKafka no longer has all records of {text(', '.join(view.gone))}: their rows stay "
+            "without the fields."
+        )
+
+
+def _field_cells(field: DriftedField) -> list[object]:
+    note = field.obstacle or ("in the schema now: restate its hours" if field.taken_up else "")
+    return [
+        field.name,
+        field.records,
+        field.hours,
+        field.first_hour,
+        field.last_hour,
+        field.type or "",
+        ", ".join(field.samples),
+        note,
+    ]
+
+
+def opened_text(found: Iterable[Opened]) -> Text:
+    """Return the files and bytes that a query read."""
+    columns = (
+        "table",
+        "files",
+        "of files",
+        "bytes",
+        "of bytes",
+        "bytes of columns",
+        "columns",
+        "condition",
+    )
+    rows = [
+        (
+            o.table,
+            o.files,
+            o.all_files,
+            o.bytes,
+            o.all_bytes,
+            o.column_bytes,
+            " ".join(o.columns),
+            o.condition,
+        )
+        for o in found
+    ]
+    yield Table(columns, rows)
+
+
+def provenance_text(found: Sequence[Provenance]) -> Text:
+    """Return the hours and event dates that a query read, and whether they are complete."""
+    if not found:
+        yield "no rows of a stream were read"
+    for one in found:
+        yield f"{one.table} as of {one.as_of.isoformat()} (snapshot {one.snapshot_id})"
+        yield Table(
+            ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
+            [
+                (h.hour, h.layer, h.revision, _yes(h.complete), h.files, h.rows, h.note)
+                for h in one.hours
+            ],
+        )
+        yield Table(
+            ("event date", "hours", "complete", "files", "rows", "note"),
+            [
+                (d.event_date, d.hours, _yes(d.complete), d.files, d.rows, d.note)
+                for d in one.event_dates
+            ],
+        )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _shown(value: object) -> str:
+    return _cut(text(plain(value)), _VALUE)
+
+
+def _cut(line: str, longest: int) -> str:
+    return line if len(line) <= longest else line[:longest] + "…"

@@ -1,0 +1,151 @@
+"""Texts of reports on streams: state, views, and the findings of `anabranch doctor`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.cli.report import Table, Text
+from anabranch.protocol.holds import span_words
+
+if TYPE_CHECKING:
+    from anabranch.operations.doctor import Report
+    from anabranch.operations.doctor.finding import Finding
+    from anabranch.operations.reports.status import StreamStatus
+    from anabranch.operations.reports.streams import StreamSummary
+    from serving_layer.views.fill import FilledView
+
+_WIDTH = 80  # columns of a finding
+
+
+def status_text(view: StreamStatus) -> Text:
+    """Return the state of one stream."""
+    from anabranch.operations.reports.status import cost_words, overdue_words, unexplained_words
+
+    rows: list[tuple[str, object]] = [
+        ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
+        ("position since", view.position_since.isoformat()),
+        ("lag", f"{view.lag.offsets} offsets"),
+        *(
+            (f"last publish to {b}", "never" if at is None else at.isoformat())
+            for b, at in view.last_publish.items()
+        ),
+        ("open hour", view.open_hour),
+        ("complete through", view.complete_through or "none"),
+        ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
+        ("sealed, not accepted", ", ".join(view.backlog) or "none"),
+        ("refused", ", ".join(view.refused) or "none"),
+        ("refused restatements", ", ".join(view.refused_restatements) or "none"),
+        ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
+        ("dead letters", view.dead_letters),
+        (
+            "lost to retention",
+            ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none",
+        ),
+        (
+            "unexplained differences",
+            f"in {len(view.unexplained)} hours" if view.unexplained else "none",
+        ),
+        ("expired hours", view.expired_hours),
+        (
+            "cost of the last day",
+            cost_words(view.cost) if view.cost is not None else "not recorded",
+        ),
+    ]
+    yield Table((view.stream, ""), rows)
+    if view.late:
+        yield f"the speed layer is late: {view.late}"
+    for words in span_words(view.holds):
+        yield f"hours {words}"
+    if view.overdue is not None:
+        yield overdue_words(view.overdue)
+    for hour in view.refused_restatements:
+        yield (
+            f"hour {hour}: its restatement was refused, the previous revision is served; "
+            f"`anabranch explain {view.stream} {hour}` explains it"
+        )
+    for hour, left in view.unexplained.items():
+        yield (
+            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; "
+            f"look at `anabranch explain {view.stream} {hour} --rows`"
+        )
+
+
+def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
+    """Return the state of many streams, a line each."""
+    columns = (
+        "stream",
+        "lag",
+        "waiting since",
+        "complete through",
+        "to seal",
+        "sealed",
+        "refused",
+        "unexplained",
+    )
+    yield Table(columns, [_status_cells(name, view) for name, view in views.items()])
+    for name, view in views.items():
+        if view.late:
+            yield f"{name}: the speed layer is late: {view.late}"
+
+
+def _status_cells(name: str, view: StreamStatus) -> list[object]:
+    waiting = (
+        view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
+    )
+    hours = (len(view.to_seal), len(view.backlog), len(view.refused), len(view.unexplained))
+    return [name, view.lag.offsets, waiting, view.complete_through or "none", *hours]
+
+
+def streams_text(views: Sequence[StreamSummary]) -> Text:
+    """Return the streams as their files declare them."""
+    yield Table(
+        ("stream", "family", "group", "topic", "table", "state", "error"),
+        [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views],
+    )
+
+
+def views_text(found: Iterable[FilledView]) -> Text:
+    yield Table(
+        ("view", "table", "hours filled", "hours missing", "first missing"),
+        [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found],
+    )
+
+
+def doctor_text(report: Report) -> Text:
+    """Return what was examined, and the findings in 80 columns, the most severe first."""
+    from anabranch.operations.doctor.finding import Severity
+
+    yield Table(
+        ("examined", "found", "took"),
+        [(one.name, _counted(one.findings), f"{one.seconds:.1f} s") for one in report.examined],
+    )
+    for severity in Severity:
+        for finding in (f for f in report.findings if f.severity is severity):
+            yield from _finding(finding)
+    yield f"\nready; next: {report.next}" if report.ready else f"\nnot ready; first: {report.next}"
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    from anabranch.operations.doctor.finding import Severity
+
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counts[s]} {s}" for s in Severity if counts[s]) or "in order"
+
+
+def _finding(finding: Finding) -> Text:
+    """Return the lines of a finding. The remedy is one line, so that it can be copied."""
+    yield f"\n{finding.severity} {finding.check}: {finding.subject}"
+    for word, said in (("expected", finding.expected), ("found", finding.found)):
+        yield from textwrap.wrap(
+            f"{word:<8} {said}",
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent=" " * 11,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    yield f"  {'remedy':<8} {finding.remedy}"
