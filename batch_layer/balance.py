@@ -35,7 +35,8 @@ class Counted:
 
 @dataclass(frozen=True)
 class Balance:
-    """An hour's account. `problems` is empty when it closes."""
+    """An hour's account. `problems` is empty when it closes. `conflicts`: the part of the
+    duplicates with other content."""
 
     cut: Cut
     good: Counted
@@ -44,6 +45,7 @@ class Balance:
     gaps: Gaps
     unexplained_at: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     erased: Offsets = field(default_factory=dict)
+    conflicts: Offsets = field(default_factory=dict)
 
     @property
     def partitions(self) -> dict[int, Account]:
@@ -59,6 +61,7 @@ class Balance:
                     if offsets.get(p)
                 },
                 erased=self.erased.get(p) or None,
+                conflicts=self.conflicts.get(p) or None,
             )
             for p, (start, end) in sorted(self.cut.ranges.items())
         }
@@ -77,6 +80,7 @@ class Balance:
             duplicate=sum(self.duplicate.values()),
             gap=sum(by_class.values()),
             erased=sum(self.erased.values()) or None,
+            conflicts=sum(self.conflicts.values()),
             gaps=by_class,
         )
 
@@ -91,6 +95,11 @@ class Balance:
                     f"found {account.total}: {account.good} good, {account.dead} dead, "
                     f"{account.duplicate} duplicate, {account.gap} in gaps"
                     + (f", {account.erased} erased" if account.erased else "")
+                )
+            if (account.conflicts or 0) > account.duplicate:
+                problems.append(
+                    f"partition {p}: expected duplicates with other content among "
+                    f"{account.duplicate} duplicates, found {account.conflicts}"
                 )
         for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
             at = ", ".join(
@@ -185,6 +194,16 @@ def classify_unheld(
             compacted[p] = compacted.get(p, 0) - again
         gaps["retention"][p] = gaps["retention"].get(p, 0) + left
     return {p: n for p, n in repeated.items() if n}, _without_zeros(gaps)
+
+
+def conflicts_of(
+    repeated: Mapping[int, int], before: Mapping[int, Account], conflicts: Mapping[int, int]
+) -> Offsets:
+    """Return the conflicts among the duplicates that neither Kafka nor the table has, by partition:
+    those that the accepted revision counted and that were not found again (`conflicts`)."""
+    spare = {p: max(0, (a.conflicts or 0) - conflicts.get(p, 0)) for p, a in before.items()}
+    found = {p: min(n, spare.get(p, 0)) for p, n in repeated.items()}
+    return {p: n for p, n in found.items() if n}
 
 
 def classify_erased(

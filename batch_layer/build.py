@@ -14,6 +14,7 @@ from functools import reduce
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -21,7 +22,8 @@ from anabranch import records
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.config import Stream
-from anabranch.iceberg.hour_files import files_of
+from anabranch.config.stream import RESERVED_COLUMNS
+from anabranch.iceberg.hour_files import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target_of
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
@@ -31,7 +33,7 @@ from anabranch.job import Job
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
-from anabranch.protocol import coverage, ledger
+from anabranch.protocol import coverage, dead_letters, ledger, shares
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.ledger_row import Decoders, Diff, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
@@ -48,6 +50,7 @@ from batch_layer.balance import (
     classify_erased,
     classify_gaps,
     classify_unheld,
+    conflicts_of,
     has_missing,
     plus,
 )
@@ -56,9 +59,12 @@ from batch_layer.decoders import PLACE_COLUMNS, Decoding
 from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
+    find_conflicts,
     find_duplicates,
     find_few_duplicates,
     names_event,
+    no_duplicates,
+    without_empty_texts,
 )
 from batch_layer.offset_counts import (
     ReadCounts,
@@ -108,12 +114,14 @@ RebuiltHours = Mapping[str, Built]
 class _Frames:
     """An hour's records in Spark: the records read without erased ones, their counts (`held` counts
     erased ones too), and the places of duplicates among the good ones. `erased`: the places of
-    erased records, if an erasure applies."""
+    erased records, if an erasure applies. `served`: the rows that `main` will serve in the
+    look-back."""
 
     read: HourRecords
     counts: ReadCounts
     duplicates: Duplicates
     erased: DataFrame | None = None
+    served: tuple[DataFrame, ...] = ()
 
     @property
     def places(self) -> DataFrame:
@@ -123,13 +131,15 @@ class _Frames:
 
 @dataclass(frozen=True)
 class _Unheld:
-    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision,
-    gaps by class, erased records, and ranges where Kafka's log does contain a record."""
+    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision
+    and conflicts among them, gaps by class, erased records, and ranges where Kafka's log does
+    contain a record."""
 
     duplicate: Offsets
     gaps: Gaps
     present_at: Mapping[int, tuple[tuple[int, int], ...]]
     erased: Offsets = field(default_factory=dict)
+    conflicts: Offsets = field(default_factory=dict)
 
 
 class HourBuilder:
@@ -195,14 +205,19 @@ class HourBuilder:
         """Return True if the hour's events, by the stream's key, differ from those that `main`
         serves."""
         key = self._stream.key
+        if not key:
+            return False
         new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         old = self._read_table(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
-        new, old = (rows.where(names_event(key)).select(*key) for rows in (new, old))
+        new, old = (
+            without_empty_texts(rows, key).where(names_event(key)).select(*key)
+            for rows in (new, old)
+        )
         return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
 
     def lookback(self, hour: str) -> list[str]:
         """Return the hours in which duplicates are looked for, oldest first."""
-        return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
+        return [hours.shift(hour, -i) for i in range(self._stream.lookback_hours, 0, -1)]
 
     def _frames(
         self, hour: str, cut: Cut, state: State, together: RebuiltHours, decoding: Decoding
@@ -222,7 +237,16 @@ class HourBuilder:
             {hour: cut.ranges},
         )
         read = self.reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
-        served = self._served(hour, state, together)
+        rows_served = self._served(hour, state, together)
+        served = (
+            reduce(
+                lambda one, other: one.unionByName(other),
+                (rows.select(*self._stream.key) for rows in rows_served[1:]),
+                rows_served[0].select(*self._stream.key),
+            )
+            if rows_served
+            else None
+        )
         is_small = cut.offsets <= SMALL
 
         def count_records(read: HourRecords) -> tuple[ReadCounts, pa.Table | None]:
@@ -257,34 +281,29 @@ class HourBuilder:
         named = in_one_task(
             read.good(self._stream, [*PLACE_COLUMNS, *self._stream.key]), cut.offsets
         )
-        if few is not None:
+        if not self._stream.key:
+            duplicates = no_duplicates(named)
+        elif few is not None:
             duplicates = find_few_duplicates(few, named, self._stream.key, served)
         else:
             duplicates = find_duplicates(named, self._stream.key, served)
-        return _Frames(read, counts, duplicates, erased)
+        return _Frames(read, counts, duplicates, erased, rows_served)
 
-    def _served(self, hour: str, state: State, together: RebuiltHours) -> DataFrame | None:
+    def _served(self, hour: str, state: State, together: RebuiltHours) -> tuple[DataFrame, ...]:
+        """Return the rows that `main` will serve in the look-back: its own, then staged ones."""
         lookback = self.lookback(hour)
         if not lookback:
-            return None
+            return ()
         staged = [
             together[h]
             for h in lookback
             if h in together and state.overrides.get(h, "batch") == "batch"
         ]
         not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
-        main = (
-            self._read_table(state.heads["main"])
-            .where(F.col("ingest_hour").isin(not_rebuilt))
-            .select(*self._stream.key)
-        )
-        frames = [
-            read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged
-        ]
-        return reduce(
-            lambda one, other: one.unionByName(other),
-            (f.select(*self._stream.key) for f in frames),
-            main,
+        main = self._read_table(state.heads["main"])
+        return (
+            main.where(F.col("ingest_hour").isin(not_rebuilt)),
+            *(read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged),
         )
 
     def _read_table(self, snapshot_id: int) -> DataFrame:
@@ -391,6 +410,7 @@ class HourBuilder:
         balance = self._balance(frames, good, built, state)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
+        objections += self._too_many(balance, built)
         reach(Step.BATCH_BALANCED)
         decoders = None
         if (certain := frames.read.certain) is not None:
@@ -428,6 +448,21 @@ class HourBuilder:
             objections=tuple(objections),
             decoders=decoders,
         )
+
+    def _too_many(self, balance: Balance, built: Built) -> list[str]:
+        """Return objections to shares of records that the stream does not allow."""
+        counts, quality = balance.counts, self._stream.quality
+        dead, conflicts = counts.dead or 0, counts.conflicts or 0
+        records, found = (counts.good or 0) + dead + (counts.duplicate or 0), []
+        if text := shares.objection("dead letters", dead, records, quality.max_dead):
+            assert built.dead is not None
+            io = self._job.lake.load(self._stream.dead_letters_table).io
+            often = dead_letters.frequent_reason(io, built.dead.files)
+            found.append(f"{text}; most often {often}")
+        what = f"duplicates by {', '.join(self._stream.key)} with other content"
+        if text := shares.objection(what, conflicts, records, quality.max_conflicts):
+            found.append(f"{text}; correct `key`, or accept that they are dropped")
+        return found
 
     def _layers(
         self,
@@ -479,7 +514,8 @@ class HourBuilder:
             )
             dead = count(in_one_task(letters, cut.offsets), cut.ranges)
         duplicate = frames.duplicates.offsets(cut.ranges)
-        unheld = self._unheld(frames, built, duplicate, state)
+        conflicts = self._conflicts(frames, built, state).offsets(cut.ranges)
+        unheld = self._unheld(frames, built, duplicate, conflicts, state)
         erased = plus(self._erased(frames, cut), unheld.erased)
         return Balance(
             cut,
@@ -489,13 +525,51 @@ class HourBuilder:
             unheld.gaps,
             unheld.present_at,
             erased,
+            plus(conflicts, unheld.conflicts),
         )
+
+    def _conflicts(self, frames: _Frames, built: Built, state: State) -> Duplicates:
+        """Return the duplicates whose content no row that they may repeat has, compared in the
+        columns that every file of those rows has."""
+        if frames.duplicates.is_empty:
+            return frames.duplicates
+        self.passes.begin("compare the content of duplicates")
+        kept = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        files = files_by_hour(state.table, "main", self.lookback(built.hour)).values()
+        schema = layer_diff.common_schema(
+            kept.schema,
+            list(state.table.schemas().values()),
+            state.table.schema(),
+            [file for of_hour in files for file in of_hour.values()],
+        )
+        read = frames.read.good(self._stream)
+        dropped = fit_to_table(
+            read.join(F.broadcast(frames.duplicates.places), PLACE_COLUMNS, "left_semi")
+            if frames.duplicates.few is not None
+            else read.join(frames.duplicates.places, PLACE_COLUMNS, "left_semi"),
+            self._catalog,
+            state.table,
+            rows_columns(self._stream),
+        )
+        hashed = cached(
+            layer_diff.with_content(dropped, schema, RESERVED_COLUMNS), StorageLevel.MEMORY_AND_DISK
+        )
+        originals = reduce(
+            lambda one, other: one.unionByName(other),
+            (
+                layer_diff.with_content(rows, schema, RESERVED_COLUMNS)
+                for rows in (kept, *frames.served)
+            ),
+        )
+        return find_conflicts(frames.duplicates, hashed, originals)
 
     def _erased(self, frames: _Frames, cut: Cut) -> Offsets:
         """Return the number of records that were read and left out as erased, by partition."""
         return count(frames.erased, cut.ranges).distinct if frames.erased is not None else {}
 
-    def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets, state: State) -> _Unheld:
+    def _unheld(
+        self, frames: _Frames, built: Built, duplicate: Offsets, conflicts: Offsets, state: State
+    ) -> _Unheld:
         """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the
         accepted revision's account."""
         cut, read = built.cut, frames.read
@@ -515,4 +589,6 @@ class HourBuilder:
         stored = count(read.accepted, cut.ranges).distinct if read.accepted is not None else {}
         erased, lost, gaps = classify_erased(lost, gaps, before, self._erased(frames, cut))
         repeated, gaps = classify_unheld(lost, gaps, before, stored, duplicate)
-        return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()}, erased)
+        others = conflicts_of(repeated, before, conflicts)
+        present_at = {p: of.present_at for p, of in seen.items()}
+        return _Unheld(repeated, gaps, present_at, erased, others)

@@ -1,8 +1,9 @@
 """Duplicates: keep the earliest of the records with the same key. DataFrame -> DataFrame.
 
 Within the hour the record with the smallest (offset, partition) is kept. An event that `main`
-serves in the look-back is earlier, so all its records are dropped. Nulls in a key equal each other.
-A key of nulls only names no event, so its record is no duplicate. All steps are shuffles that
+serves in the look-back is earlier, so all its records are dropped. Nulls in a key equal each other,
+and an empty text counts as null. A key of nulls only names no event, so its record is no
+duplicate. All steps are shuffles that
 spill, so memory does not grow with the hour.
 
 Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType
 
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records.packed_files import dropped_places
@@ -39,16 +41,18 @@ _NO_PLACES = pa.schema(
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """Return the rows to keep, in the same columns. `served`: the key columns of the rows that
-    `main` serves in the look-back. Deterministic: the same rows give the same result with any
-    partitioning."""
+    """Return the rows to keep, in the same columns; empty texts of their keys are null. `served`:
+    the key columns of the rows that `main` serves in the look-back. Deterministic: the same rows
+    give the same result with any partitioning."""
+    rows = without_empty_texts(rows, key)
     place_if_unnamed = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
     first = Window.partitionBy(*key, place_if_unnamed).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
     if served is None:
         return kept
     known = (
-        served.where(names_event(key))
+        without_empty_texts(served, key)
+        .where(names_event(key))
         .select(*(F.col(c).alias(f"_served_{c}") for c in key))
         .distinct()
     )
@@ -86,6 +90,8 @@ class Duplicates:
 
 def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
     """Return the rows that `drop_duplicates` drops. Computed once."""
+    rows = without_empty_texts(rows, key)
+    served = without_empty_texts(served, key) if served is not None else None
     hashed = key_hash(rows, key, served)
     named = rows.where(names_event(key)).select(*key, *PLACE_COLUMNS, hashed)
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
@@ -115,6 +121,8 @@ def find_few_duplicates(
     """Find duplicates as `find_duplicates`, among few rows whose places and hashes the driver has
     (`HourRecords.read_few`). Spark reads only the look-back's rows with these hashes, and applies
     the rule only to candidates, if any."""
+    rows = without_empty_texts(rows, key)
+    served = without_empty_texts(served, key) if served is not None else None
     hashed = key_hash(rows, key, served)
     named = read.filter(read.column("hash").is_valid()).select([*PLACE_COLUMNS, "hash"])
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
@@ -137,6 +145,22 @@ def find_few_duplicates(
     return _duplicates_at(
         rows, suspected.join(kept, PLACE_COLUMNS, join_type="left anti").cast(_NO_PLACES.schema)
     )
+
+
+def no_duplicates(rows: DataFrame) -> Duplicates:
+    """Return the duplicates of a stream without a key: none."""
+    return _duplicates_at(rows, _NO_PLACES)
+
+
+def find_conflicts(duplicates: Duplicates, dropped: DataFrame, originals: DataFrame) -> Duplicates:
+    """Return those among the dropped rows whose content no row of `originals` has: `dropped` has
+    their places and a `content`, and so have the rows that they may repeat."""
+    contents = dropped.select("content").distinct()
+    same = originals.join(_broadcast_few(contents, duplicates.few), "content", "left_semi")
+    other = dropped.join(
+        _broadcast_few(same.select("content").distinct(), duplicates.few), "content", "left_anti"
+    )
+    return Duplicates(*_computed(other.select(*PLACE_COLUMNS)))
 
 
 def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
@@ -208,9 +232,18 @@ def _hash(key: Sequence[Column]) -> Column:
     return F.xxhash64(*key)
 
 
+def without_empty_texts(rows: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Return the rows with null for each empty text in a column of the key. Idempotent."""
+    kinds = rows.schema
+    texts = [c for c in key if isinstance(kinds[c].dataType, (StringType, BinaryType))]
+    empty = {c: F.when(F.length(f"`{c}`") > 0, F.col(f"`{c}`")) for c in texts}
+    return rows.withColumns(empty) if empty else rows
+
+
 def names_event(key: Sequence[str]) -> Column:
     """Return a condition: a row's key names an event, since at least one part is not null."""
-    return reduce(lambda one, other: one | other, (F.col(f"`{c}`").isNotNull() for c in key))
+    parts = (F.col(f"`{c}`").isNotNull() for c in key)
+    return reduce(lambda one, other: one | other, parts, F.lit(False))
 
 
 def _same(rows: DataFrame, known: DataFrame, key: Sequence[str]) -> Column:

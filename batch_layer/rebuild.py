@@ -270,7 +270,7 @@ class Rebuilder:
     def _require_kept(self, state: State, hour: str, before: int) -> None:
         """Raise Refused for an expired hour, and for a restatement that could not find the
         duplicates again."""
-        require_kept(state, hour, self._stream.batch.lookback_hours if before else 0)
+        require_kept(state, hour, self._stream.lookback_hours if before else 0)
 
     def _run_facts(self, began: datetime) -> RunFacts:
         """Return the run facts of a decision without staged rows."""
@@ -348,7 +348,7 @@ class Rebuilder:
         if seen_whole and not self._hours.changes_events(first, state):
             return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
-        while hour <= hours.shift(last, self._stream.batch.lookback_hours):
+        while hour <= hours.shift(last, self._stream.lookback_hours):
             state = self._job.ledger.remembering(state, [hour])
             accepted = state.accepted.get(hour)
             if accepted is not None and accepted.cut.offsets and not state.is_expired(hour):
@@ -369,7 +369,7 @@ class Rebuilder:
 
     def _accepted_after(self, first: str, last: str, state: State) -> list[str]:
         """Return the accepted hours after `first` whose look-back includes an hour up to `last`."""
-        behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
+        behind = hours.shift(last, self._stream.lookback_hours + 1)
         after = hours.hours_between(hours.shift(first, 1), behind)
         return [h for h in after if state.is_accepted(h) and not state.is_expired(h)]
 
@@ -547,6 +547,16 @@ class Rebuilder:
                 b.hour,
                 sum(filled.values()),
                 ",".join(f"{name}:{n}" for name, n in filled.items()),
+            )
+        if b.account.conflicts:
+            LOG.warning(
+                "stream %s: records with the key of another record and other content were dropped "
+                "as duplicates hour=%s count=%d; `anabranch explain %s %s --rows` lists them",
+                name,
+                b.hour,
+                b.account.conflicts,
+                name,
+                b.hour,
             )
         if missing := self._unread_by(b, unread):
             LOG.warning(

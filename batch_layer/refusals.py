@@ -31,7 +31,7 @@ _OTHER = {"speed", "maintain", "airflow"}
 
 def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
     """Return a hash of the inputs of an hour's verdict. Pure."""
-    around = stream.batch.lookback_hours
+    around = stream.lookback_hours
     first, last = hours.shift(hour, -around), hours.shift(hour, around)
     inputs = {
         "code": VERSION,

@@ -42,7 +42,7 @@ from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.decoders import PLACE_COLUMNS, CertainRecords, Decoding, read_certain
-from batch_layer.duplicates import key_hash, names_event
+from batch_layer.duplicates import key_hash, names_event, without_empty_texts
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read
 from batch_layer.sizes import SMALL, in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
@@ -122,9 +122,12 @@ class HourRecords:
         """Read few records by one task into the driver's memory: the place, `source`, verdict,
         whether it `drifts`, and for a good record whose key names an event the key's `hash`
         (`duplicates.key_hash`)."""
-        hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
+        key, decoded = stream.key, without_empty_texts(self.decoded, stream.key)
+        served = without_empty_texts(served, key) if served is not None else None
+        is_named = names_event(key)
+        hashed = key_hash(decoded, key, served) if key else F.lit(None).cast("bigint")
         source = F.col(f"`{_SOURCE}`")
-        facts = self.decoded.select(
+        facts = decoded.select(
             *PLACE_COLUMNS,
             source.alias("source"),
             "is_dead",
@@ -132,7 +135,7 @@ class HourRecords:
             F.when(~F.col("is_dead") & is_named, hashed).alias("hash"),
         )
         if self.certain is not None:
-            certain = self.certain.rows([*PLACE_COLUMNS, *stream.key]).select(
+            certain = without_empty_texts(self.certain.rows([*PLACE_COLUMNS, *key]), key).select(
                 *PLACE_COLUMNS,
                 F.lit(KAFKA).alias("source"),
                 F.lit(False).alias("is_dead"),

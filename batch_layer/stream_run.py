@@ -88,7 +88,7 @@ class StreamRun:
             state = self._call(self._rebuilder.publisher.recover)
             act = act_now("replay", why)
             found = self._call(self._rebuilder.repairable)
-        lookback = self._job.stream.batch.lookback_hours
+        lookback = self._job.stream.lookback_hours
         repairable = {h: n for h, n in found.items() if hours is None or h in hours}
         if left := [h for h in repairable if not is_kept(state, h, lookback)]:
             LOG.warning(

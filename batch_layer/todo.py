@@ -56,7 +56,7 @@ def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> lis
 def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
     """Return a request to restate each accepted hour whose dead letters were lost before they were
     published. Leaves out hours whose restatement was refused."""
-    lookback = job.stream.batch.lookback_hours
+    lookback = job.stream.lookback_hours
     found = dead_letters.lost_hours(job.lake, job.stream, state)
     lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
     why = {

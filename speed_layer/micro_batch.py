@@ -57,6 +57,7 @@ from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_worker_failure
 from speed_layer.compaction import Compaction
+from speed_layer.dead_share import DeadShare
 from speed_layer.fast_staging import (
     Certain,
     TaskSpec,
@@ -122,6 +123,7 @@ class MicroBatches:
         # The last decision.
         self._decided: ResolvedState | None = None
         self._compaction = Compaction(lake, stream, tally)
+        self._dead_share = DeadShare(lake, stream)
         self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
         # For Avro, the fields to read by schema id; empty if Spark must read the schema.
@@ -366,6 +368,8 @@ class MicroBatches:
             ", ".join(plan.by_hour),
             time.monotonic() - began,
         )
+        letters = staged.dead.files if staged.dead is not None else ()
+        self._dead_share.published(max(plan.by_hour), staged.rows.rows, letters)
         self._compaction.published(len(staged.rows.files))
         return size(plan.todo), plan.whole
 

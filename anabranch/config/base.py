@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated
@@ -10,6 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from anabranch.config.plain import parse_duration, parse_name
+
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 class Frozen(BaseModel):
@@ -26,6 +29,15 @@ def parse_retry_for(value: object) -> timedelta | None:
         return parse_duration(value)
     except ValueError as error:
         raise ValueError(f"{error}, or 'for ever'") from None
+
+
+def parse_share(value: object) -> float:
+    """Parse a share such as `"5 %"` to a number between 0 and 1. Raises ValueError for anything
+    else."""
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (percent := float(match[1])) > 100:
+        raise ValueError("expected a share of 0 % to 100 %, such as '5 %'")
+    return percent / 100
 
 
 def one_or_many(value: object) -> object:
@@ -79,6 +91,7 @@ def web_address(example: str, secrets: str, optional: bool = False) -> AfterVali
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Share = Annotated[float, BeforeValidator(parse_share)]
 RetryFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for)]
 Name = Annotated[str, BeforeValidator(parse_name)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(one_or_many), AfterValidator(_each_once)]

@@ -17,6 +17,7 @@ from anabranch.config.base import (
     Name,
     Names,
     RetryFor,
+    Share,
     between,
     more_than_nothing,
     one_or_many,
@@ -145,6 +146,15 @@ class Batch(Frozen):
     compare_one_in: int = Field(default=50, ge=1)
 
 
+class Quality(Frozen):
+    """Shares of an hour's records above which the hour is refused, if they are at least
+    `anabranch.protocol.shares.LEAST` records. `max_dead`: dead letters.
+    `max_conflicts`: duplicates whose content differs from every row that they repeat."""
+
+    max_dead: Share = 0.05
+    max_conflicts: Share = 0.01
+
+
 class Files(Frozen):
     """How an hour's files are written. `target` is the maximum size of a file of the batch layer,
     in bytes.
@@ -200,6 +210,15 @@ class Airflow(Frozen):
 Promised = Annotated[Duration, more_than_nothing("expected a duration longer than nothing")]
 
 
+def _key(value: object) -> object:
+    """Return the columns of a key: none for `none`."""
+    if value == "none":
+        return ()
+    if value is None or value in ([], ()):
+        raise ValueError("expected columns, or none for a stream without duplicates")
+    return one_or_many(value)
+
+
 class Slo(Frozen):
     """Promises to the stream's readers, used by alerts; None: no promise. `fresh`: the longest that
     `main` lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until
@@ -229,7 +248,7 @@ class Stream(Frozen):
     subject_schema: SubjectSchema | None = None
     select: tuple[SelectedColumn, ...] | None = None
     fields: tuple[Column, ...] = ()
-    key: Annotated[tuple[Name, ...], BeforeValidator(one_or_many), Field(min_length=1)]
+    key: Annotated[tuple[Name, ...], BeforeValidator(_key)]
     event_time: EventTime | None = None
     start: Literal["earliest", "latest"] = "earliest"
     unknown: Literal["ignore", "count", "rescue", "refuse"] = "count"
@@ -243,6 +262,7 @@ class Stream(Frozen):
     slo: Slo = Slo()
     egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
     expectations: Path | None = None
+    quality: Quality = Quality()
     views: Annotated[tuple[View, ...], BeforeValidator(parse_views)] = ()
 
     @property
@@ -316,6 +336,11 @@ class Stream(Frozen):
             self.archive_table,
             *views,
         )
+
+    @property
+    def lookback_hours(self) -> int:
+        """The hours before an hour in which its duplicates are searched; 0 without a key."""
+        return self.batch.lookback_hours if self.key else 0
 
     @property
     def most_event_dates(self) -> int | None:

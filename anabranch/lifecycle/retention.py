@@ -214,9 +214,7 @@ def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> 
     """Return the hours that are due by the stream's file, the state, and the deliveries of egress.
     Raises Transient."""
     stream = job.stream
-    plan = partial(
-        plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished
-    )
+    plan = partial(plan_due, state, stream.keep.rows, now, stream.lookback_hours, finished=finished)
     due = plan({})
     if not due.leaving or not stream.egress:
         return due

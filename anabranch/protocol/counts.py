@@ -11,8 +11,8 @@ from anabranch.protocol.ledger_row import HourAccount
 
 @dataclass(frozen=True)
 class Counts:
-    """An hour's account in numbers; None if the ledger has no value. JSON has `erased` only if it
-    is not 0."""
+    """An hour's account in numbers; None if the ledger has no value. JSON has `erased` and
+    `conflicts`, the duplicates with other content, only if they are not 0."""
 
     offsets: int | None
     good: int | None
@@ -20,6 +20,7 @@ class Counts:
     duplicate: int | None
     gap: int | None
     erased: int | None = None
+    conflicts: int | None = None
 
     @staticmethod
     def of(account: HourAccount) -> Counts:
@@ -30,12 +31,14 @@ class Counts:
             account.duplicate,
             account.gap,
             account.erased,
+            account.conflicts,
         )
 
     def as_dict(self) -> dict[str, int | None]:
-        return {name: getattr(self, name) for name in COUNTS} | (
-            {"erased": self.erased} if self.erased else {}
-        )
+        rare = {"erased": self.erased, "conflicts": self.conflicts}
+        return {name: getattr(self, name) for name in COUNTS} | {
+            name: number for name, number in rare.items() if number
+        }
 
     @property
     def cells(self) -> list[object]:

@@ -15,11 +15,13 @@ import json
 import logging
 import posixpath
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 
@@ -45,6 +47,7 @@ from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
     from pyiceberg.table import Table
 
     from anabranch.config import Stream
@@ -56,6 +59,8 @@ LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
 _NAMED = 24  # the most sets that the ledger names
 _CHUNK = 1 << 20
+_COUNTED = 100_000
+_REASON = ["error_code", "error_text", "kafka_partition", "kafka_offset"]
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,33 @@ def plan_lost(table: Table, state: State) -> dict[str, int]:
     return {
         h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r
     }
+
+
+def frequent_reason(io: FileIO, files: Iterable[DataFile]) -> str | None:
+    """Return the most frequent reason among dead letters, without values of records, and the place
+    of its first one; None without any. Counts the first `_COUNTED` dead letters only. Raises
+    Transient when a file cannot be read."""
+    counts, places, seen = Counter[str](), dict[str, tuple[int, int]](), 0
+    for file in files:
+        with lake_errors(f"read {file.file_path}"), io.new_input(file.file_path).open() as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(columns=_REASON):
+                for letter in batch.to_pylist():
+                    # The text after it has the value that was found.
+                    text = str(letter["error_text"]).partition(", found ")[0]
+                    reason = f"{letter['error_code']}: {text}"
+                    counts[reason] += 1
+                    place = (letter["kafka_partition"], letter["kafka_offset"])
+                    places[reason] = min(places.get(reason, place), place)
+                seen += batch.num_rows
+                if seen >= _COUNTED:
+                    break
+        if seen >= _COUNTED:
+            break
+    if not counts:
+        return None
+    reason = min(counts, key=lambda one: (-counts[one], one))
+    partition, offset = places[reason]
+    return f"{reason} (the first: partition {partition}, offset {offset})"
 
 
 def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any]) -> Table | None:

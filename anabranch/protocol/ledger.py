@@ -100,7 +100,7 @@ LEDGER_SCHEMA = Schema(
         22,
         "partitions",
         StringType(),
-        doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased}}',
+        doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased, conflicts}}',
     ),
     NestedField(
         23,
@@ -130,6 +130,9 @@ LEDGER_SCHEMA = Schema(
         "imported",
         StringType(),
         doc="JSON {source, files, rows, checksum}: of an imported hour",
+    ),
+    NestedField(
+        30, "conflicts", LongType(), doc="duplicates whose content no row that they repeat has"
     ),
 )
 
@@ -602,7 +605,7 @@ def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
         values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":
-        values = {"reason": None, "erased": None} | values
+        values = {"reason": None, "erased": None, "conflicts": None} | values
     return LedgerRow.of(vars(before) | values | {"act": row.act})
 
 

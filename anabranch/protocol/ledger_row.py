@@ -44,7 +44,7 @@ Entries = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Account(JsonFields):
-    """One partition's part of a balance."""
+    """One partition's part of a balance. `conflicts`: those of `duplicate` with other content."""
 
     offsets: int
     good: int
@@ -52,6 +52,7 @@ class Account(JsonFields):
     duplicate: int
     gaps: Mapping[str, int]
     erased: int | None = None
+    conflicts: int | None = None
 
     @property
     def gap(self) -> int:
@@ -152,7 +153,9 @@ class UnknownFields(JsonFields):
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
     """The counts of an hour, the sources of its records, the results of its checks, and the run
-    that produced them. `erased` is None if nothing of the hour was erased. `imported` is None for
+    that produced them. `erased` is None if nothing of the hour was erased.
+    `conflicts`: the duplicates, among `duplicate`, whose content no row that they repeat has; None
+    if they were not counted. `imported` is None for
     records of Kafka; for an imported hour it has the source and checksum of its rows
     (`anabranch.protocol.imported`)."""
 
@@ -162,6 +165,7 @@ class HourAccount:
     duplicate: int | None = None
     gap: int | None = None
     erased: int | None = None
+    conflicts: int | None = None
     gaps: Mapping[str, int] | None = None
     partitions: Mapping[int, Account] | None = None
     sources: Mapping[str, int] | None = None

@@ -17,6 +17,7 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
 from anabranch.common.output import text
+from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
@@ -24,7 +25,7 @@ from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
 from serving_layer.layer_diff.columns import common_fields, former_floats
 from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
-from serving_layer.query.datasets import connected, plan_files, quoted, reading_failures
+from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
 
 _MEMORY = "2GB"  # larger results spill to disk
@@ -41,13 +42,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A record that the batch layer removed: its place, its event's key, and the row that it
-    repeats."""
+    """A record that the batch layer removed: its place, its event's key, the first row that it
+    repeats, and whether a row that it repeats has the same content."""
 
     partition: int
     offset: int
     key: Mapping[str, Any]
     repeats: Place
+    is_equal: bool
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,18 @@ class Comparison:
         self._connection, self._key = connection, tuple(key)
         self._columns = frozenset(content)
         self._content = f"hash({', '.join(content.values())})"
+        event = [sql for name, sql in content.items() if name not in RESERVED_COLUMNS]
+        self._event = f"hash({', '.join(event)})"
         self._find_removed()
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
         """Return how many rows of the speed layer the batch layer lacks although they repeat a row
         of the batch layer or of the look-back, and the first `limit` of them by (partition,
         offset)."""
-        columns = ", ".join(quoted(c) for c in self._key)
+        columns = "".join(f", {quoted(c)}" for c in self._key)
         rows = self._ask(
-            f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}"
+            f"SELECT {', '.join((*_AT, 'repeats', 'is_equal'))}{columns} FROM removed ORDER BY ALL "
+            f"LIMIT {limit}"
         )
         listed = [
             Repeated(
@@ -88,6 +93,7 @@ class Comparison:
                 row["kafka_offset"],
                 {c: row[c] for c in self._key},
                 Place(**row["repeats"]),
+                row["is_equal"],
             )
             for row in rows
         ]
@@ -134,20 +140,24 @@ class Comparison:
 
     def _find_removed(self) -> None:
         key = ", ".join(quoted(c) for c in self._key)
-        same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
+        parts = [(key_part(f"l.{quoted(c)}"), key_part(f"o.{quoted(c)}")) for c in self._key]
+        same = (
+            " AND ".join(f"{mine} IS NOT DISTINCT FROM {other}" for mine, other in parts) or "false"
+        )
         # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
-        named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
+        named = " OR ".join(f"{mine} IS NOT NULL" for mine, _ in parts) or "false"
+        columns = ", ".join((*_AT, *([key] if key else []), f"{self._event} AS event"))
         self._run(
-            f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
+            f"CREATE TEMP TABLE lacking AS SELECT {columns} FROM speed "
             "ANTI JOIN batch USING (kafka_partition, kafka_offset)"
         )
         self._run(f"""
             CREATE TEMP TABLE removed AS
             WITH origins AS (
-                SELECT ingest_hour, {", ".join(_AT)}, {key} FROM earlier
-                UNION ALL SELECT ingest_hour, {", ".join(_AT)}, {key} FROM batch
+                SELECT ingest_hour, {columns} FROM earlier
+                UNION ALL SELECT ingest_hour, {columns} FROM batch
             )
-            SELECT l.*, min({{
+            SELECT l.* EXCLUDE (event), bool_or(l.event = o.event) AS is_equal, min({{
                 'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition
             }}) AS repeats
             FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL

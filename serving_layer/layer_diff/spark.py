@@ -59,6 +59,13 @@ def common_schema(
     return _struct(rows, now.as_struct(), common_fields(schemas, files), former_floats(schemas))
 
 
+def with_content(rows: DataFrame, schema: StructType, other: Collection[str]) -> DataFrame:
+    """Return the places of rows, each with a hash of its `content` in a common schema, without the
+    columns of `other`."""
+    content = [field for field in schema.fields if field.name not in other]
+    return to_schema(rows, schema).select(*_PLACE, _hash(content).alias("content"))
+
+
 def _struct(
     kind: StructType, iceberg: IcebergStruct, known: Collection[int], floats: Collection[int]
 ) -> StructType:

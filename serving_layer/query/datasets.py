@@ -63,6 +63,11 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def key_part(column: str) -> str:
+    """Return SQL for a column of a key: an empty text is no part of it, like null."""
+    return f"CASE WHEN CAST({column} AS VARCHAR) <> '' THEN {column} END"
+
+
 def quoted_table(name: str) -> str:
     """Return a table's name with quotes: a namespace may be a word of SQL, such as `default`."""
     namespace, _, table = name.rpartition(".")

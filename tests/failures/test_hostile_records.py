@@ -27,7 +27,12 @@ def verdicts(one: World) -> Verdicts:
 def test_each_ends_as_a_row_or_a_dead_letter_with_the_same_verdict_in_both_layers(
     world: Callable[..., World],
 ) -> None:
-    one = world(schema=hostile.DDL, key="id", event_time=hostile.EVENT_TIME)
+    one = world(
+        schema=hostile.DDL,
+        key="id",
+        event_time=hostile.EVENT_TIME,
+        quality={"max_dead": "100 %"},
+    )
     hour = past_hour(1)
     start = start_of(hour)
     cases = hostile.cases(start)

@@ -18,11 +18,13 @@ from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
     drop_duplicates,
+    find_conflicts,
     find_duplicates,
     find_few_duplicates,
     hash_candidates,
     key_hash,
     names_event,
+    without_empty_texts,
 )
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
@@ -102,6 +104,54 @@ def test_records_without_any_key_repeat_nothing(spark: SparkSession) -> None:
     for known in (None, served):
         assert kept(frame(spark, rows), ["id", "part"], known) == [(0, 1), (0, 2), (0, 3)]
     assert kept(frame(spark, rows), ["part"], served) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_an_empty_text_is_no_part_of_a_key(spark: SparkSession) -> None:
+    rows: Rows = [
+        ("", None, 0, 1, ""),
+        ("", None, 0, 2, ""),
+        (None, 1, 0, 3, ""),
+        ("", 1, 0, 4, "the same key"),
+        (" ", 1, 0, 5, "another key"),
+    ]
+    named = without_empty_texts(frame(spark, rows), ["id", "part"])
+    served = frame(spark, [("", None, 0, 0, ""), ("", 2, 0, 0, "")])
+    for known in (None, served):
+        found = find_few(named, ["id", "part"], known)
+        assert places(found.places) == [(0, 4)]
+        found = find_duplicates(frame(spark, rows), ["id", "part"], known)
+        assert places(found.places) == [(0, 4)]
+    # By the text alone, no record has a key but the one with a space.
+    assert find_duplicates(frame(spark, rows), ["id"], served).is_empty
+
+
+@pytest.mark.parametrize("most", [500_000, 1])
+def test_duplicates_with_other_content_are_found(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """`most`: also with more duplicates than fit the driver."""
+    monkeypatch.setattr(duplicates, "MOST_BROADCAST", most)
+    rows: Rows = [
+        ("a", 1, 0, 1, "x"),
+        ("a", 1, 0, 2, "x"),
+        ("a", 1, 1, 3, "y"),
+        ("b", 1, 0, 4, "served too"),
+        ("b", 1, 0, 5, "not served"),
+        ("c", 1, 0, 6, "x"),
+    ]
+    served = frame(spark, [("b", 1, 0, 0, "served too"), ("b", 1, 0, 1, "other")])
+    every = frame(spark, rows)
+    found = find_duplicates(every, ["id"], served.select("id"))
+    assert places(found.places) == [(0, 2), (0, 4), (0, 5), (1, 3)]
+
+    def content(rows: DataFrame) -> DataFrame:
+        return rows.select(*PLACE_COLUMNS, F.xxhash64("id", "part", "payload").alias("content"))
+
+    dropped = content(every.join(found.places, list(PLACE_COLUMNS), "left_semi"))
+    originals = content(found.leave_out(every)).unionByName(content(served))
+    conflicts = find_conflicts(found, dropped, originals)
+    assert places(conflicts.places) == [(0, 5), (1, 3)]
+    assert conflicts.offsets({0: (0, 9), 1: (0, 9)}) == {0: 1, 1: 1}
 
 
 def test_rows_of_the_same_table_on_both_sides(spark: SparkSession) -> None:

@@ -9,6 +9,7 @@ from anabranch.cli.report import Table, Text
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.protocol.counts import COUNTS
 from anabranch.protocol.decisions import changed_words
+from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from anabranch.operations.audit.checks import AuditedHour, AuditReport
@@ -25,6 +26,8 @@ def hours_text(views: Sequence[HourSummary]) -> Text:
         "revision",
         "served",
         *COUNTS,
+        "conflicts",
+        "dead share",
         "speed rows",
         "diff",
         "quality",
@@ -44,7 +47,16 @@ def _hour_cells(view: HourSummary) -> list[object]:
         view.served,
         *view.counts.cells,
     ]
-    return [*cells, view.speed_rows, differing, passed, view.reason]
+    dead = percent(view.dead_share.share) if view.dead_share is not None else ""
+    return [
+        *cells,
+        view.counts.conflicts or "",
+        dead,
+        view.speed_rows,
+        differing,
+        passed,
+        view.reason,
+    ]
 
 
 def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFacts]) -> Text:

@@ -81,9 +81,13 @@ def duplicates_text(view: HourDuplicates) -> Text:
     if view.duplicates:
         names = list(view.duplicates[0].key)
         yield Table(
-            ("partition", "offset", *names, "repeats hour", "partition", "offset"),
+            ("partition", "offset", *names, "repeats hour", "partition", "offset", "content"),
             [
-                (d.partition, d.offset, *map(_shown, d.key.values()), *vars(d.repeats).values())
+                (
+                    *(d.partition, d.offset, *map(_shown, d.key.values())),
+                    *vars(d.repeats).values(),
+                    "equal" if d.is_equal else "OTHER",
+                )
                 for d in view.duplicates
             ],
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
 from anabranch.protocol.holds import span_words
+from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from anabranch.operations.doctor import Report
@@ -41,6 +42,7 @@ def status_text(view: StreamStatus) -> Text:
         ("refused restatements", ", ".join(view.refused_restatements) or "none"),
         ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
         ("dead letters", view.dead_letters),
+        ("newest hour's dead letters", _dead_words(view)),
         (
             "lost to retention",
             ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none",
@@ -58,6 +60,16 @@ def status_text(view: StreamStatus) -> Text:
     yield Table((view.stream, ""), rows)
     if view.late:
         yield f"the speed layer is late: {view.late}"
+    for hour in view.too_many_dead:
+        yield (
+            f"hour {hour}: {view.dead_shares[hour].words} are dead letters, more than "
+            f"quality.max_dead; `anabranch dead-letters {view.stream} --hours {hour}` lists them"
+        )
+    for hour, count in view.conflicts.items():
+        yield (
+            f"hour {hour}: {count:,} duplicates have other content than the rows that they repeat; "
+            f"`anabranch explain {view.stream} {hour} --rows` lists duplicates"
+        )
     for words in span_words(view.holds):
         yield f"hours {words}"
     if view.overdue is not None:
@@ -74,6 +86,12 @@ def status_text(view: StreamStatus) -> Text:
         )
 
 
+def _dead_words(view: StreamStatus) -> str:
+    """Return the dead letters of the newest hour with records that is not accepted."""
+    share = view.running_dead_share
+    return f"{max(view.dead_shares)}: {share.words}" if share is not None else "no records"
+
+
 def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
     """Return the state of many streams, a line each."""
     columns = (
@@ -84,6 +102,7 @@ def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
         "to seal",
         "sealed",
         "refused",
+        "dead share",
         "unexplained",
     )
     yield Table(columns, [_status_cells(name, view) for name, view in views.items()])
@@ -96,8 +115,13 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
     waiting = (
         view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
     )
-    hours = (len(view.to_seal), len(view.backlog), len(view.refused), len(view.unexplained))
-    return [name, view.lag.offsets, waiting, view.complete_through or "none", *hours]
+    hours, share = (
+        [len(view.to_seal), len(view.backlog), len(view.refused)],
+        view.running_dead_share,
+    )
+    dead = percent(share.share) if share is not None else ""
+    through = view.complete_through or "none"
+    return [name, view.lag.offsets, waiting, through, *hours, dead, len(view.unexplained)]
 
 
 def streams_text(views: Sequence[StreamSummary]) -> Text:

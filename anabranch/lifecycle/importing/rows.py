@@ -21,7 +21,7 @@ from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
 from anabranch.protocol.imported import PARTITION
-from serving_layer.query.datasets import connected, quoted
+from serving_layer.query.datasets import connected, key_part, quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,9 +52,12 @@ def find_duplicates(
     the same hour or the `lookback` hours before, or a row of `later` in the same hour or the
     `lookback` hours after. `later` are rows of the table, with the key and `HOUR`.
 
-    Null parts of a key equal each other. A row whose key is null in every part is no duplicate.
+    Null parts of a key equal each other, and empty texts are null. A row whose key is null in every
+    part is no duplicate.
     """
     names = list(key)
+    if not names:
+        return np.zeros(len(rows), bool)
     columns = ", ".join(map(quoted, names))
     return _mask(
         rows.select([*names, HOUR]),
@@ -70,7 +73,7 @@ def find_duplicates(
                     RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
                 ) AS after,
                 {HOUR}
-            FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
+            FROM (SELECT {_parts(names)} FROM (FROM ours UNION ALL FROM theirs))
             WHERE {_is_key(names)}
         )
         WHERE {_AT} IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
@@ -80,8 +83,10 @@ def find_duplicates(
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
     """Return the mask of `rows` whose key is in `known`. Null parts of a key equal each other; a
-    key that is null in every part never matches."""
+    key that is null in every part never matches. Empty texts are null."""
     names = list(key)
+    if not names:
+        return np.zeros(len(rows), bool)
     columns = ", ".join(map(quoted, names))
     equal = " AND ".join(
         f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names
@@ -90,10 +95,15 @@ def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[A
         rows.select(names),
         known.select(names),
         f"""
-        SELECT {_AT} FROM (SELECT * FROM ours WHERE {_is_key(names)}) ours
-        SEMI JOIN (SELECT DISTINCT {columns} FROM theirs) t ON {equal}
+        WITH named AS (SELECT {_parts(names)} FROM ours)
+        SELECT {_AT} FROM (SELECT * FROM named WHERE {_is_key(names)}) ours
+        SEMI JOIN (SELECT DISTINCT {columns} FROM (SELECT {_parts(names)} FROM theirs)) t ON {equal}
         """,
     )
+
+
+def _parts(names: Iterable[str]) -> str:
+    return f"* REPLACE ({', '.join(f'{key_part(quoted(n))} AS {quoted(n)}' for n in names)})"
 
 
 def _is_key(names: Iterable[str]) -> str:

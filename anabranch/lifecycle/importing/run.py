@@ -308,6 +308,11 @@ class _Import:
         key: Kafka had deleted these records before the stream began. They are imported into the
         hour before the first with Kafka's records. Raises Transient while the table is not fresh
         through `hours`."""
+        if not self._stream.key:
+            raise Refused(
+                f"import {self._request.source}: expected Kafka's partitions and offsets in its "
+                "rows, or a key, by which rows that Kafka has too are recognized, found `key: none`"
+            )
         until = start_of(
             from_number(min(max(hours) + 1, to_number(hour_of(self._lake.clock.now()))))
         )
@@ -340,7 +345,7 @@ class _Import:
         if all(counted.of_kafka for counted in self._counted):
             first, last = (
                 max(first, number - 1),
-                min(last, number + 1 + self._stream.batch.lookback_hours),
+                min(last, number + 1 + self._stream.lookback_hours),
             )
         return [from_number(n) for n in range(first, last + 1)]
 
@@ -403,7 +408,7 @@ class _Import:
         source rows."""
         began = self._lake.clock.now()
         first, last = to_number(hours[0]), to_number(hours[-1])
-        lookback = self._stream.batch.lookback_hours
+        lookback = self._stream.lookback_hours
         earliest = max(first - lookback, to_number(self._request.first))
         read = self._reader.read(self._counted, earliest, last)
         late = (
@@ -477,7 +482,7 @@ class _Import:
 
     def _hours_after(self, hour: str) -> list[str]:
         """Return the later hours whose look-back for duplicates contains an hour."""
-        return hours_between(shift(hour, 1), shift(hour, 1 + self._stream.batch.lookback_hours))
+        return hours_between(shift(hour, 1), shift(hour, 1 + self._stream.lookback_hours))
 
     def _keys(self, state: State, hours: Sequence[str]) -> pa.Table:
         """Return the keys of some hours' rows on `main`, with `HOUR`."""

@@ -177,7 +177,7 @@ def _audit(
         absent=absent,
         gone=gone,
         unrepeated=_unrepeated(job, lake, hour, row, counted),
-        lookback=job.stream.batch.lookback_hours,
+        lookback=job.stream.lookback_hours,
         kafka=reason,
         letters_expired=hour in letters_expired(lake.letters),
         was_erased=hour in lake.erased,
@@ -232,11 +232,9 @@ def _unrepeated(
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
     stream = job.stream
-    if not is_kept(lake.state, hour, stream.batch.lookback_hours):
+    if not is_kept(lake.state, hour, stream.lookback_hours):
         return None  # The rows that some of them repeat have expired.
-    with open_comparison(
-        lake.state.table, hour, stream.key, stream.batch.lookback_hours
-    ) as comparison:
+    with open_comparison(lake.state.table, hour, stream.key, stream.lookback_hours) as comparison:
         extra = row.diff.extra if row.diff is not None else 0
         return max(0, comparison.unrepeated() - extra)
 

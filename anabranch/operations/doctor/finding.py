@@ -64,6 +64,8 @@ class Issue(StrEnum):
     TOPIC_RECREATED = "stream.topic-recreated"
     UNEXPLAINED = "stream.unexplained"
     REFUSED = "stream.refused"
+    DEAD_LETTERS = "stream.dead-letters"
+    CONFLICTS = "stream.conflicts"
     LATE = "stream.late"
     BACKLOG = "stream.backlog"
     OVERDUE = "stream.overdue"

@@ -20,6 +20,7 @@ from anabranch.operations.reports.status import (
     status,
     unexplained_words,
 )
+from anabranch.protocol.shares import percent
 
 # Number of hours to audit; more would take too long, since an audit reads all their files.
 _AUDITED = 3
@@ -96,6 +97,26 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
         remedy = f"anabranch explain {name} {hour}"
         made.append(
             warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
+        )
+    for hour in view.too_many_dead:
+        made.append(
+            error(
+                Issue.DEAD_LETTERS,
+                f"{name} {hour}",
+                f"at most {percent(stream.quality.max_dead)} dead letters (quality.max_dead)",
+                view.dead_shares[hour].words,
+                f"anabranch dead-letters {name} --hours {hour}",
+            )
+        )
+    for hour, count in view.conflicts.items():
+        made.append(
+            warning(
+                Issue.CONFLICTS,
+                f"{name} {hour}",
+                f"duplicates by {', '.join(stream.key)} with the content of the row they repeat",
+                f"{count:,} with other content",
+                f"anabranch explain {name} {hour} --rows",
+            )
         )
     if view.late and any(view.position.values()):
         # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.

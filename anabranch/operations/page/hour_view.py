@@ -131,7 +131,12 @@ def balance_of(facts: HourFacts) -> BalanceTable | None:
         ("good", counts.good, [a.good for a in each]),
         ("dead", counts.dead or 0, [a.dead for a in each]),
     ]
-    terms.append(("duplicate", counts.duplicate or 0, [a.duplicate for a in each]))
+    duplicate, conflicts = counts.duplicate or 0, counts.conflicts or 0
+    others = [a.conflicts or 0 for a in each]
+    equal = [a.duplicate - n for a, n in zip(each, others, strict=True)]
+    terms.append(("duplicate", duplicate - conflicts, equal))
+    if conflicts:
+        terms.append(("duplicate, other content", conflicts, others))
     terms += [
         (f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()
     ]

@@ -10,6 +10,7 @@ from anabranch.common.output import text as text_of
 from anabranch.operations.reports import status
 from anabranch.operations.reports.reading import Readings, TimedValue
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
+from anabranch.protocol.shares import percent
 from anabranch.protocol.watermarks import complete_through_all
 
 _NAMED = 3  # hours or fields listed in a note
@@ -29,7 +30,7 @@ class Condition:
 @dataclass(frozen=True)
 class StreamLine:
     """A row of the table; unknown values are None. `why_old`: why there is no newer reading;
-    `drift`: a note, or empty."""
+    `drift`: a note, or empty; `dead`: the share of dead letters, empty without records."""
 
     name: str
     condition: Condition
@@ -42,6 +43,7 @@ class StreamLine:
     as_of: datetime | None
     why_old: str | None
     drift: str = ""
+    dead: str = ""
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
@@ -63,6 +65,10 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     if view.refused_restatements:
         note = f"`anabranch explain {view.stream} {view.refused_restatements[0]}`"
         return Condition("restatement refused", "✕", True, note)
+    if view.too_many_dead:
+        hour = view.too_many_dead[-1]
+        note = f"{view.dead_shares[hour].words} of {hour}: `anabranch dead-letters {view.stream}`"
+        return Condition("dead letters", "!", True, note)
     if view.late:
         return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
     if view.lost:
@@ -77,6 +83,18 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
         )
         return Condition("waiting", "…", True, note)
     return Condition("in order", "✓", False)
+
+
+def conflicts_note(view: StreamStatus) -> str:
+    """Return the hour with most duplicates of other content as text; empty if there is none.
+    Pure."""
+    if not view.conflicts:
+        return ""
+    hour = max(view.conflicts, key=lambda h: view.conflicts[h])
+    return (
+        f"{view.conflicts[hour]:,} duplicates of {hour} have other content: "
+        f"`anabranch explain {view.stream} {hour} --rows`"
+    )
 
 
 def drift_note(view: StreamStatus) -> str:
@@ -100,7 +118,7 @@ def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -
         away = Condition("away", "✕", True, f"`anabranch doctor {name}`")
         unknown = away if failed else Condition("not read yet", "…", False)
         return StreamLine(name, unknown, None, None, None, None, None, (), None, why_old)
-    view = reading.value.status
+    view, share = reading.value.status, reading.value.status.running_dead_share
     condition = classify_stream(view, reading.as_of)
     if why_old is not None:
         condition = Condition(
@@ -117,7 +135,8 @@ def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -
         refused=view.refused,
         as_of=reading.as_of,
         why_old=why_old,
-        drift=drift_note(view),
+        drift="; ".join(filter(None, (conflicts_note(view), drift_note(view)))),
+        dead=percent(share.share) if share is not None else "",
     )
 
 

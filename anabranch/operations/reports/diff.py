@@ -56,7 +56,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = coverage.unread_ranges(state, hour, cut)
     with open_comparison(
-        state.table, hour, job.stream.key, job.stream.batch.lookback_hours
+        state.table, hour, job.stream.key, job.stream.lookback_hours
     ) as comparison:
         counted, samples = comparison.compare(unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
@@ -81,7 +81,7 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     with open_comparison(
-        state.table, hour, job.stream.key, job.stream.batch.lookback_hours
+        state.table, hour, job.stream.key, job.stream.lookback_hours
     ) as comparison:
         number, listed = comparison.repeated(limit)
     counted = row.duplicate if row is not None else None

@@ -115,8 +115,9 @@ def _account(facts: HourFacts) -> str | None:
             f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)"
         )
     if counts.duplicate:
+        other = f", {counts.conflicts} of them with OTHER CONTENT" if counts.conflicts else ""
         parts.append(
-            f"{counts.duplicate} were removed as duplicates (`anabranch explain {stream} "
+            f"{counts.duplicate} were removed as duplicates{other} (`anabranch explain {stream} "
             f"{hour} --rows`)"
         )
     if counts.gap:

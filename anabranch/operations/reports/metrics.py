@@ -159,6 +159,11 @@ def _unknown_fields(r: Readings) -> Values:
     return {(text_of(field.name),): field.records for field in fields}
 
 
+def _dead_ratio(r: Readings) -> float | None:
+    share = r.status.running_dead_share
+    return share.share if share is not None else None
+
+
 def _hour_dead_letters(r: Readings) -> Values:
     return {
         (hour, reason): n
@@ -334,6 +339,21 @@ READ: tuple[Row[Readings], ...] = (
         lambda r: _seconds(r.status.retention),
     ),
     Row("dead_letters", "Dead letters in main.", lambda r: r.status.dead_letters),
+    Row(
+        "dead_letters_ratio",
+        "Share of dead letters, 0 to 1, in the newest hour with records that is not accepted.",
+        _dead_ratio,
+    ),
+    Row(
+        "hours_with_too_many_dead_letters",
+        "Hours that are not accepted and have more dead letters than quality.max_dead.",
+        lambda r: len(r.status.too_many_dead),
+    ),
+    Row(
+        "conflicts",
+        "Duplicates with other content, of the newest accepted hour and those not accepted.",
+        lambda r: sum(r.status.conflicts.values()),
+    ),
     Row(
         "lost_offsets",
         "Offsets that retention deleted unread.",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.config import Stream
+from anabranch.iceberg.hour_files import HourContent, content_by_hour
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.snapshots import head, last_publish, made_at, published_since, total
 from anabranch.job import Job
@@ -29,8 +30,12 @@ from anabranch.protocol.ledger_row import (
     UnknownFields,
 )
 from anabranch.protocol.retention import Overdue, find_overdue
+from anabranch.protocol.shares import HourShare, is_too_many
 from anabranch.protocol.state import POSITION, State, load_state
 from serving_layer.layer_diff.kinds import unexplained_counts
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
@@ -52,7 +57,8 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class HourSummary:
-    """An hour's values from the table and from the ledger's newest row."""
+    """An hour's values from the table and from the ledger's newest row. `dead_share`: from the
+    newest account, else from what `main` has of the hour so far."""
 
     hour: str
     state: str
@@ -64,6 +70,7 @@ class HourSummary:
     diff: Diff | None
     quality: GateSummary
     reason: str | None
+    dead_share: HourShare | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,11 @@ class StreamStatus:
     `holds`: the hours that operators keep beyond their time. `expired`: the hours whose rows have
     expired (`expired_hours` counts them). `overdue`: the hours that should have expired. `hours`:
     the sealed hours that the table lists individually; all older ones are accepted and served by
-    batch. `cost`: the cost of the last day; None if no publish recorded it.
+    batch. `cost`: the cost of the last day; None if no publish recorded it. `dead_shares`: the dead
+    letters of the hours that are not accepted, as counted by a refused build, else in `main`; hours
+    without records are absent. `too_many_dead`: those hours among them that have more than
+    `quality.max_dead`. `conflicts`: the duplicates with other content, of the newest accepted hour
+    and of those that are not accepted.
     """
 
     stream: str
@@ -121,6 +132,14 @@ class StreamStatus:
     holds: Sequence[Hold] = ()
     expired: Expired = field(default_factory=Expired)
     overdue: Overdue | None = None
+    dead_shares: Mapping[str, HourShare] = field(default_factory=dict)
+    too_many_dead: Sequence[str] = ()
+    conflicts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def running_dead_share(self) -> HourShare | None:
+        """The dead letters of the newest hour with records that is not accepted."""
+        return self.dead_shares[max(self.dead_shares)] if self.dead_shares else None
 
     @property
     def expired_hours(self) -> int:
@@ -148,7 +167,21 @@ def hours(
     now = datetime.now(UTC)
     span = Span(since, _running(state, now)) if since is not None else None
     rows = job.ledger.history(span, without=("partitions", "sources"))
-    return hour_rows(state, rows, now, since or "")
+    shares = dead_shares(state, job.lake.load(job.stream.dead_letters_table), now)
+    return hour_rows(state, rows, now, since or "", shares)
+
+
+def dead_shares(state: State, letters: Table, now: datetime) -> dict[str, HourShare]:
+    """Return the dead letters of the hours that have records in `main` and are not accepted, oldest
+    first. `letters`: the table of dead letters."""
+    hours = {
+        *(h for h in state.timeline.sealed if not state.is_accepted(h)),
+        *hour_words.hours_between(state.timeline.open, hour_words.shift(_running(state, now), 1)),
+    }
+    rows, dead = (content_by_hour(table, "main", hours) for table in (state.table, letters))
+    none = HourContent(0, 0)
+    counts = {h: (dead.get(h, none).rows, rows.get(h, none).rows) for h in sorted(hours)}
+    return {h: HourShare(d, d + r) for h, (d, r) in counts.items() if d + r}
 
 
 def _running(state: State, now: datetime) -> str:
@@ -157,10 +190,15 @@ def _running(state: State, now: datetime) -> str:
 
 
 def hour_rows(
-    state: State, history: Sequence[LedgerRow], now: datetime, since: str = ""
+    state: State,
+    history: Sequence[LedgerRow],
+    now: datetime,
+    since: str = "",
+    shares: Mapping[str, HourShare] | None = None,
 ) -> list[HourSummary]:
     """Return the hours' summaries, from the table's state and the ledger's rows (all, or from the
-    hour `since` on). An hour without a row has only the table's values. Pure."""
+    hour `since` on). An hour without a row has only the table's values. `shares`: from
+    `dead_shares`. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     refused = ledger.refusals_since_acceptance(history)
@@ -171,11 +209,19 @@ def hour_rows(
             max(timeline.first, since), hour_words.shift(_running(state, now), 1)
         ),
     }
-    return [_hour(state, h, rows.get(h), why.get(h), refused.get(h)) for h in sorted(known)]
+    return [
+        _hour(state, h, rows.get(h), why.get(h), refused.get(h), (shares or {}).get(h))
+        for h in sorted(known)
+    ]
 
 
 def _hour(
-    state: State, hour: str, row: LedgerRow | None, why: str | None, refused: LedgerRow | None
+    state: State,
+    hour: str,
+    row: LedgerRow | None,
+    why: str | None,
+    refused: LedgerRow | None,
+    share: HourShare | None,
 ) -> HourSummary:
     accepted = state.accepted.get(hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None)
@@ -202,6 +248,7 @@ def _hour(
         if quality is not None
         else GateSummary(),
         reason=_reason(state.overrides.get(hour), why, reason),
+        dead_share=HourShare.of(account) or share,
     )
 
 
@@ -257,7 +304,10 @@ def status_of(
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)
     publishes = {branch: last_publish(state.table, branch) for branch in ("speed", "batch", "main")}
-    dead_letters = total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records")
+    letters = job.lake.load(job.stream.dead_letters_table)
+    shares, most_dead = dead_shares(state, letters, now), job.stream.quality.max_dead
+    counted = {hour: HourShare.of(rows[hour]) for hour in backlog if hour in rows}
+    shares |= {hour: share for hour, share in counted.items() if share is not None}
     note(KAFKA)
     waiting = (
         _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
@@ -291,14 +341,17 @@ def status_of(
         ),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
-        dead_letters=dead_letters,
+        dead_letters=total(head(letters, "main"), "records"),
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
         cost=read_cost(state.table, now - _DAY),
         holds=state.holds.holds,
         expired=state.expired,
-        overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.batch.lookback_hours),
+        overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
+        dead_shares=shares,
+        conflicts={h: n for h in (*backlog, newest) if h in rows and (n := rows[h].conflicts)},
+        too_many_dead=[h for h, s in shares.items() if is_too_many(s.dead, s.records, most_dead)],
     )
 
 

@@ -16,6 +16,7 @@ from batch_layer.balance import (
     classify_erased,
     classify_gaps,
     classify_unheld,
+    conflicts_of,
     has_missing,
 )
 
@@ -26,14 +27,22 @@ TRUE = Balance(
     dead=Counted({0: 1}, rows=1),
     duplicate={0: 1, 1: 1},
     gaps={"control": {0: 1}, "aborted": {0: 1}},
+    conflicts={1: 1},
 )
 
 
 def test_the_true_balance_closes_with_its_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
     assert TRUE.counts == HourAccount(
-        offsets=14, good=9, dead=1, duplicate=2, gap=2, gaps={"aborted": 1, "control": 1}
+        offsets=14,
+        good=9,
+        dead=1,
+        duplicate=2,
+        gap=2,
+        conflicts=1,
+        gaps={"aborted": 1, "control": 1},
     )
+    assert [account.conflicts for account in TRUE.partitions.values()] == [None, 1, None]
 
 
 PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
@@ -78,6 +87,10 @@ PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
         "partition 1: expected 4 offsets in [5, 9), found 3: 3 good, 0 dead, 0 duplicate, 0 in "
         "gaps",
     ),
+    "two duplicates with other content among one": (
+        lambda b: replace(b, conflicts={1: 2}),
+        "partition 1: expected duplicates with other content among 1 duplicates, found 2",
+    ),
     "one gap not explained": (
         lambda b: replace(b, gaps={"control": {0: 1}}),
         "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 1 dead, 1 duplicate, 1 "
@@ -105,6 +118,14 @@ def test_the_account_does_not_close_with(name: str) -> None:
     perturb, problem = PERTURBED[name]
     balance = perturb(TRUE)
     assert problem in [*balance.problems(), *balance.disallowed(ALLOWED)]
+
+
+def test_conflicts_that_were_not_found_again_are_those_of_the_accepted_revision() -> None:
+    before = {0: Account(9, 4, 0, 5, {}, conflicts=3), 1: Account(9, 4, 0, 5, {})}
+    assert conflicts_of({0: 4, 1: 5}, before, {0: 1}) == {0: 2}
+    assert conflicts_of({0: 1}, before, {}) == {0: 1}
+    assert conflicts_of({0: 4}, before, {0: 3}) == {}
+    assert conflicts_of({2: 1}, before, {}) == {}
 
 
 def test_a_stream_that_allows_no_gap_gets_that_remedy() -> None:

@@ -79,6 +79,12 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None:
+    loaded = stream(conf, key="none", batch="{lookback_hours: 24}")
+    assert (loaded.key, loaded.lookback_hours, loaded.batch.lookback_hours) == ((), 0, 24)
+    assert stream(conf, schema="none STRING", key="[none]").key == ("none",)
+
+
 def test_lineage_uses_openlineages_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_environment(SHIPPED).lineage.url == ""
     monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
@@ -100,6 +106,7 @@ def test_defaults(conf: Path) -> None:
     assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
     assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
     assert loaded.batch.allow_gaps == ("control", "aborted")
+    assert (loaded.quality.max_dead, loaded.quality.max_conflicts) == (0.05, 0.01)
     assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (
         timedelta(days=3),
         timedelta(days=1),
@@ -239,6 +246,9 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
     ("values", "key", "cause"),
     [
         ({"topic": ""}, "topic", "required key, found none"),
+        ({"key": ""}, "key", "required key, found none"),
+        ({"key": "[]"}, "key", "expected columns, or none for a stream without duplicates"),
+        ({"key": "null"}, "key", "expected columns, or none for a stream without duplicates"),
         ({"topic": '"a b"'}, "topic", "found 'a b'"),
         ({"table": "game_events"}, "table", "found 'game_events'"),
         ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
@@ -340,6 +350,8 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
+        ({"quality": "{max_dead: 0.05}"}, "quality.max_dead", "such as '5 %', found 0.05"),
+        ({"quality": "{max_dead: 101 %}"}, "quality.max_dead", "such as '5 %', found '101 %'"),
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
         ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
         (

@@ -34,7 +34,7 @@ from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.lifecycle.importing import run
 from anabranch.lifecycle.importing.arrow_types import may_become
-from anabranch.lifecycle.importing.rows import checksum, find_duplicates, ordinals
+from anabranch.lifecycle.importing.rows import checksum, find_duplicates, find_known, ordinals
 from anabranch.lifecycle.importing.sources import HOUR, SourceFile, SourceReader, to_number
 from anabranch.lifecycle.retention import expire_rows
 from anabranch.offsets.hours import Adoption, Cut, Timeline, hour_of, hours_between, shift, start_of
@@ -608,6 +608,16 @@ def test_duplicates_are_found_by_the_key_within_the_look_back() -> None:
     # repeat nothing.
     assert find_duplicates(rows, ("k", "l"), 1, later).tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
     assert find_duplicates(rows, ("k", "l"), 2, later).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def test_an_empty_text_is_no_part_of_a_key() -> None:
+    rows = pa.table({HOUR: [5, 5, 5, 5], "k": ["", None, "", "a"], "n": [None, None, 1, None]})
+    later = pa.table({HOUR: [6], "k": pa.array([""]), "n": pa.array([1], pa.int64())})
+    assert find_duplicates(rows, ("k", "n"), 1, later.slice(0, 0)).tolist() == [0, 0, 0, 0]
+    assert find_duplicates(rows, ("k", "n"), 1, later).tolist() == [0, 0, 1, 0]
+    assert find_known(rows, ("k", "n"), later).tolist() == [0, 0, 1, 0]
+    assert find_duplicates(rows, (), 1, later).tolist() == [0, 0, 0, 0]
+    assert find_known(rows, (), later).tolist() == [0, 0, 0, 0]
 
 
 def test_numbers_within_an_hour_and_checksums() -> None:

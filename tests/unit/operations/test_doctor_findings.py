@@ -51,6 +51,7 @@ from anabranch.operations.doctor import (
 from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.retention import Overdue
+from anabranch.protocol.shares import HourShare
 from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
 
 ROOT = Path(__file__).parents[3]
@@ -110,6 +111,16 @@ def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
     [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
     assert (finding.check, finding.severity) == (Issue.GROUP_RIGHTS, Severity.WARNING)
     assert finding.remedy == "kafka-acls.sh --operation Read --group g"
+
+
+def test_an_hour_with_too_many_dead_letters_is_an_error() -> None:
+    hour, share = "2026-11-21T12", HourShare(30, 40)
+    status = replace(STATUS, dead_shares={hour: share}, too_many_dead=[hour])
+    [finding] = streams.findings(STREAM, streams.StreamFacts(status, {}))
+    assert (finding.check, finding.severity) == (Issue.DEAD_LETTERS, Severity.ERROR)
+    assert finding.expected == "at most 5 % dead letters (quality.max_dead)"
+    assert finding.found == "30 of 40 records (75 %)"
+    assert finding.remedy == f"anabranch dead-letters events --hours {hour}"
 
 
 def test_a_topic_that_is_kept_well_has_no_finding() -> None:

@@ -50,6 +50,7 @@ from anabranch.protocol.measured import (
     Measured,
 )
 from anabranch.protocol.retention import Overdue
+from anabranch.protocol.shares import HourShare
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -76,6 +77,9 @@ VIEW = StreamStatus(
     hours={"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
     unexplained={"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
     dead_letters=11,
+    dead_shares={"2026-11-21T01": HourShare(1, 9), "2026-11-21T02": HourShare(30, 40)},
+    too_many_dead=["2026-11-21T02"],
+    conflicts={"2026-11-21T00": 2, "2026-11-21T01": 3},
     lost={"2026-11-20T23": 5},
     retention=timedelta(days=7),
     unknown=UnknownFields(4, (UnknownField('col\n"our', 3, (0, 1), (0, 7)), *_MANY), 900),
@@ -198,6 +202,9 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         **{("unknown_fields", f"f{i}", "events"): 1 for i in range(NAMES - 1)},
         ("retention_seconds", "events"): 7 * 86400,
         ("dead_letters", "events"): 11,
+        ("conflicts", "events"): 5,
+        ("dead_letters_ratio", "events"): 0.75,
+        ("hours_with_too_many_dead_letters", "events"): 1,
         ("lost_offsets", "events"): 5,
         ("difference_unexplained_rows", "missing", "events"): 3,
         ("difference_unexplained_rows", "extra", "events"): 0,

@@ -59,6 +59,7 @@ from anabranch.operations.reports.reading import (
 )
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+from anabranch.protocol.shares import HourShare
 from anabranch.protocol.state import load_state
 
 PATIENCE = timedelta(minutes=10)
@@ -293,7 +294,8 @@ def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
 
 
 def test_a_streams_state_is_that_of_its_worst_finding() -> None:
-    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
+    share = {HOUR: HourShare(30, 40)}
+    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[], too_many_dead=[])
     assert [
         classify_stream(view, STATUS_NOW).word
         for view in (
@@ -301,6 +303,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             VIEW,
             replace(VIEW, unexplained={}),
             replace(calm, late="5 offsets wait", refused_restatements=[HOUR]),
+            replace(calm, late="5 offsets", dead_shares=share, too_many_dead=[HOUR]),
             replace(calm, late="5 offsets wait", lost={HOUR: 1}),
             replace(calm, lost={HOUR: 1}),
             replace(calm, retention=timedelta(hours=26)),
@@ -312,6 +315,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
         "differs",
         "refused",
         "restatement refused",
+        "dead letters",
         "late",
         "lost offsets",
         "retention near",
@@ -480,7 +484,7 @@ def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(
     assert "2 streams, 2 to look at: events differs, broken away; 1 without a new reading." in text
     assert "table games.none: expected it to exist, found none; run anabranch apply" in text
     # The last answer of one that failed since stays, and is not shown as its current state.
-    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
+    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[], too_many_dead=[])
     failed = TimedValue(Readings(LATER, calm), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, failed.why_old(LATER, DEADLINE, EVERY))
     note = "in order at the last reading: `anabranch doctor events`"
