@@ -50,7 +50,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None) -> Event[object]
     \b
     anabranch dev up
 
-    Starts the one that does not run. They run until 'anabranch dev down'.
+    Starts the one that does not run, and prints both. They run until 'anabranch dev down'.
     """
     from anabranch.dev import services
 
@@ -86,26 +86,6 @@ def down(home: Path, wipe: bool) -> Event[object]:
     lines = [f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running."]
     lines += ["Data, logs and embedded catalog removed."] if wipe else []
     return Event({"stopped": stopped, "wiped": wipe}, lines)
-
-
-@dev.command()
-@_home
-@local_report
-def status(home: Path) -> Event[object]:
-    """Show whether Kafka and S3 run.
-
-    \b
-    anabranch dev status
-
-    The exit code is 1 unless both do.
-    """
-    from anabranch.dev import services
-
-    states = services.status(services.Home(home))
-    are_up = all(state.state == "running" for state in states)
-    lines = [*_services_text(states)]
-    lines += [] if are_up else ["Start what is missing with: anabranch dev up"]
-    return Event({"services": states}, lines, exit_code=not are_up)
 
 
 def _topic_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -244,8 +224,8 @@ def produce(
     if sent.failed and not signals:
         raise Transient(
             f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found "
-            f"{sent.acknowledged}; the first failure: {sent.first_error}. Check that the broker "
-            "is up with 'anabranch dev status'."
+            f"{sent.acknowledged}; the first failure: {sent.first_error}. 'anabranch dev up' "
+            "starts a broker that does not run."
         )
 
 

@@ -40,8 +40,8 @@ def send_lines(kafka: config.Kafka, topic: str, lines: Iterable[bytes]) -> int:
         except Exception as error:
             raise Transient(
                 "dev send: expected each record to be acknowledged, found "
-                f"{type(error).__name__}: {error} after {acknowledged} acknowledged ones; check "
-                "the broker with `anabranch dev status`"
+                f"{type(error).__name__}: {error} after {acknowledged} acknowledged ones; "
+                "`anabranch dev up` starts a broker that does not run"
             ) from error
         acknowledged += 1
 

@@ -18,17 +18,13 @@ from anabranch.spark.jars import Jars
 def test_help_lists_the_commands() -> None:
     answer = CliRunner().invoke(dev, ["--help"])
     assert answer.exit_code == 0
-    assert all(
-        f"\n  {name} " in answer.output for name in ("up", "down", "status", "topic", "send")
-    )
+    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "topic", "send"))
 
 
-def test_the_status_of_a_home_that_never_ran_is_stopped(tmp_path: Path) -> None:
+def test_the_services_of_a_home_that_never_ran_are_stopped(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    answer = CliRunner().invoke(dev, ["status", "--home", str(home), "--output", "json"])
-    assert answer.exit_code == 1
-    states = json.loads(answer.output)["services"]
-    assert [(s["service"], s["state"], s["pid"]) for s in states] == [
+    states = services.status(services.Home(home))
+    assert [(s.service, s.state, s.pid) for s in states] == [
         ("kafka", "stopped", None),
         ("s3", "stopped", None),
     ]
