@@ -24,7 +24,7 @@ from anabranch.cli import (
     reports,
 )
 from anabranch.cli.options import explain
-from anabranch.common.errors import AnabranchError
+from anabranch.cli.report import print_error
 from anabranch.common.version import VERSION
 
 # A command's imports create 130,000 long-lived objects. With the default thresholds, the garbage
@@ -81,15 +81,10 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
-        except AnabranchError as error:
-            _fail(error)
         except Exception as error:
-            _fail(explain(error))
-
-
-def _fail(error: AnabranchError) -> NoReturn:
-    click.echo(f"anabranch: {error}", err=True)
-    sys.exit(error.exit_code)
+            explained = explain(error)
+            print_error(explained)
+            sys.exit(explained.exit_code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

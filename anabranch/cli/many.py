@@ -138,7 +138,7 @@ def _run(
             with slots, fields(stream=name), _opened(many, name) as job:
                 return work(job)
         except Exception as error:
-            return error if isinstance(error, AnabranchError) else explain(error)
+            return explain(error)
 
     # Daemon threads: Ctrl-C does not wait for them.
     working = {name: deadline.start(f"stream-{name}", partial(run_one, name)) for name in names}

@@ -91,22 +91,27 @@ def apply(
         if is_text:
             print_text(f"{name}: {change}" for change in (*registered, *plan.changes))
 
-    def applied() -> Iterator[tuple[str, Report[object] | AnabranchError]]:
+    def applied() -> Iterator[tuple[str, Report[object]]]:
         for name, found in planned.items():
             if isinstance(found, AnabranchError):
-                yield name, found
+                yield name, _failed(name, [], found)
                 continue
             registered, stream = found
             try:
                 changes = _apply(environment, stream, register, rolled_back, renamed_from)
             except Exception as error:
-                yield name, explain(error)
+                yield name, _failed(name, registered, explain(error))
                 continue
             view = {"stream": name, "changes": [*registered, *changes], "error": None}
             lines = [f"{name}: {change}" for change in changes or ["nothing to change"]]
             yield name, Report(view, lines)
 
     return StreamReports(applied())
+
+
+def _failed(stream: str, registered: list[str], error: AnabranchError) -> Report[object]:
+    view = {"stream": stream, "changes": registered, "error": str(error)}
+    return Report(view, [], errors=(error,))
 
 
 def _list_new(environment: Environment, members: Members, selected: Selected) -> None:

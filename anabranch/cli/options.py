@@ -107,7 +107,10 @@ def named_streams(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def explain(error: Exception) -> AnabranchError:
-    """Convert any exception to an AnabranchError; print the traceback of an unexpected one."""
+    """Convert an exception to an AnabranchError, which is returned unchanged; print the traceback
+    of an unexpected one."""
+    if isinstance(error, AnabranchError):
+        return error
     import traceback
 
     from anabranch.common.remote_errors import classify_unexpected

@@ -167,6 +167,9 @@ def _show_streams(reports: StreamReports) -> int:
             print_error(found, stream)
             continue
         codes.append(found.exit_code)
+        for error in found.errors:
+            errors.append(error)
+            print_error(error, stream)
         if output_format() == "json":
             view = plain(found.view)
             objects.append(view if found.key is None else {"stream": stream, found.key: view})
