@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -44,7 +45,11 @@ def docs(page: str | None) -> None:
             f"docs: expected a section of {name}.md, found none that is named {section!r}"
         )
     if sys.stdout.isatty():
-        click.echo_via_pager(text)
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        with (console := Console()).pager(styles=True):
+            console.print(Markdown(text))
     else:
         click.echo(text, nl=False)
 
@@ -65,18 +70,18 @@ def _list(folder: Path, pages: dict[str, Path]) -> None:
 def section_of(text: str, name: str) -> str:
     """Return the Markdown section with the anchor `name`, and its subsections; empty if there is
     none. Pure."""
-    found: list[str] = []
-    depth, is_code = 0, False
-    for line in text.splitlines(keepends=True):
-        is_code ^= line.startswith("```")
-        heading = None if is_code else re.match(r"(#+) +(.*)", line)
-        if heading is not None and depth and len(heading[1]) <= depth:
-            break
-        if heading is not None and not depth and anchor(heading[2]) == name:
-            depth = len(heading[1])
-        if depth:
-            found.append(line)
-    return "".join(found)
+    from rich.markdown import Markdown
+
+    lines, tokens = text.splitlines(keepends=True), Markdown(text).parsed
+    begin, rank = None, 0
+    for token, content in pairwise(tokens):
+        if token.type != "heading_open" or token.map is None:
+            continue
+        if begin is None and anchor(content.content) == name:
+            begin, rank = token.map[0], int(token.tag[1])
+        elif begin is not None and int(token.tag[1]) <= rank:
+            return "".join(lines[begin : token.map[0]])
+    return "".join(lines[begin:]) if begin is not None else ""
 
 
 def anchor(heading: str) -> str:
