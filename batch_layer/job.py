@@ -33,7 +33,7 @@ from anabranch.common.errors import combined_exit_code
 from anabranch.common.logs import of_process
 from anabranch.config import Environment
 from anabranch.job import main, open_job, open_jobs, parser
-from anabranch.notifications.lineage.parents import parse_run
+from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.protocol.acts import act_now
 from anabranch.spark.session import close_session, open_session, stop_on_signal

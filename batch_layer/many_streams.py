@@ -21,7 +21,7 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import classify_unexpected
 from anabranch.iceberg.file_io import remembering_files
 from anabranch.job import Job
-from anabranch.notifications.lineage.reporting import report_lineage
+from anabranch.lineage.reporting import report_lineage
 from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
 from batch_layer.stream_run import StreamRun

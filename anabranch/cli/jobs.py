@@ -187,7 +187,7 @@ def batch(
     does not affect the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and
     75 that a stream has.
     """
-    from anabranch.notifications.lineage.parents import parse_run
+    from anabranch.lineage.parents import parse_run
     from anabranch.offsets.hours import span_of
     from anabranch.spark.submit import submit_streams
 
@@ -323,8 +323,8 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False)
 def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Result:
     """Send the events of decisions that a receiver missed."""
     from anabranch.cli.many import run_streams
-    from anabranch.notifications.lineage import reporting
-    from anabranch.notifications.lineage.receiver import Receiver
+    from anabranch.lineage import reporting
+    from anabranch.lineage.receiver import Receiver
 
     def send(job: Job) -> Report[object]:
         stream, settings = job.stream.name, job.environment.lineage

@@ -93,7 +93,7 @@ def query(
     from anabranch.cli.render.rows import opened_text, provenance_text
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
-    from serving_layer.query.opened import opened
+    from serving_layer.query.datasets import opened
     from serving_layer.query.reading import QueryProgress, counting
     from serving_layer.reader import open_reader
     from serving_layer.reader.selection import Revision, Selection

@@ -34,7 +34,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.changes import plan
-from serving_layer.changes.token import PREFIX, Content, Token
+from serving_layer.changes.plan import PREFIX, Content, Token
 from serving_layer.reader.selection import snapshot_as_of
 
 LOG = logging.getLogger(__name__)

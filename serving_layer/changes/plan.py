@@ -2,20 +2,102 @@
 
 Changes follow the ledger's order: an hour is delivered at its newest row. Its content is what
 `main` serves at that time, which is never older than the row. A decision whose row is not written
-yet is delivered too, and recorded in the token.
+yet is delivered too, and recorded in the token, which records what a consumer has received in a few
+printable characters that stay valid when snapshots expire.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.protocol.erasure import UNSERVED
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State
-from serving_layer.changes.token import Content, Cursor, Token, digest_of
+
+PREFIX = "ab1."
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of an hour in `main`: a revision from a layer. `erased`: the digest of its newest
+    known erasure; empty if it has none."""
+
+    revision: int
+    layer: Layer
+    erased: str = ""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The newest ledger row that was consumed. A row never changes its sequence, and leaves the
+    ledger only with its quarter (`keep.ledger`). `digest`: the digest of the decision's id, which
+    differs in another ledger."""
+
+    sequence: int
+    digest: str
+
+    @staticmethod
+    def at(row: LedgerRow) -> Cursor:
+        assert row.sequence is not None
+        return Cursor(row.sequence, digest_of(row))
+
+
+def digest_of(row: LedgerRow) -> str:
+    """Return the digest of a decision's id in a token."""
+    return hashlib.sha256(row.decision_id.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A consumer's position. `cursor`: None before the first row. `first`: earlier hours are not
+    wanted. `ahead`: the contents that were delivered before the ledger's rows of their decisions
+    were written."""
+
+    stream: str
+    first: str = ""
+    cursor: Cursor | None = None
+    ahead: Mapping[str, Content] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Return the token as printable text without blanks or quotes, opaque to consumers."""
+        data: dict[str, object] = {"s": self.stream}
+        if self.first:
+            data["f"] = self.first
+        if self.cursor is not None:
+            data["c"] = [self.cursor.sequence, self.cursor.digest]
+        if self.ahead:
+            data["a"] = {
+                hour: [content.revision, content.layer, content.erased]
+                for hour, content in sorted(self.ahead.items())
+            }
+        text = json.dumps(data, separators=(",", ":")).encode()
+        return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str) -> Token:
+        """Return the token of a text. Raises ConfigurationError for text that `encode` did not
+        write."""
+        try:
+            packed = text.removeprefix(PREFIX)
+            data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+            cursor = Cursor(int(data["c"][0]), str(data["c"][1])) if "c" in data else None
+            ahead = {
+                str(h): Content(int(revision), layer, str(erased))
+                for h, (revision, layer, erased) in data.get("a", {}).items()
+            }
+            return Token(str(data["s"]), str(data.get("f", "")), cursor, ahead)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ConfigurationError(
+                f"--since: expected a complete token printed by `anabranch changes`, found {text!r}"
+            ) from error
+
 
 # Largest clock error. A decision is stamped after its load, by a clock whose error is bounded; a
 # commit before that load was stamped by another such clock.

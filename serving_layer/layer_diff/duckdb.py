@@ -23,8 +23,15 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
-from serving_layer.layer_diff.columns import common_fields, former_floats
-from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
+from serving_layer.layer_diff.kinds import (
+    KIND,
+    SAMPLE,
+    SHOWN,
+    Difference,
+    common_fields,
+    former_floats,
+    to_difference,
+)
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
 

@@ -34,8 +34,15 @@ from pyspark.sql.types import (
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges
 from anabranch.records.reshape import to_schema
-from serving_layer.layer_diff.columns import common_fields, former_floats
-from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
+from serving_layer.layer_diff.kinds import (
+    KIND,
+    SAMPLE,
+    SHOWN,
+    Difference,
+    common_fields,
+    former_floats,
+    to_difference,
+)
 
 _PLACE = ["kafka_partition", "kafka_offset"]
 # Blocks of 1,024 offsets.

@@ -9,7 +9,7 @@ downloaded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,6 +35,58 @@ from anabranch.iceberg.manifests import (
 )
 from serving_layer.query.pruning import all_of, file_guarantee, manifest_guarantee, null_cases
 from serving_layer.query.reading import QueryProgress
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One scan of a table. `bytes`: size of the opened files; `column_bytes`: size of the columns
+    read from them; `all_files` and `all_bytes`: number and size of the snapshot's files.
+    `condition`: the pushed-down condition that chose the files, or None."""
+
+    table: str
+    columns: tuple[str, ...]
+    condition: str | None
+    files: int
+    all_files: int
+    bytes: int
+    all_bytes: int
+    column_bytes: int
+
+
+def opened(read: Iterable[TableFiles]) -> list[Opened]:
+    """Return the scans of queries that have ended. Opens every manifest of the tables. Raises
+    OSError."""
+    found = []
+    for planned in read:
+        everything = planned.whole().select()
+        found += [_opened(planned, scan, everything) for scan in planned.scans]
+    return found
+
+
+def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> Opened:
+    read = {c for c in planned.columns.names if c in scan.columns or c in (scan.condition or "")}
+    schema = planned.table.schema()
+    ids = {
+        id
+        for id in schema.field_ids
+        if (schema.find_column_name(id) or "").partition(".")[0] in read
+    }
+    return Opened(
+        planned.name,
+        tuple(c for c in planned.columns.names if c in read),
+        scan.condition,
+        len(scan.files),
+        len(everything),
+        sum(file.file_size_in_bytes for file in scan.files),
+        sum(file.file_size_in_bytes for file in everything),
+        sum(
+            size
+            for file in scan.files
+            for id, size in (file.column_sizes or {}).items()
+            if id in ids
+        ),
+    )
+
 
 T = TypeVar("T")
 

@@ -33,8 +33,7 @@ from anabranch.protocol.partials import PROVENANCE_COLUMNS, digest_of
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 from serving_layer.query.datasets import connected, plan_files, quoted, reading_failures
-from serving_layer.views.hours import PartialHours, partial_hours
-from serving_layer.views.read import functions_of
+from serving_layer.views.read import PartialHours, functions_of, partial_hours
 from serving_layer.views.sql import DUCKDB, HOUR, RECORDS, partials_sql
 
 LOG = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
         "speed_layer/job.py",
         "batch_layer/job.py",
         "anabranch/protocol/merge.py",
-        "anabranch/notifications/lineage/AnabranchHourRunFacet.json",
+        "anabranch/lineage/AnabranchHourRunFacet.json",
         "anabranch/operations/page/templates/streams.html",
         "anabranch/operations/page/static/page.css",
         "anabranch/_conf/jvm/ivy.xml",

@@ -10,7 +10,7 @@ from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
 from anabranch.cli.jobs import batch
-from anabranch.notifications.lineage.names import table_name
+from anabranch.lineage.events import table_name
 
 
 @pytest.fixture

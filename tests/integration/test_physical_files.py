@@ -20,7 +20,7 @@ from anabranch.iceberg.bloom_filters import groups_that_may_hold
 from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
-from serving_layer.query.opened import Opened, opened
+from serving_layer.query.datasets import Opened, opened
 
 Make = Callable[..., World]
 DESIGN = {"target": "1 MB", "sort": "player", "bloom": ["event_id"], "statistics": ["level"]}

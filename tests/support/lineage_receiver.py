@@ -14,13 +14,13 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
 
-import anabranch.notifications.lineage
+import anabranch.lineage
 from anabranch.dev.services.processes import HOST
 
 PATH = "/api/v1/lineage"
 _SPEC = Path(__file__).parent / "openlineage"
 _EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
-_OURS = Path(anabranch.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
+_OURS = Path(anabranch.lineage.__file__).parent / "AnabranchHourRunFacet.json"
 # See openlineage/README.md for the reason.
 _REPLACEMENTS = {
     "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (

@@ -21,7 +21,7 @@ from anabranch import config
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
-from anabranch.notifications.lineage.reporting import report_lineage
+from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state

@@ -1,4 +1,4 @@
-"""Erase dead letters; their places stay in the ledger."""
+"""Erase dead letters, whose places stay in the ledger, and archived records."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
+from anabranch.iceberg.hour_files import files_by_branch, files_by_hour, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
-from anabranch.lifecycle.erasure.search import Place, Values, find_letters, places_by_hour
-from anabranch.lifecycle.erasure.steps import decisions_of
-from anabranch.protocol import erasure, ledger
+from anabranch.lifecycle.erasure.search import (
+    Place,
+    Values,
+    find_letters,
+    find_places,
+    places_by_hour,
+    places_in,
+)
+from anabranch.lifecycle.erasure.steps import decisions_of, record_unserved
+from anabranch.protocol import archive, erasure, ledger
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
@@ -31,7 +39,103 @@ if TYPE_CHECKING:
 
     from anabranch.iceberg.commits import Commit
 
+
 LOG = logging.getLogger(__name__)
+
+
+def erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values) -> int:
+    """Remove archived records that contain a value as a word, and those of rows with a value.
+    Return the number of removed records.
+
+    Moves the head of the archive after every file was searched: then a writer that read records
+    before the erasure was recorded cannot archive them. Idempotent. Raises Transient.
+    """
+    lake, name = job.lake, job.stream.archive_table
+    if not lake.exists(name):
+        return 0
+    searched, count = set[str](), 0
+    for _ in range(steps.ATTEMPTS):
+        table = lake.load(name)
+        files = {path: f for path, f in archive_files(table).items() if path not in searched}
+        found = sorted(archived_places(job, table, list(files.values()), one, values).items())
+        searched |= files.keys() - dict(found).keys()
+        for begin in range(0, len(found), steps.FILES_A_COMMIT):
+            some = dict(found[begin : begin + steps.FILES_A_COMMIT])
+            record_unserved(
+                job, publisher, one, paths_by_hour(table, [files[path] for path in some])
+            )
+            written = _rewrite_archived(job, table, files, some)
+            if written is not None:
+                searched |= written
+                count += sum(map(len, some.values()))
+
+        def plan(current: Table, searched: Collection[str] = frozenset(searched)) -> Commit | None:
+            return archive.plan_searched(
+                current, archive_files(current), searched, new_id(), job.lake.clock.now()
+            )
+
+        if (
+            lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan)
+            is not None
+        ):
+            break
+    else:
+        raise Transient(
+            f"erase archived records of {job.stream.name}: expected no new file in one of "
+            f"{steps.ATTEMPTS} attempts, found some each time; run the command again"
+        )
+    if count:
+        LOG.info(
+            "stream %s: erased archived records erasure=%s count=%d", job.stream.name, one.id, count
+        )
+    return count
+
+
+def archive_files(table: Table) -> dict[str, DataFile]:
+    return erasure.by_path({"main": files_by_hour(table, "main")})
+
+
+def _rewrite_archived(
+    job: Job, table: Table, files: Mapping[str, DataFile], found: Mapping[str, Collection[Place]]
+) -> set[str] | None:
+    """Replace files of the archive with files without the places of `found`. Return the new paths;
+    None if a file left the archive meanwhile."""
+    name, began = job.stream.archive_table, job.lake.clock.now()
+    written = {
+        path: rewrite_kept(table, files[path], partial(without_places, found[path]))
+        for path in found
+    }
+    reach(Step.ERASE_ARCHIVE_WRITTEN)
+
+    def plan(current: Table) -> Commit | None:
+        return archive.plan_erase(
+            current, archive_files(current), written, new_id(), began, job.lake.clock.now()
+        )
+
+    new = {f.file_path for f in written.values() if f is not None}
+    if (
+        job.lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan)
+        is None
+    ):
+        delete_quietly(table, list(new))
+        return None
+    reach(Step.ERASE_ARCHIVE_PUBLISHED)
+    return new
+
+
+def archived_places(
+    job: Job, table: Table, files: Sequence[DataFile], one: Erasure, values: Values
+) -> dict[str, set[Place]]:
+    """Return the places of archived records to erase, by the path of their file."""
+    state = load_state(job.lake, job.stream.table)
+    found = find_letters(table, one, values, files)
+    rows = erasure.by_path(files_by_branch(state.table, {hour_of_file(table, f) for f in files}))
+    by_hour = places_by_hour(state.table, rows, find_places(state, one, values, rows.values()))
+    for f in files:
+        of_hour = by_hour.get(hour_of_file(table, f))
+        if of_hour and (here := of_hour & places_in(table, f)):
+            found.setdefault(f.file_path, set()).update(here)
+    return found
 
 
 @dataclass(frozen=True)

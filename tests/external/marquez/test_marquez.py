@@ -24,9 +24,9 @@ from anabranch import config
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.notifications.lineage.names import table_name
-from anabranch.notifications.lineage.receiver import Receiver
-from anabranch.notifications.lineage.reporting import (
+from anabranch.lineage.events import table_name
+from anabranch.lineage.receiver import Receiver
+from anabranch.lineage.reporting import (
     report_lineage,
     run_events,
     subject_of,

@@ -23,7 +23,7 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from serving_layer.views import fill as filling
 from serving_layer.views.fill import fill
-from serving_layer.views.hours import partial_hours
+from serving_layer.views.read import partial_hours
 
 SCHEMA = f"{DDL}, at TIMESTAMP"
 STREAM = new_stream(

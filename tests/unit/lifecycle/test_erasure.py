@@ -36,7 +36,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
-from anabranch.lifecycle.erasure import archived, end, run, steps
+from anabranch.lifecycle.erasure import end, letters, run, steps
 from anabranch.lifecycle.erasure.rows import Found
 from anabranch.lifecycle.erasure.search import Values, find_words
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
@@ -52,7 +52,7 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
 from serving_layer.changes import poll
-from serving_layer.changes.token import Token
+from serving_layer.changes.plan import Token
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_erased_records_leave_the_archive(
 def test_files_that_are_archived_while_others_are_searched_are_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    people, search, searched = People(tmp_path, archive=True), archived.archived_places, list[int]()
+    people, search, searched = People(tmp_path, archive=True), letters.archived_places, list[int]()
 
     def meanwhile(job: Job, table: Table, files: Sequence[DataFile], *of: Any) -> Any:
         found = search(job, table, files, *of)
@@ -134,7 +134,7 @@ def test_files_that_are_archived_while_others_are_searched_are_searched_too(
             )
         return found
 
-    monkeypatch.setattr(archived, "archived_places", meanwhile)
+    monkeypatch.setattr(letters, "archived_places", meanwhile)
     people.erase()
     assert searched[:2] == [2, 1]
     assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {
@@ -147,14 +147,14 @@ def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_p
     people = People(tmp_path, archive=True)
     people.archive([0, 1], {0: b"\x00", 1: b"\x01"})
     table = people.lake.lake.load(people.lake.stream.archive_table)
-    files = list(archived.archive_files(table).values())
+    files = list(letters.archive_files(table).values())
     assert len(files) == 3
     before = Erasure("e", "id", NOW, NOW, people.lake.state().timeline.since, "t", {0: 7})
-    found = archived.archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
+    found = letters.archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
     # Offset 7 came after the request; 5 has the value within a longer word.
     assert sorted(map(sorted, found.values())) == [[(0, 0)], [(0, 0), (0, 2)], [(0, 4), (0, 6)]]
     assert (
-        archived.archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
+        letters.archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
     )
 
 

@@ -48,7 +48,7 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
 from serving_layer.changes import poll
-from serving_layer.changes.token import Token
+from serving_layer.changes.plan import Token
 
 LAST = shift(FIRST, -1)
 OLDEST = shift(FIRST, -3)

@@ -35,7 +35,7 @@ from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.state import Accepted, State
 from serving_layer import changes as feed
 from serving_layer.changes import plan
-from serving_layer.changes.token import Content, Cursor, Token
+from serving_layer.changes.plan import Content, Cursor, Token
 
 
 def row(

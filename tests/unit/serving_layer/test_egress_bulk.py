@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from anabranch.config import SearchCluster
-from serving_layer.egress.bulk import bulks, document, read_answer
 from serving_layer.egress.records import Identity
+from serving_layer.egress.search import bulks, document, read_answer
 
 DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
     from anabranch.job import Job
-    from anabranch.notifications.lineage.events import Subject
-    from anabranch.notifications.lineage.runs import HourRun
+    from anabranch.lineage.events import Subject
+    from anabranch.lineage.runs import HourRun
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def subject_of(job: Job) -> Subject:
     """Return the stream that events describe, with its current tables. Raises ConfigurationError
     without OpenLineage's client, Transient."""
     try:
-        from anabranch.notifications.lineage.events import Subject
+        from anabranch.lineage.events import Subject
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"lineage: expected OpenLineage's client, found no {error.name}; run `pip install "
@@ -52,8 +52,8 @@ def subject_of(job: Job) -> Subject:
 
 
 def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
-    from anabranch.notifications.lineage.events import events_of
-    from anabranch.notifications.lineage.runs import run_of
+    from anabranch.lineage.events import events_of
+    from anabranch.lineage.runs import run_of
 
     run = run_of(subject.table_uuid, row)
     return run, events_of(subject, run)
@@ -92,7 +92,7 @@ def _send_since(job: Job, sequence: int) -> None:
         unsent = _runs(job.ledger.history_since(sequence))
         if not unsent:
             return
-        from anabranch.notifications.lineage.receiver import Receiver
+        from anabranch.lineage.receiver import Receiver
 
         receiver, subject = Receiver(job.environment.lineage), subject_of(job)
         until = time.monotonic() + JOBS_WAIT.total_seconds()

@@ -2,13 +2,16 @@
 Pure.
 
 Events depend only on the decision and the tables' names, locations and columns. An event sent
-again, from any machine, differs only if the tables changed meanwhile.
+again, from any machine, differs only if the tables changed meanwhile. Names of datasets follow
+OpenLineage's conventions (https://openlineage.io/docs/spec/naming), as its integrations with Kafka
+and Spark do, so their lineage connects to ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from openlineage.client import event_v2, facet_v2
 from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent, RunState
@@ -35,16 +38,9 @@ from openlineage.client.facet_v2 import (
 from pyiceberg.types import StructType
 
 from anabranch.common.version import VERSION
-from anabranch.config import Environment, Stream
-from anabranch.notifications.lineage.names import (
-    Name,
-    catalog_address,
-    catalog_name,
-    table_name,
-    topic_name,
-)
-from anabranch.notifications.lineage.parents import ParentRun
-from anabranch.notifications.lineage.runs import (
+from anabranch.config import Catalog, Environment, Kafka, Stream
+from anabranch.lineage.parents import ParentRun
+from anabranch.lineage.runs import (
     HourRun,
     assertions_of,
     hour_facts,
@@ -57,6 +53,51 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.types import NestedField
+
+
+class Name(NamedTuple):
+    """A dataset's identity."""
+
+    namespace: str
+    name: str
+
+
+def topic_name(kafka: Kafka, topic: str) -> Name:
+    """Return the topic's name; the first of several bootstrap servers names the cluster. Pure."""
+    first = kafka.bootstrap_servers.split(",")[0].strip()
+    return Name(f"kafka://{first.partition('://')[2] or first}", topic)
+
+
+def table_name(location: str) -> Name:
+    """Return the table's name: the location of its files, in any catalog. Pure."""
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Name("file", parts.path.rstrip("/"))
+    return Name(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
+
+
+def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
+    """Return the table's name in its catalog; None if the conventions define none for its type.
+    Pure."""
+    if catalog.type == "rest":
+        return Name(catalog.uri, table)
+    account = catalog.properties.get("glue.id")
+    if catalog.type == "glue" and account is not None:
+        return Name(
+            f"arn:aws:glue:{region}:{account.get_secret_value()}",
+            f"table/{table.replace('.', '/')}",
+        )
+    return None
+
+
+def catalog_address(catalog: Catalog) -> str | None:
+    """Return the catalog's address without user, password and parameters. Pure."""
+    if not catalog.uri:
+        return None
+    scheme, _, rest = catalog.uri.partition("://")
+    # The password may contain characters that end the host part of a URL.
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
 
 PRODUCER = f"urn:anabranch:{VERSION}"
 # The schema of our own facet is AnabranchHourRunFacet.json in this folder.

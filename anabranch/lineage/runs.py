@@ -13,7 +13,7 @@ from typing import Any
 from openlineage.client.facet_v2 import data_quality_assertions_dataset as quality_facet
 from openlineage.client.uuid import generate_static_uuid
 
-from anabranch.notifications.lineage.parents import ParentRun, parse_run
+from anabranch.lineage.parents import ParentRun, parse_run
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.counts import Counts, accounted

@@ -1,1 +1,0 @@
-"""Notifications about hours to other systems: OpenLineage events."""
