@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import click
 
 from anabranch.cli import (
-    deliver,
     dev,
     docs,
     hours,
@@ -126,7 +125,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (deliver, docs, hours, jobs, lifecycle, operate, page, read, reports):
+for module in (docs, hours, jobs, lifecycle, operate, page, read, reports):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)
