@@ -187,7 +187,7 @@ def family(state="ready", listed=0, code=0):
     rows += [said | {"family": None, "stream": "other", "state": "ready"}]
     Path(up_file + ".streams").write_text(json.dumps(rows))
     command(
-        f"echo $* >> {up_file}.ran; case $1,$2 in streams,*) cat {up_file}.streams; exit {listed};;"
+        f"echo $* >> {up_file}.ran; case $1,$2 in status,*) cat {up_file}.streams; exit {listed};;"
         f" maintain,app_gone) exit {code};; maintain,app_x) exit {1 if code else 0};; esac"
     )
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
@@ -210,7 +210,7 @@ def watch(code, view=None, restarts=False):
 def family_ended():
     rows = [{"family": "app", "stream": name, "state": "ready", "error": None} for name in ("app_x", "app_y")]
     Path(up_file + ".streams").write_text(json.dumps(rows))
-    command(f"echo $* >> {up_file}.ran; case $1 in streams) cat {up_file}.streams;; *) sleep 10;; esac")
+    command(f"echo $* >> {up_file}.ran; case $1 in status) cat {up_file}.streams;; *) sleep 10;; esac")
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
     kill_when(operator, lambda: len(ran()) > 1 and "maintain" in operator._process.args)
     return [executed(operator), ran()]
