@@ -124,9 +124,8 @@ class StreamFolder:
     Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow
     their subjects. The environment is read once, at the start, and all jobs share one client of its
     catalog. If two files name the same table, the running stream, else the first one by name, keeps
-    it, and the other has the error. Raises ConfigurationError, only at the start, for a file that
-    is wrong (unless `strict` is false), and for a group without streams. A family's topic that
-    cannot be a stream is logged.
+    it, and the other has the error. Raises ConfigurationError for a group without streams, only at
+    the start. A file that is wrong, and a family's topic that cannot be a stream, is logged.
     """
 
     def __init__(
@@ -134,7 +133,6 @@ class StreamFolder:
         conf: str | None,
         names: Sequence[str] = (),
         group: str | None = None,
-        strict: bool = True,
         takes_up: bool = False,
     ) -> None:
         self._conf, self._named, self._group = conf, tuple(names), group
@@ -155,12 +153,7 @@ class StreamFolder:
         self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
             config.select_streams(conf, group=group)
-        if strict and not self._named:
-            config.require_different_tables(conf)
-        found, members = self.jobs(), self._families.read_members
-        for name, one in found.items():
-            if strict and isinstance(one, ConfigurationError) and name not in members:
-                raise one
+        self.jobs()
 
     @property
     def environment(self) -> config.Environment:
@@ -229,7 +222,7 @@ class StreamFolder:
             for name, (_, s, _) in self._read.items()
             if name not in members and isinstance(s, Stream)
         ]
-        shared = config.shared_tables_of(
+        shared = config.shared_tables(
             sorted(own, key=lambda s: s.name not in self._jobs), self._conf
         )
         for name in shared.keys() - self._shared.keys():

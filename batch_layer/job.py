@@ -1,5 +1,5 @@
-"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--restate] [--accept] |
---replay]`.
+"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--backlog N] [--restate]
+[--accept] | --replay]`.
 
 Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
 --replay, restates each accepted hour with dead letters that decode now. With --audit, Spark decodes
@@ -99,6 +99,12 @@ def run(arguments: Sequence[str]) -> int:
     options.add_argument(
         "--audit", action="store_true", help="decode all records with both decoders, and compare"
     )
+    options.add_argument(
+        "--backlog",
+        type=int,
+        default=0,
+        help="with --hour: the most earlier hours that wait to rebuild first, oldest first",
+    )
     options.add_argument("--why", default=None, help="the reason, for the ledger")
     options.add_argument(
         "--replay", action="store_true", help="rebuild hours with dead letters that decode now"
@@ -132,7 +138,7 @@ def run(arguments: Sequence[str]) -> int:
         if parsed.replay:
             stream.replay(hours, parsed.why)
         else:
-            stream.rebuild(hours, request)
+            stream.rebuild(hours, request, parsed.backlog)
 
     nothing = "has dead letters that decode now" if parsed.replay else "to rebuild"
     if parsed.stream is not None and len(parsed.stream) == 1:

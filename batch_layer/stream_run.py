@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
-from anabranch.common.errors import Unexpected
+from anabranch.common.errors import AnabranchError, Unexpected
 from anabranch.common.progress import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
@@ -50,13 +50,16 @@ class StreamRun:
         self._job, self._rebuilder, self._turns = job, rebuilder, turns
         self._stop = stop or threading.Event()
         pause = turns.pause if turns is not None else None
-        self._retry = Retry(job.stream.batch.retry_for, "batch.retry_for", self._stop, pause=pause)
+        self._retry = Retry(job.stream.batch.retry_for, self._stop, pause=pause)
         self._name = f"stream {job.stream.name}"
         self.results: list[Result] = []
         self._broken: list[Unexpected] = []
 
-    def rebuild(self, hours: Collection[str] | None, request: RebuildRequest) -> list[Result]:
-        """Seal, then rebuild the named `hours`, or all that wait.
+    def rebuild(
+        self, hours: Collection[str] | None, request: RebuildRequest, backlog: int = 0
+    ) -> list[Result]:
+        """Seal, then rebuild the named `hours`, or all that wait. Before named hours, rebuild up to
+        `backlog` earlier ones that wait.
 
         A refused hour that waits is rebuilt once an input of its refusal has changed, and once a
         day. At the end, accepted hours are restated if their dead letters were lost or their
@@ -67,7 +70,7 @@ class StreamRun:
         of many streams.
         """
         if hours is not None:
-            self._rebuild_named(sorted(hours), request)
+            self._rebuild_named(sorted(hours), request, backlog)
             if self._broken:
                 raise _combined(self._broken)
         else:
@@ -109,10 +112,10 @@ class StreamRun:
             raise _combined(self._broken)
         return self.results
 
-    def _rebuild_named(self, named: list[str], request: RebuildRequest) -> None:
+    def _rebuild_named(self, named: list[str], request: RebuildRequest, backlog: int) -> None:
         with self._turn():
             self._call(lambda: require_ended(self._job.stream, self._job.lake, named))
-            sealed = self._seal(named)
+            sealed = self._seal(None if backlog else named)
             if self._turns is not None:
                 first = sealed.timeline.first
                 why = f"stream {self._job.stream.name} begins with hour {first}"
@@ -121,12 +124,33 @@ class StreamRun:
             for h in named:
                 require_sealed(sealed, self._job.stream, h)
             state = self._recover(sealed)
+        if backlog and named:
+            self._rebuild_backlog(state, named[0], backlog)
         decided = {result.hour for result in self.results}
         named = [h for h in named if h not in decided]
         with self._progress("", len(named)) as progress:
             for h in named:
                 self._attempt(h, request, state)
                 progress.step()
+
+    def _rebuild_backlog(self, state: State, before: str, at_most: int) -> None:
+        """Rebuild hours before `before` that wait, oldest first. An error ends this, not the job:
+        these hours wait on, and the named ones are not delayed."""
+        try:
+            with self._turn():
+                waiting = [
+                    h for h in self._call(lambda: todo.waiting(self._job, state)) if h < before
+                ]
+                refused = {
+                    result.hour
+                    for result in self._call(
+                        lambda: todo.unchanged_refusals(self._job, state, waiting)
+                    )
+                }
+            for h in [h for h in waiting if h not in refused][:at_most]:
+                self._rebuild_hour(h, RebuildRequest(), state)
+        except AnabranchError as error:
+            LOG.error("%s: earlier hours wait: %s", self._name, error)
 
     def _rebuild_waiting(self, request: RebuildRequest) -> None:
         with self._turn():

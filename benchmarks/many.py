@@ -84,7 +84,7 @@ class Sample:
 @dataclass(frozen=True)
 class Plan:
     """The streams, the records per second of each, the seconds of a run, and
-    `speed.publish.within`."""
+    `speed.trigger`."""
 
     streams: list[str]
     rate: int
@@ -125,10 +125,7 @@ def configure(
     `catalog`: its URI; None for a SQLite file."""
     spark = {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}}
     conf = write_environment(folder, services, f"s3://{BUCKET}/{folder.name}", spark, avro, catalog)
-    speed = {
-        "trigger": "1 second",
-        "publish": {"records": 50_000, "within": f"{within} seconds"},
-    }
+    speed = {"trigger": f"{within} seconds"}
     for name in streams:
         shape = topic_of(name, avro)
         stream = {
@@ -453,7 +450,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--rate", type=int, default=200, help="records a second of each stream")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--within", type=int, default=5, help="speed.publish.within, in seconds")
+    parser.add_argument("--within", type=int, default=5, help="speed.trigger, in seconds")
     parser.add_argument(
         "--avro", action="store_true", help="every other topic has Avro with a registry"
     )

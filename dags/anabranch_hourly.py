@@ -13,6 +13,7 @@ from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
+    BacklogOperator,
     RebuildOperator,
     SealOperator,
     VerifyOperator,
@@ -25,13 +26,15 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 
 - **grace** waits out `batch.grace` without holding a worker.
 - **seal** decides the hour's cut. An hour before the stream's first is skipped.
-- **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes.
-  After a refusal it fails without a retry; its log and its XCom `refused` have the reason. The hour
-  is served as before, and the next hour is not delayed.
+- **rebuild** first rebuilds up to 24 earlier hours that wait, such as those of a time in which the
+  DAG was paused, oldest first. Then it reads the hour's cut from Kafka, closes the balance, asks
+  the quality gate, and publishes. After a refusal it fails without a retry; its log and its XCom
+  `refused` have the reason. The hour is served as before, and the next hour is not delayed.
 - **merge** corrects hours that the wrong layer serves, also after a refusal.
 - **verify** counts the hour again from its files, and notifies the consumers of its assets:
   `anabranch_hours__{stream}`, `anabranch_partitions__{stream}` with the hour as `partition_key`,
   and of a restated hour `anabranch_restated_days__{stream}`.
+- **backlog** fails while an earlier hour waits.
 - **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it
   lacks, this one and others.
 
@@ -78,6 +81,7 @@ def stream_dag(stream: Stream) -> DAG:
         verify = VerifyOperator(task_id="verify", stream=name)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify
+        verify >> BacklogOperator(task_id="backlog", arguments=[name])
         for target in stream.targets:
             arguments = ["egress", name, "--target", target]
             verify >> AnabranchOperator(task_id=f"egress__{target}", arguments=arguments)

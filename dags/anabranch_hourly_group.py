@@ -12,6 +12,7 @@ from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
+    BacklogOperator,
     FamilyOperator,
     GroupHourOperator,
     GroupRebuildOperator,
@@ -24,7 +25,8 @@ DOC = """\
 Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
 
 - **grace** waits out the longest `batch.grace` of them without a worker.
-- **rebuild** seals and rebuilds the hour of every stream in one Spark job. Refusals and failures of
+- **rebuild** seals and rebuilds the hour of every stream in one Spark job, and first up to 24
+  earlier hours of each that wait. Refusals and failures of
   streams do not fail it.
 - **stream**, mapped, one for each stream: fails as the stream's rebuild did, with the reason in its
   log and in its XCom `refused`; else it merges and verifies the hour, and notifies the consumers of
@@ -34,6 +36,7 @@ Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
 - **accepted** fails the run when a stream failed; else it tags the hour on each table
   (`group-{group}-HOUR`), and notifies the consumers of the asset `anabranch_group_hours__{group}`.
   Skipped while an earlier hour of a stream waits.
+- **backlog** fails while an earlier hour of a stream waits.
 - **configuration__STREAM** fails with the mistake in a stream's file, if there is one.
 
 To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped
@@ -78,6 +81,9 @@ def group_dag(group: str, members: list[Stream]) -> DAG:
             >> GroupHourOperator(
                 task_id="accepted", group=group, trigger_rule="none_failed_min_one_success"
             )
+        )
+        each >> BacklogOperator(
+            task_id="backlog", arguments=["--group", group], trigger_rule="all_done"
         )
         for member in members:
             if not reports_mistake(member, f"configuration__{member.name}"):

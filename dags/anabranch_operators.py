@@ -34,6 +34,8 @@ from anabranch_streams import CONF, Stream, streams
 
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
+# The most earlier hours that a run rebuilds too.
+BACKLOG = ["--backlog", "24"]
 # The hour of a run: its param `hour`, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
@@ -208,24 +210,13 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
 
 
 class WatchOperator(AnabranchOperator):
-    """Runs `anabranch status --late-after`, and fails if the speed layer is late.
-
-    With `restarts`, the next task restarts a late speed layer: this one then succeeds, and is
-    skipped otherwise.
-    """
-
-    def __init__(self, *, restarts: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.restarts = restarts
+    """Runs `anabranch status --late-after`, and fails if the speed layer is late."""
 
     def execute(self, context: Any) -> None:
-        # Exit code 1 also if the layers differ in an hour, which no restart changes.
-        late = self.ask(self.arguments, codes=(0, REFUSED))["late"]
-        if late and not self.restarts:
+        # Exit code 1 also if the layers differ in an hour.
+        if late := self.ask(self.arguments, codes=(0, REFUSED))["late"]:
             raise CommandRefused(late)
-        if self.restarts and not late:
-            raise AirflowSkipException("the speed layer is not late")
-        self.log.info("%s", late or "the speed layer is not late")
+        self.log.info("the speed layer is not late")
 
 
 class HourOperator(AnabranchOperator):
@@ -340,7 +331,8 @@ class RebuildOperator(HourOperator):
     """Rebuilds an hour with the `rebuild_options` of its run."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
+        arguments = ["batch", stream, "--hour", HOUR, *BACKLOG]
+        super().__init__(stream=stream, arguments=arguments, **kwargs)
 
     def execute(self, context: Any) -> None:
         self.rebuild_hour(self.arguments, context)
@@ -356,6 +348,35 @@ def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
         operator.log.exception("lineage will not name this task; nothing else depends on it")
         return options
     return [*options, f"--parent-run={parent}", f"--root-run={root}"]
+
+
+class BacklogOperator(AnabranchOperator):
+    """Fails while an hour before that of the run waits, in a stream or in one of a group: its own
+    run failed, or there was none, because the DAG was paused."""
+
+    template_fields: Sequence[str] = ("arguments", "hour")
+
+    def __init__(self, *, arguments: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(arguments=["status", *arguments], **kwargs)
+        self.hour = HOUR
+
+    def execute(self, context: Any) -> None:
+        # Exit code 1 also if the layers differ in an hour.
+        answer = self.ask(self.arguments, codes=(0, REFUSED))
+        views = answer if isinstance(answer, list) else [answer]
+        waiting = {
+            view["stream"]: hours
+            for view in views
+            if (hours := [hour for hour in view.get("backlog", ()) if hour < self.hour])
+        }
+        if waiting:
+            found = "; ".join(
+                f"{stream}: {len(hours)} from {min(hours)}" for stream, hours in waiting.items()
+            )
+            raise AirflowFailException(
+                f"expected no hour before {self.hour} to wait, found {found}; `anabranch explain "
+                "STREAM HOUR` has the reason"
+            )
 
 
 class VerifyOperator(HourOperator):
@@ -424,7 +445,8 @@ class GroupRebuildOperator(AnabranchOperator):
     template_fields: Sequence[str] = ("arguments", "hour")
 
     def __init__(self, *, group: str, **kwargs: Any) -> None:
-        super().__init__(arguments=["batch", "--group", group, "--hour", HOUR], **kwargs)
+        arguments = ["batch", "--group", group, "--hour", HOUR, *BACKLOG]
+        super().__init__(arguments=arguments, **kwargs)
         self.hour = HOUR
 
     def execute(self, context: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from typing import Any
 from airflow.sdk import Param
 from anabranch_conf import (
     GRACE,
-    LATE_AFTER,
     OWNER,
     Mistake,
     StreamFile,
@@ -49,8 +48,6 @@ class Stream:
     owner: str = OWNER
     start: datetime | None = None
     grace: timedelta = GRACE
-    late_after: timedelta = LATE_AFTER
-    restart: str | None = None
     targets: tuple[str, ...] = ()
     mistake: str | None = None
 
@@ -89,8 +86,6 @@ def _read(name: str, is_family: bool) -> Stream:
             owner=file.value(["airflow", "owner"], _text, OWNER),
             start=file.value(["airflow", "start"], _instant, None),
             grace=file.value(["batch", "grace"], parse_duration, GRACE),
-            late_after=file.value(["airflow", "speed_late_after"], parse_duration, LATE_AFTER),
-            restart=file.value(["airflow", "speed_restart"], _text, None),
             targets=_targets(file),
         )
     except Mistake as mistake:

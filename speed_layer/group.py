@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
@@ -114,7 +114,6 @@ class Member:
     def __init__(self, job: Job, spark: SparkSession, turns: _Turns, available_now: bool) -> None:
         self.job, self.name = job, job.stream.name
         self.position: Offsets = {}
-        self.waiting: Waiting | None = None
         self.target: Offsets | None = None
         """End offsets at which the stream ends, with `available_now`."""
         self.last: float | None = None
@@ -161,8 +160,7 @@ class Member:
     def stall(self) -> str | None:
         """The reason for a delay, if records wait longer than a publish may take; else None."""
         speed = self.job.stream.speed
-        within = speed.publish.within if speed.publish is not None else timedelta(0)
-        limit = (PATIENCE + 2 * speed.trigger + within).total_seconds()
+        limit = (PATIENCE + 2 * speed.trigger).total_seconds()
         if (quiet := time.monotonic() - self._moved) <= limit:
             return None
         why = (
@@ -210,7 +208,7 @@ class Member:
         """Start and publish. Return True after a stop, False after an error that retries did not
         resolve: the stream is set aside. With `available_now`, return True after such an error
         too."""
-        retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
+        retry = Retry(None, self._stop)
         try:
             retry.call(f"stream {self.name}", self._try_noting_errors, lambda: self.progress)
         except AnabranchError as error:
@@ -264,12 +262,12 @@ class Member:
         with self._turns.turn():
             if work.only_decide:
                 # Its records still wait, so keep the time since which they do.
-                self._continue_from(self.batches.decide(work.ranges), self.waiting)
+                self._continue_from(self.batches.decide(work.ranges))
                 return
             if work.certain is not None and self.batches.learn_schemas(self.spark, work.certain):
                 # Workers read the same records again, with the schemas that they did not know.
                 self.last = None
-                self._continue_from(self.position, self.waiting)
+                self._continue_from(self.position)
                 return
             self.reads_alone = work.prepared is None
             read = partial(self.read, work.ranges)
@@ -284,8 +282,8 @@ class Member:
             self.reads_alone = self.batches.has_read_around
             self._continue_from(self.position | {p: end for p, (_, end) in work.ranges.items()})
 
-    def _continue_from(self, position: Offsets, waiting: Waiting | None = None) -> None:
-        self.position, self.waiting, self.failure = position, waiting, None
+    def _continue_from(self, position: Offsets) -> None:
+        self.position, self.failure = position, None
         self._ready.set()
 
 
@@ -435,22 +433,16 @@ class GroupJob:
         if isinstance(ends, AnabranchError) or is_behind(member.position, ends) or changed:
             member.hand(Work({p: (o, o) for p, o in member.position.items()}, only_decide=True))
             return None
-        member.waiting = plan_waiting(
-            member.position, ends, stream.speed.max_offsets_per_trigger, member.waiting, now
-        )
-        if member.waiting is None:
+        waiting = plan_waiting(member.position, ends, stream.speed.max_offsets_per_trigger)
+        if waiting is None:
             member.note_progress()
         if self._available_now:
             member.target = member.target or ends
             if all(member.position.get(p, 0) >= end for p, end in member.target.items()):
                 member.finish()
                 return None
-            return member.waiting
-        return (
-            member.waiting
-            if member.waiting is not None and is_due(member.waiting, member.last, stream.speed, now)
-            else None
-        )
+            return waiting
+        return waiting if is_due(member.last, stream.speed, now) else None
 
     def _describe(self, now: float) -> None:
         """Look for topics that are gone or recreated, and for new partitions; also of idle

@@ -6,22 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anabranch.config import Speed
-from anabranch.offsets.position import Offsets, Ranges, size
+from anabranch.offsets.position import Offsets, Ranges
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A stream's unread offsets in Kafka, and the time (monotonic clock) since which at least one
-    waits. `whole`: the ranges end at the log's end."""
+    """A stream's unread offsets in Kafka. `whole`: the ranges end at the log's end."""
 
     ranges: Ranges
-    since: float
     whole: bool
 
 
-def plan_waiting(
-    position: Offsets, ends: Offsets, at_most: int, before: Waiting | None, now: float
-) -> Waiting | None:
+def plan_waiting(position: Offsets, ends: Offsets, at_most: int) -> Waiting | None:
     """Return the next micro-batch's offsets, at most `at_most` but at least one per partition with
     unread offsets; None if there are none. Pure. Partitions share the limit in proportion to their
     unread offsets, as in Spark's source."""
@@ -32,23 +28,12 @@ def plan_waiting(
     if total > at_most:
         waiting = {p: max(1, count * at_most // total) for p, count in waiting.items()}
     ranges = {p: (position[p], position[p] + count) for p, count in waiting.items()}
-    return Waiting(
-        ranges, before.since if before is not None else now, total == sum(waiting.values())
-    )
+    return Waiting(ranges, total == sum(waiting.values()))
 
 
-def is_due(waiting: Waiting, last: float | None, speed: Speed, now: float) -> bool:
-    """Return True if a stream's next micro-batch is due; its last one began at `last`. Pure. With
-    `publish`, it is due once enough offsets wait or the oldest has waited long enough. It is never
-    due before the trigger's interval."""
-    if last is not None and now - last < speed.trigger.total_seconds():
-        return False
-    if speed.publish is None or not waiting.whole:
-        return True
-    return (
-        size(waiting.ranges) >= speed.publish.records
-        or now - waiting.since >= speed.publish.within.total_seconds()
-    )
+def is_due(last: float | None, speed: Speed, now: float) -> bool:
+    """Return True if a stream's next micro-batch is due; its last one began at `last`. Pure."""
+    return last is None or now - last >= speed.trigger.total_seconds()
 
 
 def is_behind(position: Offsets, ends: Offsets) -> bool:

@@ -105,12 +105,12 @@ class SpeedJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Start from the table, and restart after transient failures for up to `speed.retry_for`.
+        """Start from the table, and restart after transient failures, for ever.
 
         A publish or an idle trigger resets the retries. Raises terminal errors, and Transient when
         the time is over. Returns when a stop is requested.
         """
-        retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
+        retry = Retry(None, self._stop)
         try:
             retry.call(
                 f"stream {self._job.stream.name}", self._try, lambda: self._published + self._idle
@@ -158,11 +158,7 @@ class SpeedJob:
         log_end_read = {"after": clock.elapsed()}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
-        # A job that ends by itself publishes all records at once.
-        wait = stream.speed.publish if not self._available_now else None
-        frame = read_stream(
-            self._spark, self._job.environment.kafka, stream.topic, position, limit, wait
-        )
+        frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
 
         def publish_batch(batch: DataFrame, batch_id: int) -> None:
             # The thread that stops the query holds the lock and waits for this function, so do not
@@ -349,9 +345,7 @@ class SpeedRuns:
 def _run_group(parsed: argparse.Namespace) -> int:
     """Run many streams. Return the exit code of the first stream, by name, that is set aside at the
     end; else 0."""
-    folder = StreamFolder(
-        parsed.conf, parsed.stream or (), parsed.group, strict=False, takes_up=True
-    )
+    folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, takes_up=True)
     what = f"group {parsed.group}" if parsed.group else "streams"
     of_process(layer="speed", **({"group": parsed.group} if parsed.group else {}))
     with (

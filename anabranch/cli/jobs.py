@@ -118,6 +118,12 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     callback=_at_most_one,
     help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours.",
 )
+@click.option(
+    "--backlog",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --hour: rebuild up to N earlier waiting hours first.",
+)
 @click.option("--restate", is_flag=True, help="Publish a new revision of accepted hours.")
 @click.option(
     "--accept",
@@ -160,6 +166,7 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
 def batch(
     chosen: StreamSelection,
     hour: str | None,
+    backlog: int | None,
     restate: bool,
     accept: bool,
     audit: bool,
@@ -194,7 +201,8 @@ def batch(
 
     one = chosen.one
     span = span_of(hour) if hour is not None else None
-    for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
+    needing = {"--restate": restate, "--accept": accept, "--why": why, "--backlog": backlog}
+    for flag, given in needing.items():
         if given and hour is None:
             raise click.UsageError(f"{flag}: expected --hour HOUR with it, found none")
     if accept and not why:
@@ -215,7 +223,8 @@ def batch(
         if given
     ]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
-    options += ["--at-once", str(at_once)] if at_once is not None else []
+    for flag, number in (("--at-once", at_once), ("--backlog", backlog)):
+        options += [flag, str(number)] if number is not None else []
     for name, run in (("--parent-run", parent_run), ("--root-run", root_run)):
         if run:
             try:

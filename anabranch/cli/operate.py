@@ -76,14 +76,13 @@ def apply(
     for error in families.unanswered:
         raise error
     families.close()
-    shared = {} if chosen.streams else config.shared_tables(conf_folder())
     is_text = output_format() == "text"
     if is_text:
         _list_new(environment, families.read_members, selected)
     planned: dict[str, tuple[list[str], Stream] | AnabranchError] = {}
     for name, found in selected.items():
         try:
-            registered, plan = _plan(environment, shared.get(name, found), register, renamed_from)
+            registered, plan = _plan(environment, found, register, renamed_from)
         except Exception as error:
             planned[name] = explain(error)
             continue

@@ -117,9 +117,7 @@ def _list_streams(chosen: StreamSelection) -> Report[list[StreamSummary]]:
     ).facts()
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
     known = str(tables) if isinstance(tables, AnabranchError) else tables
-    views = streams.summarize(
-        selected, groups, config.shared_tables(conf), known, families.read_members
-    )
+    views = streams.summarize(selected, groups, known, families.read_members)
     for error in families.unanswered:
         click.echo(f"anabranch: {error}", err=True)
     is_wrong = bool(families.unanswered) or any(v.state in ("broken", "unknown") for v in views)
@@ -153,8 +151,6 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
     from anabranch.operations.doctor import examine
 
     conf = conf_folder()
-    if not chosen.streams:
-        config.require_different_tables(conf)
     selected = many.select(chosen)
     found, broken = config.loaded(selected.selected), config.broken(selected.selected).values()
     if not found:

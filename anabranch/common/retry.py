@@ -3,9 +3,9 @@
 (`anabranch.common.attempts`) do not use it.
 
 Pauses are capped exponential back-off with full jitter (random between zero and the cap, so that
-jobs that failed together do not retry together). Each failure is one log line, and the
-configuration limits the time. Unexplained errors are retried a few times only, whatever the
-configuration says.
+jobs that failed together do not retry together). Each failure is one log line. The batch layer
+limits the time by `batch.retry_for`. Unexplained errors are retried a few times only, whatever the
+limit.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ T = TypeVar("T")
 class Retry:
     """How long to retry (`limit`, None: for ever) and the event that ends a pause early (`stop`).
 
-    `setting` is the configuration key that messages name. `pause` replaces the sleep of a pause: it
-    returns after the given seconds or when `stop` is set.
+    `pause` replaces the sleep of a pause: it returns after the given seconds or when `stop` is set.
     """
 
     limit: timedelta | None
-    setting: str
     stop: threading.Event
     longest_pause: timedelta = LONGEST_PAUSE
     pause: Callable[[float, threading.Event], None] | None = None
@@ -78,7 +76,8 @@ class Retry:
             left, until, is_too_often = math.inf, "no time limit", False
             if self.limit is not None:
                 left = self.limit.total_seconds() - (ended - began)
-                until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
+                at = datetime.now(UTC) + timedelta(seconds=left)
+                until = f"until {at:%T} UTC; batch.retry_for"
             if isinstance(error, Unexplained):
                 unexplained += 1
                 is_too_often = unexplained >= UNEXPLAINED_TRIES
@@ -87,14 +86,13 @@ class Retry:
                 self._give_up(what, error, number)
             TALLY.count(RETRIES, asked_service(error))
             LOG.warning(
-                "%s: try %d failed: %s; try %d in %.1f s (%s; %s)",
+                "%s: try %d failed: %s; try %d in %.1f s (%s)",
                 what,
                 number,
                 error,
                 number + 1,
                 pause,
                 until,
-                self.setting,
             )
             if self.pause is None:
                 self.stop.wait(pause)
@@ -128,5 +126,5 @@ class Retry:
                 f"affected; the last error: {error}"
             ) from error
         raise Transient(
-            f"{what}: given up after {number} tries within {self.limit} ({self.setting}): {error}"
+            f"{what}: given up after {number} tries within {self.limit} (batch.retry_for): {error}"
         ) from error

@@ -32,9 +32,7 @@ from anabranch.config.loading import (
     family_names,
     load_environment,
     load_stream,
-    require_different_tables,
     shared_tables,
-    shared_tables_of,
     stream_file_stamp,
     stream_names,
 )
@@ -46,7 +44,6 @@ from anabranch.config.stream import (
     EventTime,
     Files,
     Maintain,
-    PublishWhen,
     Slo,
     Speed,
     Stream,

@@ -42,21 +42,54 @@ class Kafka(Frozen):
     """The brokers and their client settings: `security` takes Kafka's client properties
     (`security.protocol`, `sasl.*`), `client_rack` is `client.rack` (KIP-392)."""
 
-    bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(min_length=1)
-    client_rack: str = ""
-    security: dict[str, SecretStr] = Field(default={})
+    bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(
+        min_length=1,
+        description="The bootstrap servers, in the form of Kafka's `bootstrap.servers`.",
+        examples=["broker-1:9092,broker-2:9092"],
+    )
+    client_rack: str = Field(
+        default="",
+        description=(
+            "The rack or availability zone of the machines that run the jobs, as in "
+            "`broker.rack`. If the brokers have a `replica.selector.class`, records are read "
+            "from a replica in this rack."
+        ),
+    )
+    security: dict[str, SecretStr] = Field(
+        default={},
+        description="Client properties of Kafka, for both clients that Anabranch uses.",
+        examples=[
+            "{security.protocol: SASL_SSL, sasl.mechanism: SCRAM-SHA-512, sasl.username: jobs, "
+            'sasl.password: "${KAFKA_PASSWORD}"}'
+        ],
+    )
 
 
 class Catalog(Frozen):
     """The Iceberg catalog. `properties` are passed unchanged to both clients, so REST or Glue need
     configuration only; they may contain a token, and `uri` a password."""
 
-    name: Name
-    type: Literal["sql", "rest", "glue"] = "sql"
-    uri: str = Field(default="", repr=False, validate_default=True)
-    warehouse: str = Field(pattern=r"^(s3|file)://")
+    name: Name = Field(description="The name of the catalog in Spark and PyIceberg.")
+    type: Literal["sql", "rest", "glue"] = Field(
+        default="sql", description="The type of the Iceberg catalog."
+    )
+    uri: str = Field(
+        default="",
+        repr=False,
+        validate_default=True,
+        description=(
+            "The address: `sqlite:///FILE` or `postgresql+psycopg2://…` for sql, a URL for rest, "
+            "none for glue."
+        ),
+    )
+    warehouse: str = Field(
+        pattern=r"^(s3|file)://",
+        description="The root folder of all tables.",
+    )
     properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = Field(
-        default={}
+        default={},
+        description="Properties of the catalog, for Spark and PyIceberg.",
+        examples=['{token: "${CATALOG_TOKEN}"}'],
     )
 
     @field_validator("warehouse")
@@ -100,20 +133,41 @@ def _s3_endpoint(value: str) -> str:
 
 class S3(Frozen):
     """The object store: AWS unless `endpoint` is set, with the standard AWS credential chain unless
-    keys are set. `ca` is as in `search`, for Python clients; Java uses its trust store."""
+    keys are set. `ca` is for Python clients; Java uses its trust store."""
 
-    endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = None
-    region: str = "us-east-1"
-    access_key: SecretStr | None = None
-    secret_key: SecretStr | None = None
-    ca: str | None = Field(default=None, min_length=1)
+    endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = Field(
+        default=None,
+        description="The URL of the S3 server, unless it is Amazon's.",
+    )
+    region: str = Field(default="us-east-1", description="The bucket's region.")
+    access_key: SecretStr | None = Field(
+        default=None,
+        description=(
+            "The access key, with `secret_key`; without both, AWS's default credentials chain is "
+            "used."
+        ),
+    )
+    secret_key: SecretStr | None = Field(default=None, description="The secret of `access_key`.")
+    ca: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "A file of trusted certificates that replaces the default ones. Java also needs a "
+            "[trust store](../how-to/deploy/services.md#s3)."
+        ),
+    )
 
 
 class Spark(Frozen):
     """Spark's master and properties."""
 
-    master: str = "local[*]"
-    conf: dict[str, Annotated[str, BeforeValidator(_spark_text)]] = Field(default={})
+    master: str = Field(
+        default="local[*]",
+        description="The Spark master; `--master` of `speed` and `batch` overrides it.",
+    )
+    conf: dict[str, Annotated[str, BeforeValidator(_spark_text)]] = Field(
+        default={}, description="Spark properties.", examples=["{spark.driver.memory: 4g}"]
+    )
 
 
 class Registry(Frozen):
@@ -122,9 +176,17 @@ class Registry(Frozen):
 
     url: Annotated[
         str, web_address("https://registry.example.com:8081", "registry.user, registry.password")
-    ]
-    user: str | None = Field(default=None, min_length=1)
-    password: SecretStr | None = None
+    ] = Field(
+        description=(
+            "The URL of the schema registry (Confluent's API) for the formats avro and json_schema."
+        ),
+    )
+    user: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The user name for the registry, if it requires one.",
+    )
+    password: SecretStr | None = Field(default=None, description="The user's password.")
 
     @field_validator("password")
     @classmethod
@@ -135,19 +197,25 @@ class Registry(Frozen):
 
 
 class SearchCluster(Frozen):
-    """Elasticsearch or OpenSearch, for egress: its URL, with a password or an API key. `ca` is a
-    file of trusted certificates that replaces the default ones."""
+    """Elasticsearch or OpenSearch, for egress: its URL, with a password or an API key."""
 
     url: Annotated[
         str,
         web_address(
             "https://search.example.com:9200", "search.user and search.password, or search.api_key"
         ),
-    ]
-    user: str | None = Field(default=None, min_length=1)
-    password: SecretStr | None = None
-    api_key: SecretStr | None = None
-    ca: str | None = Field(default=None, min_length=1)
+    ] = Field(
+        description="The URL of Elasticsearch or OpenSearch, for egress to an index.",
+    )
+    user: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The user name, with `password`; alternatively `api_key`.",
+    )
+    password: SecretStr | None = Field(default=None, description="The user's password.")
+    api_key: SecretStr | None = Field(
+        default=None, description="An API key, instead of user and password."
+    )
 
     @model_validator(mode="after")
     def _one_way_to_ask(self) -> SearchCluster:
@@ -164,23 +232,47 @@ class Lineage(Frozen):
 
     url: Annotated[
         str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)
-    ] = ""
-    api_key: SecretStr | None = None
-    namespace: str = Field(default="anabranch", pattern=r"^\S+$")
+    ] = Field(
+        default="",
+        description="The URL of the receiver of OpenLineage events; empty for none.",
+    )
+    api_key: SecretStr | None = Field(default=None, description="The API key of the receiver.")
+    namespace: str = Field(
+        default="anabranch",
+        pattern=r"^\S+$",
+        description="The namespace of the jobs.",
+    )
 
 
 class ErasureKeys(Frozen):
     """The secret key that hashes erased values, and former keys, for the erasures made with
     them."""
 
-    key: Annotated[SecretStr, Field(min_length=16)]
-    former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = ()
+    key: Annotated[SecretStr, Field(min_length=16)] = Field(
+        description=(
+            "The secret for the hashes of erased values (`anabranch erase`), 16 characters or "
+            "more. A changed key applies to new erasures."
+        ),
+        examples=["a-secret-of-32-characters-or-more"],
+    )
+    former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = Field(
+        default=(),
+        description="Earlier values of `key`, for erasures that were requested with them.",
+        examples=["[the-former-secret-of-32-characters]"],
+    )
 
 
 class Masking(Frozen):
     """The secret that hashes columns (`hash` in `select` of a stream's file)."""
 
-    secret: SecretStr | None = Field(default=None, min_length=16)
+    secret: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description=(
+            "The secret for hashed columns ([select-columns.md](../how-to/select-columns.md)), "
+            "16 characters or more; from the environment."
+        ),
+    )
 
 
 class Environment(Frozen):

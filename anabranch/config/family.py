@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.base import Frozen
 from anabranch.config.loading import (
+    as_configuration_errors,
     build_stream,
     family_names,
     read_stream_file,
@@ -71,9 +72,27 @@ class Topics(Frozen):
     """The family's topics: `pattern` matches the whole name, `exclude` does not. With `create`, a
     speed process creates the tables of new topics; otherwise `anabranch apply` does."""
 
-    pattern: Annotated[str, AfterValidator(_pattern)] = Field(min_length=1)
-    exclude: Annotated[str, AfterValidator(_pattern)] | None = None
-    create: bool = True
+    pattern: Annotated[str, AfterValidator(_pattern)] = Field(
+        min_length=1,
+        description=(
+            "A regular expression (RE2) that matches whole names of topics: each such topic is a "
+            "stream. Topics that begin with `__`, and topics of other streams' files, are "
+            "excluded."
+        ),
+        examples=["app-(.*)"],
+    )
+    exclude: Annotated[str, AfterValidator(_pattern)] | None = Field(
+        default=None,
+        description="A regular expression that matches whole names of topics to exclude.",
+        examples=[".*-dlq"],
+    )
+    create: bool = Field(
+        default=True,
+        description=(
+            "Whether a running speed process of a group, or of all streams, creates the tables "
+            "of a new topic. With `false`, a new topic waits for `anabranch apply`."
+        ),
+    )
 
 
 class FamilyKeys(Frozen):
@@ -81,8 +100,20 @@ class FamilyKeys(Frozen):
     name groups of the pattern: `{1}`, `{NAME}`, or `{0}` for the whole topic."""
 
     topics: Topics
-    table: str
-    name: str | None = None
+    table: str = Field(
+        description=(
+            "The table of each stream. `{1}` is the first group of `topics.pattern`, `{NAME}` a "
+            "named one, `{0}` the whole topic; `.` and `-` become `_`."
+        ),
+        examples=["raw.{1}"],
+    )
+    name: str | None = Field(
+        default=None,
+        description=(
+            "The name of each stream, with groups as in `table`. Default: the family's name, "
+            "`_`, and `table` without its namespace."
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -198,6 +229,11 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     """Read and check a family's file, including the keys that its streams share. Raises
     ConfigurationError."""
     folder = resolve_folder(folder)
+    with as_configuration_errors(folder / "streams" / f"{name}.yaml"):
+        return _load_family(name, folder)
+
+
+def _load_family(name: str, folder: Path) -> Family:
     path = folder / "streams" / f"{name}.yaml"
     file = read_stream_file(name, folder)
     if "topic" in file.own:

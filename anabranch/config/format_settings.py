@@ -21,15 +21,19 @@ UNKNOWN_NAME_LENGTH = 100
 
 class FormatSettings(Frozen):
     """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject:
-    events-value}`.
+    events-value}`."""
 
-    `subject`: the subject that every schema id must belong to. `delimiter`: the field separator of
-    CSV.
-    """
-
-    type: FormatType = "json"
-    subject: str | None = Field(default=None, min_length=1)
-    delimiter: str = Field(default=",", pattern=r'^[^"\r\n]$')
+    type: FormatType = Field(default="json", description="The format's name, in a mapping.")
+    subject: str | None = Field(
+        default=None,
+        min_length=1,
+        description="With avro or json_schema: the subject that every schema id must belong to.",
+    )
+    delimiter: str = Field(
+        default=",",
+        pattern=r'^[^"\r\n]$',
+        description="With csv: the separator of fields.",
+    )
 
     @model_validator(mode="after")
     def _keys_belong_to_the_type(self) -> FormatSettings:

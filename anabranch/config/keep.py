@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from anabranch.config.base import Frozen, parse_retry_for
 
@@ -24,19 +24,35 @@ KeptFor = Annotated[
 
 
 class Keep(Frozen):
-    """Retention; None is for ever. `rows` and `dead_letters` count from the end of their ingest
-    hour. `ledger`: its rows leave by whole quarters of a year of which no other data is left."""
+    """Retention; None is for ever."""
 
-    rows: KeptFor = None
-    dead_letters: KeptFor = None
-    ledger: KeptFor = None
+    rows: KeptFor = Field(
+        default=None,
+        description=(
+            "How long rows are kept, counted from the end of their ingest hour; at least a day "
+            "longer than `batch.lookback_hours`. `keep: 30 days` sets it for rows and dead letters."
+        ),
+    )
+    dead_letters: KeptFor = Field(default=None, description="How long dead letters are kept.")
+    ledger: KeptFor = Field(
+        default=None,
+        description=(
+            "How long the ledger keeps the account of an hour; at least as long as `keep.rows` "
+            "and `keep.dead_letters`. Whole quarters of a year expire."
+        ),
+    )
 
 
 class Archive(Frozen):
     """The archive of a stream's records as Kafka delivered them: its retention from the end of
     their ingest hour; None is for ever."""
 
-    raw: KeptFor
+    raw: KeptFor = Field(
+        description=(
+            "How long the batch layer keeps each hour's raw records, 1 day or more, or `for "
+            "ever`. Default: no archive."
+        ),
+    )
 
 
 def parse_keep(value: object) -> object:

@@ -3,6 +3,7 @@ file and key."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from anabranch.config.plain import DEFAULTS, NAME, StreamFile, merge, resolve_fo
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
-from anabranch.config.views import PARTIALS
+
+LOG = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -67,36 +69,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def require_different_tables(folder: str | Path | None = None) -> None:
-    """Raise ConfigurationError if two files of the configuration folder name the same table.
-    Ignores other mistakes in a file, which loading it raises."""
-    for error in shared_tables(folder).values():
-        raise error
-
-
-def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationError]:
-    """Return an error by stream for each file that names a table of an earlier stream's file;
-    tables include the ledger and those of views. Files that cannot be read are skipped."""
-    streams = resolve_folder(folder) / "streams"
-    files: dict[str, Path] = {}
-    shared = {}
-    for name in stream_names(folder):
-        path = streams / f"{name}.yaml"
-        try:
-            tables = _tables_of(plain.substitute(path, plain.read(path)))
-        except plain.Mistake:
-            continue
-        for table, key in tables.items():
-            if (other := files.setdefault(table.casefold(), path)) != path and name not in shared:
-                shared[name] = _shared(path, key, table, other)
-    return shared
-
-
-def shared_tables_of(
+def shared_tables(
     streams: Iterable[Stream], folder: str | Path | None = None
 ) -> dict[str, ConfigurationError]:
-    """Return errors as `shared_tables` does, for streams that were read from files; a shared table
-    belongs to the first of them."""
+    """Return an error by stream for each stream that has a table of an earlier one; tables include
+    the ledger and the names of views."""
     owners: dict[str, str] = {}
     shared: dict[str, ConfigurationError] = {}
     files = resolve_folder(folder) / "streams"
@@ -104,35 +81,13 @@ def shared_tables_of(
         views = [stream.view_table(view) for view in stream.views]
         for table in (stream.table, *stream.branched_tables, *stream.plain_tables, *views):
             if (other := owners.setdefault(table.casefold(), stream.name)) != stream.name:
-                path = files / f"{stream.name}.yaml"
-                shared.setdefault(
-                    stream.name, _shared(path, "table", table, files / f"{other}.yaml")
+                error = ConfigurationError(
+                    f"{files / stream.name}.yaml: table: expected a table of its own, found "
+                    f"{table}, which {files / other}.yaml names too: a table belongs to one "
+                    "stream; give one of them another name, or delete the file that was renamed"
                 )
+                shared.setdefault(stream.name, error)
     return shared
-
-
-def _shared(path: Path, key: str, table: str, other: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"{path}: {key}: expected a table of its own, found {table}, which {other} names too: a "
-        "table belongs to one stream; give one of them another name, or delete the file that was "
-        "renamed"
-    )
-
-
-def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of the tables and views of a file's stream, each with the key that names it;
-    the same as the properties of Stream."""
-    table, views = written.get("table"), written.get("views")
-    if not isinstance(table, str):
-        return {}
-    asked = [key for key in ("egress", "archive") if written.get(key)]
-    tables = {
-        f"{table}{suffix}": "table"
-        for suffix in ("", "_dead_letters", "_hours", *(f"_{key}" for key in asked))
-    }
-    for view in views if isinstance(views, Mapping) else ():
-        tables |= dict.fromkeys((f"{table}_{view}", f"{table}_{view}{PARTIALS}"), f"views.{view}")
-    return tables
 
 
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
@@ -183,11 +138,35 @@ def read_stream_file(name: str, folder: Path) -> StreamFile:
         return plain.read_stream_file(folder, name)
 
 
+@contextmanager
+def as_configuration_errors(path: Path) -> Iterator[None]:
+    """Raise ConfigurationError in place of any other error: whatever a file contains, it must not
+    end a process that has other streams too."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        # Without the error's text, which may have a secret of the file.
+        LOG.debug("%s", path, exc_info=True)
+        raise ConfigurationError(
+            f"{path}: expected a valid file, found a value that cannot be read "
+            f"({type(error).__name__})"
+        ) from None
+
+
 def build_stream(
     file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Stream:
     """Build the stream of a file, or of `values` instead of the file's; `given` adds values that no
     file has. Raises ConfigurationError."""
+    with as_configuration_errors(file.path):
+        return _build_stream(file, given, values)
+
+
+def _build_stream(
+    file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None
+) -> Stream:
     data = {**(file.values if values is None else values), **given}
     if internal := sorted(INTERNAL_FIELDS & data.keys()):
         raise ConfigurationError(

@@ -169,7 +169,7 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
             for one in models
             for name, f in one.model_fields.items()
             if part in (name, f.alias)
-            for m in _models(f)
+            for m in models_of(f)
         ]
         models = inner or models
     names = {field.alias or name for one in models for name, field in one.model_fields.items()}
@@ -177,7 +177,8 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
     return sorted(names - INTERNAL_FIELDS - {"name"} if is_stream else names)
 
 
-def _models(field: Any) -> Iterator[type[BaseModel]]:
+def models_of(field: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a field's annotation."""
     waiting = [field.annotation]
     while waiting:
         annotation = waiting.pop()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,14 +38,15 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 UNREADABLE = "(unreadable)"
 """The group of a stream whose file cannot be read; no valid group has this name."""
 
-OWNER, GRACE, LATE_AFTER = "anabranch", timedelta(minutes=2), timedelta(minutes=10)
-"""Defaults of `airflow.owner`, `batch.grace` and `airflow.speed_late_after`."""
+OWNER, GRACE = "anabranch", timedelta(minutes=2)
+"""Defaults of `airflow.owner` and `batch.grace`."""
 
 T = TypeVar("T")
 
 _TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
 HOUR = "%Y-%m-%dT%H"
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
+_DEEPEST, _MOST_VALUES = 50, 100_000
 # Longer durations lead to times outside the calendar.
 _MOST_YEARS = 1000
 _DURATION = re.compile(r"\s*(\d+)\s*(second|minute|hour|day|week|year)s?\s*")
@@ -114,7 +116,7 @@ def is_family(path: Path) -> bool:
 def read(path: Path, expected: str = "readable YAML") -> dict[str, Any]:
     """Read a file of keys as written; `expected` is for messages. Raises Mistake."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = _load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         # The error and its text contain lines of the file, which may be secret: neither is passed
         # on.
@@ -128,6 +130,34 @@ def read(path: Path, expected: str = "readable YAML") -> dict[str, Any]:
     if not isinstance(data, dict):
         raise Mistake(f"{path}: expected a mapping of keys, found {type(data).__name__}")
     return data
+
+
+def _load(text: str) -> Any:
+    # Before libyaml builds the values: it ends the process where they are nested too deeply.
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {_DEEPEST} levels of values",
+                problem_mark=event.start_mark,  # type: ignore[arg-type]
+            )
+    data = yaml.load(text, _Loader)
+    if _size(data, {}) > _MOST_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"aliases for more than {_MOST_VALUES:,} values")
+    return data
+
+
+def _size(value: Any, known: dict[int, float]) -> float:
+    """Return the number of values in a value, those of each alias counted again."""
+    if not isinstance(value, dict | list):
+        return 1
+    if (key := id(value)) not in known:
+        known[key] = inf  # an alias within its own value
+        parts = value.values() if isinstance(value, dict) else value
+        known[key] = 1 + sum(_size(part, known) for part in parts)
+    return known[key]
 
 
 def _explain(error: yaml.YAMLError) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.family import Members, load_families
-from anabranch.config.loading import family_names, load_stream, stream_names
+from anabranch.config.loading import family_names, load_stream, shared_tables, stream_names
 from anabranch.config.plain import UNREADABLE, group_in_file, resolve_folder
 from anabranch.config.stream import Stream
 
@@ -24,6 +24,8 @@ def select_streams(
     members: Callable[[], Members] | None = None,
 ) -> Selected:
     """Return the named streams, those with `group: GROUP`, or every stream; names keep their order.
+
+    A stream with a table of another stream, by name the earlier one, has an error too.
 
     `members` returns the streams of families. It is called only if the folder has a family that may
     be selected; without it, families and names that may belong to one are left out. A stream whose
@@ -44,6 +46,7 @@ def select_streams(
             "init` writes examples"
         )
     selected = {name: _load(name, folder) for name in known}
+    selected |= shared_tables(loaded(selected), folder)
     groups = {name: group_in_file(name, folder) for name in broken(selected)}
     groups |= {stream.name: stream.group for stream in loaded(selected)}
     of_families = {name: group_in_file(name, folder) for name in families}

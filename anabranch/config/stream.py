@@ -27,7 +27,7 @@ from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Archive, Keep, parse_keep
-from anabranch.config.plain import GRACE, LATE_AFTER, OWNER, parse_hour
+from anabranch.config.plain import GRACE, OWNER, parse_hour
 from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
     PARTIALS,
@@ -75,75 +75,102 @@ def _declared_columns(value: object) -> object:
 class EventTime(Frozen):
     """The event's own time, at most `past` before and `future` after the record's ingest hour."""
 
-    column: Name
-    past: Duration | None = None
-    future: Duration | None = None
+    column: Name = Field(description="The TIMESTAMP column with the event's own time.")
+    past: Duration | None = Field(
+        default=None,
+        description=(
+            "How long before its ingest hour an event may be; older ones are dead letters. "
+            "Default: unlimited."
+        ),
+    )
+    future: Duration | None = Field(
+        default=None,
+        description="How long after its ingest hour an event may be; later ones are dead letters.",
+    )
 
 
 class SubjectSchema(Frozen):
     """`schema: registry`: the columns are those of the table, which takes up those of the
-    registry's subject.
+    registry's subject."""
 
-    `columns` are declared in the file and take precedence over the subject's of the same name.
-    `exclude` names fields of the subject that get no column.
-    """
-
-    source: Literal["registry"] = Field(default="registry", alias="from")
-    columns: Annotated[tuple[Column, ...], BeforeValidator(_declared_columns)] = ()
-    exclude: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = ()
-
-
-class PublishWhen(Frozen):
-    """When the speed layer publishes: once `records` offsets wait, or `within` this time of the
-    previous micro-batch if any wait. It publishes nothing while none wait."""
-
-    records: int = Field(default=50_000, gt=0)
-    within: Duration = timedelta(seconds=30)
+    columns: Annotated[tuple[Column, ...], BeforeValidator(_declared_columns)] = Field(
+        default=(),
+        description=(
+            "Columns, as Spark DDL, that override fields of the subject with the same names: "
+            "another type, NOT NULL, or a column that the subject does not have."
+        ),
+    )
+    exclude: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = Field(
+        default=(),
+        description="Fields of the subject that do not become columns.",
+        examples=["[debug]"],
+    )
 
 
 class Speed(Frozen):
-    """Settings of the speed layer. `lost_offsets`: the action when retention has overtaken the
-    position.
+    """Settings of the speed layer."""
 
-    `retry_for`: how long transient errors are retried while records wait and nothing is published;
-    None is for ever. `roll_up`: whether an hour's small files are compacted while it runs.
-    """
-
-    trigger: Duration = timedelta(seconds=2)
-    max_offsets_per_trigger: int = Field(default=250_000, gt=0)
-    lost_offsets: Literal["stop", "continue"] = "stop"
-    retry_for: RetryFor = None
-    roll_up: bool = True
-    publish: PublishWhen | None = None
-
-    @model_validator(mode="after")
-    def _check_publish(self) -> Speed:
-        if self.publish is not None and self.publish.records > self.max_offsets_per_trigger:
-            raise ValueError(
-                "publish.records: expected at most max_offsets_per_trigger "
-                f"({self.max_offsets_per_trigger}), found {self.publish.records}"
-            )
-        return self
+    trigger: Duration = Field(
+        default=timedelta(seconds=2),
+        description="The interval between starts of micro-batches.",
+    )
+    max_offsets_per_trigger: int = Field(
+        default=250_000,
+        gt=0,
+        description="The maximum number of offsets that a micro-batch reads.",
+    )
+    lost_offsets: Literal["stop", "continue"] = Field(
+        default="stop",
+        description="The behavior when retention has deleted records after the position.",
+    )
+    roll_up: bool = Field(
+        default=True,
+        description="Whether small files of the running hour are compacted.",
+    )
 
 
 Gap = Literal["control", "aborted", "compacted", "retention"]
 
 
 class Batch(Frozen):
-    """Settings of the batch layer. `allow_gaps`: the classes of missing offsets, without a record
-    in Kafka or the table, with which an hour is still accepted.
+    """Settings of the batch layer."""
 
-    `retry_for`: how long a transient error of an hour is retried before the job ends; None is for
-    ever. `decoder`: the decoder of records that workers can decode. `compare_one_in`: Spark also
-    decodes one in this many blocks of offsets that workers decode.
-    """
-
-    grace: Duration = GRACE
-    lookback_hours: int = Field(default=1, ge=0, le=168)
-    allow_gaps: tuple[Gap, ...] = ("control", "aborted")
-    retry_for: RetryFor = timedelta(minutes=15)
-    decoder: Literal["workers", "spark"] = "workers"
-    compare_one_in: int = Field(default=50, ge=1)
+    grace: Duration = Field(
+        default=GRACE,
+        description=(
+            "The time between the end of an hour and its sealing, for records that arrive late "
+            "at the broker."
+        ),
+    )
+    lookback_hours: int = Field(
+        default=1,
+        ge=0,
+        le=168,
+        description="The hours before an hour in which duplicates of its records are searched.",
+    )
+    allow_gaps: tuple[Gap, ...] = Field(
+        default=("control", "aborted"),
+        description="The kinds of missing offsets that an accepted hour may have.",
+    )
+    retry_for: RetryFor = Field(
+        default=timedelta(minutes=15),
+        description="How long a transient error of an hour is retried before the job ends.",
+    )
+    decoder: Literal["workers", "spark"] = Field(
+        default="workers",
+        description=(
+            "The decoder and writer of certain JSON records: Python workers, or Spark. Spark "
+            "decodes all others."
+        ),
+    )
+    compare_one_in: int = Field(
+        default=50,
+        ge=1,
+        description=(
+            "Spark also decodes one in this many blocks of 1,024 offsets, and the values are "
+            "compared. 1: all blocks."
+        ),
+    )
 
 
 class Quality(Frozen):
@@ -151,30 +178,43 @@ class Quality(Frozen):
     `anabranch.protocol.shares.LEAST` records. `max_dead`: dead letters.
     `max_conflicts`: duplicates whose content differs from every row that they repeat."""
 
-    max_dead: Share = 0.05
-    max_conflicts: Share = 0.01
+    max_dead: Share = Field(
+        default=0.05,
+        description=(
+            "The share of an hour's records that may be dead letters. The batch layer refuses an "
+            "hour with more, unless they are fewer than 20 records; with 0 %, any dead letter "
+            "refuses the hour."
+        ),
+        examples=["10 %"],
+    )
+    max_conflicts: Share = Field(
+        default=0.01,
+        description=(
+            "The share of an hour's records that may be duplicates, by the key, whose content "
+            "differs from every row that they repeat. The batch layer refuses an hour with more, "
+            "unless they are fewer than 20 records; with 0 %, any refuses the hour."
+        ),
+        examples=["5 %"],
+    )
 
 
 class Files(Frozen):
-    """How an hour's files are written. `target` is the maximum size of a file of the batch layer,
-    in bytes.
+    """How an hour's files are written."""
 
-    Physical design, by columns of the schema: `sort` clusters equal values within a file and among
-    an hour's files; `bloom` adds Bloom filters; `statistics` lists the columns with bounds in the
-    manifests (None: Iceberg's default).
-    """
-
-    target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
-    sort: Names = ()
-    bloom: Names = ()
-    statistics: Names | None = None
+    target: Annotated[ByteSize, Field(ge=1_000_000)] = Field(
+        default=ByteSize(256_000_000),
+        description="The maximum size of a file of the batch layer.",
+    )
+    sort: Names = Field(default=(), description="The columns by which rows are sorted in files.")
+    bloom: Names = Field(default=(), description="Columns with Bloom filters.")
+    statistics: Names | None = Field(
+        default=None,
+        description="Columns with bounds in manifests; default: Iceberg's default.",
+    )
 
 
 class Maintain(Frozen):
-    """The age at which `anabranch maintain` deletes. `orphans_after`: unreferenced files; longer
-    than a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of an
-    hour, since the batch layer serves it. `group_hours`: tags of hours that are complete for the
-    stream's group."""
+    """The ages at which `anabranch maintain` deletes."""
 
     orphans_after: Annotated[
         Duration,
@@ -183,8 +223,16 @@ class Maintain(Frozen):
             timedelta.max,
             "expected 1 day or more: staged files may wait so long to be published",
         ),
-    ] = timedelta(days=3)
-    speed_hours: Duration = timedelta(days=1)
+    ] = Field(
+        default=timedelta(days=3),
+        description="The minimum age of an unreferenced file to be deleted; at least 1 day.",
+    )
+    speed_hours: Duration = Field(
+        default=timedelta(days=1),
+        description=(
+            "The time after which the speed layer's rows of an hour that batch serves are dropped."
+        ),
+    )
     group_hours: Annotated[
         Duration,
         between(
@@ -193,18 +241,20 @@ class Maintain(Frozen):
             "expected 1 hour to 31 days: each tag keeps a snapshot in the metadata that every "
             "publish writes",
         ),
-    ] = timedelta(days=3)
+    ] = Field(
+        default=timedelta(days=3),
+        description="How long the tag of a complete hour of the group is kept; 1 hour to 31 days.",
+    )
 
 
 class Airflow(Frozen):
-    """Settings of the DAG files. `start`: the first hour that Airflow catches up; by default only
-    hours that end from now on. `speed_restart`: the command that restarts a late speed layer, if
-    Airflow owns it; without it, the watching DAG fails."""
+    """Settings of the DAG files."""
 
-    owner: str = OWNER
-    start: Annotated[str, BeforeValidator(parse_hour)] | None = None
-    speed_late_after: Duration = LATE_AFTER
-    speed_restart: str | None = None
+    owner: str = Field(default=OWNER, description="The owner of the stream's DAGs.")
+    start: Annotated[str, BeforeValidator(parse_hour)] | None = Field(
+        default=None,
+        description="The first hour that Airflow catches up; default: hours that end from now on.",
+    )
 
 
 Promised = Annotated[Duration, more_than_nothing("expected a duration longer than nothing")]
@@ -220,12 +270,22 @@ def _key(value: object) -> object:
 
 
 class Slo(Frozen):
-    """Promises to the stream's readers, used by alerts; None: no promise. `fresh`: the longest that
-    `main` lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until
-    it and all hours before it are accepted."""
+    """Promises to the stream's readers; None: no promise."""
 
-    fresh: Promised | None = None
-    complete: Promised | None = None
+    fresh: Promised | None = Field(
+        default=None,
+        description=(
+            "The longest time from the acknowledgement of a record until it is in `main`; alerts "
+            "use it."
+        ),
+    )
+    complete: Promised | None = Field(
+        default=None,
+        description=(
+            "The longest time from the end of an hour until it and all earlier hours are "
+            "accepted; alerts use it."
+        ),
+    )
 
 
 class Stream(Frozen):
@@ -239,19 +299,69 @@ class Stream(Frozen):
     """
 
     name: Name
-    group: Name | None = None
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
-    table: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")
-    format: Annotated[FormatSettings, BeforeValidator(parse_format)] = FormatSettings()
-    ddl: str = Field(alias="schema")
+    group: Name | None = Field(
+        default=None,
+        description=(
+            "The group of the stream: one process can run all streams of a group, which commands "
+            "select with `--group NAME`."
+        ),
+    )
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="The Kafka topic.")
+    table: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$",
+        description=(
+            "The serving table, `namespace.table`. Two more tables have its name with "
+            "`_dead_letters` and `_hours`."
+        ),
+        examples=["shop.orders"],
+    )
+    format: Annotated[FormatSettings, BeforeValidator(parse_format)] = Field(
+        default=FormatSettings(),
+        description="The encoding of values: a name, or a mapping with the keys below.",
+    )
+    ddl: str = Field(
+        alias="schema",
+        description=(
+            "The columns, as [Spark DDL](#types-of-a-schema). `registry`, with format avro or "
+            "json_schema: the columns of the subject in the schema registry, whose changes are "
+            "applied ([change a "
+            "schema](../how-to/change-a-schema.md#columns-from-the-schema-registry)); or a "
+            "mapping with the keys below."
+        ),
+        examples=['"id STRING NOT NULL, placed_at TIMESTAMP, total DECIMAL(12,2)"'],
+    )
     columns: tuple[Column, ...]
     subject_schema: SubjectSchema | None = None
-    select: tuple[SelectedColumn, ...] | None = None
+    select: tuple[SelectedColumn, ...] | None = Field(
+        default=None,
+        description=(
+            "The columns of the table, in order, each a field of the schema or derived from one: "
+            "renamed, `sql`, `hash`, `truncate`, `kafka`, `header` "
+            "([select-columns.md](../how-to/select-columns.md)). Default: all fields."
+        ),
+        examples=["[id, placed_at, {order_total: total}]"],
+    )
     fields: tuple[Column, ...] = ()
-    key: Annotated[tuple[Name, ...], BeforeValidator(_key)]
+    key: Annotated[tuple[Name, ...], BeforeValidator(_key)] = Field(
+        description=(
+            "The columns that identify an event: one, or a list. Records with equal values are "
+            "duplicates; nulls and empty texts are equal to each other, and a record with nothing "
+            "else in its key has no duplicate. `none`: no duplicates are searched."
+        ),
+        examples=["[id]"],
+    )
     event_time: EventTime | None = None
-    start: Literal["earliest", "latest"] = "earliest"
-    unknown: Literal["ignore", "count", "rescue", "refuse"] = "count"
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest",
+        description="The position at which a new stream starts in the topic.",
+    )
+    unknown: Literal["ignore", "count", "rescue", "refuse"] = Field(
+        default="count",
+        description=(
+            "The handling of fields that the schema does not have: "
+            "[formats.md](formats.md#fields-that-the-schema-does-not-know)."
+        ),
+    )
     speed: Speed = Speed()
     batch: Batch = Batch()
     files: Files = Files()
@@ -260,10 +370,32 @@ class Stream(Frozen):
     archive: Archive | None = None
     airflow: Airflow = Airflow()
     slo: Slo = Slo()
-    egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
-    expectations: Path | None = None
+    egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = Field(
+        default=(),
+        description=(
+            "The targets of accepted hours: a list, each with a `name` and one place "
+            "([deliver.md](../how-to/deliver.md))."
+        ),
+        examples=['[{name: export, root: "s3://exports/orders"}]'],
+    )
+    expectations: Path | None = Field(
+        default=None,
+        description=(
+            "A Great Expectations suite that each hour must meet; a file in the folder of the "
+            "stream's file."
+        ),
+    )
     quality: Quality = Quality()
-    views: Annotated[tuple[View, ...], BeforeValidator(parse_views)] = ()
+    views: Annotated[tuple[View, ...], BeforeValidator(parse_views)] = Field(
+        default=(),
+        description=(
+            "Windowed aggregates by name, each with the keys below "
+            "([views.md](../how-to/views.md)); they need `event_time`."
+        ),
+        examples=[
+            "{per_minute: {window: 1 minute, aggregates: {orders: count, spent: sum(total)}}}"
+        ],
+    )
 
     @property
     def dead_letters_table(self) -> str:
@@ -439,7 +571,7 @@ class Stream(Frozen):
                     f"key: expected columns that can be compared, found {name} "
                     f"{by_name[name].type.upper()}"
                 )
-        if taken := [t.name for t in self.egress if t.place == self.topic]:
+        if taken := [t.name for t in self.egress if t.topic == self.topic]:
             raise ValueError(
                 f"egress: expected other topics than the stream's own, found {self.topic!r} of "
                 f"{taken[0]}"

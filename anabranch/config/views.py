@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from anabranch.config.base import (
     Duration,
@@ -107,15 +107,24 @@ def _aggregates(value: object) -> object:
 class View(Frozen):
     """A windowed aggregate over a stream's rows: one row for each window of event time and group.
 
-    Windows are aligned to 1970-01-01 00:00 UTC. A record is late if its ingest hour began
-    `late_after` or more after the end of its window.
+    Windows are aligned to 1970-01-01 00:00 UTC. A record is late if its ingest hour began after
+    the end of its window, or at it.
     """
 
     name: Name
-    window: Annotated[Duration, more_than_nothing("expected a window longer than nothing")]
-    group: Annotated[tuple[Name, ...], BeforeValidator(one_or_many)] = ()
-    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)]
-    late_after: Duration = timedelta(0)
+    window: Annotated[Duration, more_than_nothing("expected a window longer than nothing")] = Field(
+        description="The length of a window."
+    )
+    group: Annotated[tuple[Name, ...], BeforeValidator(one_or_many)] = Field(
+        default=(), description="The columns by which rows are grouped."
+    )
+    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)] = Field(
+        description=(
+            "The columns of the view: `count`, or `sum`, `min`, `max`, `average`, "
+            "`approx_distinct` of a column."
+        ),
+        examples=["{orders: count, spent: sum(total)}"],
+    )
 
 
 def parse_views(value: object) -> object:

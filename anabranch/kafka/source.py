@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from anabranch.common.remote_errors import full_text
-from anabranch.config import Kafka, PublishWhen
+from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.security import spark_options
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
@@ -102,21 +102,12 @@ def read_stream(
     topic: str,
     position: Offsets,
     max_offsets: int,
-    wait: PublishWhen | None = None,
 ) -> DataFrame:
     """Return a streaming DataFrame of the topic from `position`, with at most `max_offsets` offsets
-    a micro-batch. The query fails on data loss.
-
-    With `wait`, a micro-batch begins after `wait.records` new offsets, or `wait.within` after the
-    previous one.
-    """
-    waiting = {}
-    if wait is not None:
-        seconds = max(1, round(wait.within.total_seconds()))
-        waiting = {"minOffsetsPerTrigger": str(wait.records), "maxTriggerDelay": f"{seconds}s"}
+    a micro-batch. The query fails on data loss."""
     return (
         spark.readStream.format("kafka")
-        .options(**(_options(kafka) | waiting))
+        .options(**_options(kafka))
         .option("subscribe", topic)
         .option("startingOffsets", json.dumps({topic: to_keys(position)}))
         .option("maxOffsetsPerTrigger", max_offsets)

@@ -73,8 +73,8 @@ def plan_columns(
     except NotAColumn as error:
         raise Refused(
             f"{where}: {error}; change the subject, or in the stream's file give the column a "
-            "type (`schema: {from: registry, columns: NAME TYPE}`) or leave it out (`schema: "
-            "{from: registry, exclude: [NAME]}`)"
+            "type (`schema: {columns: NAME TYPE}`) or leave it out (`schema: {exclude: "
+            "[NAME]}`)"
         ) from None
     if missing := [name for name in stream.key if name not in subject_types]:
         raise Refused(
@@ -87,8 +87,8 @@ def plan_columns(
     except NotAColumn as error:
         raise Refused(
             f"{where}: {error}, of the table and the subject; give the field its former name in "
-            "the subject, or leave it out in the stream's file (`schema: {from: registry, "
-            "exclude: [NAME]}`)"
+            "the subject, or leave it out in the stream's file (`schema: {exclude: "
+            "[NAME]}`)"
         ) from None
     return tuple(
         column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name

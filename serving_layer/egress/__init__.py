@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.config.egress import FolderTarget, SearchTarget, Target
+from anabranch.config.egress import Target
 from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries
@@ -150,6 +150,6 @@ def undelivered_hours(job: Job, target: Target) -> set[str] | None:
 
 
 def _open(job: Job, target: Target) -> AbstractContextManager[Folder | TopicSender | Search]:
-    if isinstance(target, FolderTarget):
+    if target.kind == "root":
         return open_folder(job, target)
-    return open_search(job, target) if isinstance(target, SearchTarget) else open_topic(job, target)
+    return open_search(job, target) if target.kind == "index" else open_topic(job, target)

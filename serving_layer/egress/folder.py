@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
-from anabranch.config.egress import FolderTarget
+from anabranch.config.egress import Target
 from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
@@ -42,21 +42,21 @@ def folder_of(root: str, hour: str) -> str:
 @dataclass(frozen=True)
 class Folder:
     job: Job
-    target: FolderTarget
+    target: Target
     storage: Storage
 
     def last(self) -> Delivery | None:
         """Return the newest delivery. Raises Transient, Terminal if the table of deliveries does
         not exist."""
         return deliveries.newest(
-            self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root
+            self.job.lake, self.job.stream.egress_table, self.target.name, self.target.place
         )
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless
         `all_again` (every hour is being delivered). Raises Transient, also when another process
         delivers the same hour at this moment, and as `plan_folder` does."""
-        folder, storage = folder_of(self.target.root, hour.name), self.storage
+        folder, storage = folder_of(self.target.place, hour.name), self.storage
         path, success = f"{folder}/{manifest.NAME}", f"{folder}/{manifest.SUCCESS}"
         with lake_errors(f"deliver to {folder}"):
             # Step 1: list the folder.
@@ -71,7 +71,7 @@ class Folder:
             delivery = new_id()
             if before is not None and todo is manifest.Todo.NOTHING:
                 return hour.delivered(
-                    self.target.name, self.target.root, before.delivery, len(before.files), token
+                    self.target.name, self.target.place, before.delivery, len(before.files), token
                 )
             listed = storage.names(folder)
             begun = self._begun(folder, listed)
@@ -110,7 +110,7 @@ class Folder:
             reach(Step.EGRESS_CLEARED)
             # Step 5: mark the folder as complete.
             storage.put(success, f"{delivery}\n".encode())
-        return hour.delivered(self.target.name, self.target.root, delivery, len(files), token)
+        return hour.delivered(self.target.name, self.target.place, delivery, len(files), token)
 
     def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
         """Return the deliveries that processes began, by the name of the file that lists each one's
@@ -208,8 +208,8 @@ def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa
 
 
 @contextmanager
-def open_folder(job: Job, target: FolderTarget) -> Iterator[Folder]:
+def open_folder(job: Job, target: Target) -> Iterator[Folder]:
     """Open a folder target until the end of the `with` block. Raises Transient while another
     process has a local one open."""
-    with open_storage(job.environment, target.root) as storage:
+    with open_storage(job.environment, target.place) as storage:
         yield Folder(job, target, storage)

@@ -21,7 +21,7 @@ from anabranch.common.attempts import attempts, doubling
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.http import is_transient
-from anabranch.config.egress import SearchTarget
+from anabranch.config.egress import Target
 from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
@@ -155,7 +155,6 @@ class Index:
             self._session.auth = (settings.user, settings.password.get_secret_value())
         if settings.api_key is not None:
             self._session.headers["Authorization"] = f"ApiKey {settings.api_key.get_secret_value()}"
-        self._ca = settings.ca
 
     def close(self) -> None:
         self._session.close()
@@ -261,14 +260,14 @@ class Index:
         headers = {"Content-Type": kind} if body is not None else {}
         # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's
         # setting.
-        options = {"data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
+        options = {"data": body, "headers": headers, "timeout": _SECONDS}
         answer = http.request(
             self._session,
             method,
             f"{self.where}/{path}",
             doing,
             "search.url",
-            "search.ca",
+            "REQUESTS_CA_BUNDLE",
             **options,
         )
         status, text = answer.status_code, f"{answer.status_code} {answer.text[:300]}"
@@ -294,7 +293,7 @@ class Search:
     another place."""
 
     job: Job
-    target: SearchTarget
+    target: Target
     index: Index
     uuid: str
 
@@ -367,7 +366,7 @@ class Search:
 
 
 @contextmanager
-def open_search(job: Job, target: SearchTarget) -> Iterator[Search]:
+def open_search(job: Job, target: Target) -> Iterator[Search]:
     """Open a search target until the end of the `with` block. Raises ConfigurationError if the
     index does not exist, Transient."""
     settings = job.environment.search
@@ -376,7 +375,7 @@ def open_search(job: Job, target: SearchTarget) -> Iterator[Search]:
             f"egress.{target.name}: expected `search:` with the url of Elasticsearch or "
             "OpenSearch in anabranch.yaml, found none"
         )
-    index = Index(settings, target.index)
+    index = Index(settings, target.place)
     try:
         if (uuid := index.uuid()) is None:
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.egress import TopicTarget
+from anabranch.config.egress import Target
 from anabranch.job import Job
 from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.protocol import deliveries
@@ -34,7 +34,7 @@ class TopicSender:
     place."""
 
     job: Job
-    target: TopicTarget
+    target: Target
     producer: TransactionalProducer
     position: SenderPosition
 
@@ -106,26 +106,26 @@ class TopicSender:
                     )
                     for p, o, row in chunk
                 ]
-                self.producer.send(self.target.topic, records, position.encode())
+                self.producer.send(self.target.place, records, position.encode())
                 self.position = position
         return delivery
 
 
 @contextmanager
-def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
+def open_topic(job: Job, target: Target) -> Iterator[TopicSender]:
     """Open a topic target until the end of the `with` block. Raises ConfigurationError if the topic
     does not exist, Transient."""
-    described = job.kafka.describe(target.topic)
+    described = job.kafka.describe(target.place)
     if described is None:
         raise ConfigurationError(
-            f"egress.{target.name}: expected the topic {target.topic}, found none; create it, with "
+            f"egress.{target.name}: expected the topic {target.place}, found none; create it, with "
             "cleanup.policy=compact where its readers want each record's newest value"
         )
-    place = f"{target.topic} ({described.id})"
-    name = f"anabranch.egress.{job.stream.name}.{target.topic}"
+    place = f"{target.place} ({described.id})"
+    name = f"anabranch.egress.{job.stream.name}.{target.place}"
     with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
         # Read the position after all other producers are fenced.
-        text = producer.committed(target.topic, job.kafka)
+        text = producer.committed(target.place, job.kafka)
         position = SenderPosition.decode(text) if text is not None else SenderPosition(place)
         yield TopicSender(
             job, target, producer, position if position.place == place else SenderPosition(place)

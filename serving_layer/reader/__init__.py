@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, select, shown
 from serving_layer.views.read import derive
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,14 @@ class Reader:
 
 def open_reader(conf: str | Path | None = None) -> Reader:
     """Return a reader of the configuration's streams, and of the streams of families that have
-    tables. Raises ConfigurationError; with families also Transient."""
-    config.require_different_tables(conf)
+    tables. A stream whose file is wrong is logged and left out. Raises ConfigurationError; with
+    families also Transient."""
     environment = config.load_environment(conf)
-    streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
-    streams += family_streams.streams_with_tables(environment, conf).values()
+    members = partial(family_streams.members_with_tables, environment, conf)
+    selected = config.select_streams(conf, every=True, members=members)
+    for name, error in config.broken(selected).items():
+        LOG.warning("stream %s: file ignored: %s", name, error)
+    streams = config.loaded(selected)
     lake = Lake(environment)
     by_table = {
         name: s

@@ -199,9 +199,9 @@ def _complete(stream: Stream, view: View, state: State, start: str) -> str:
 
 
 def _late(dialect: Dialect, view: View, start: str) -> str:
-    """Return SQL: the number of records received after the window and its delay had ended."""
+    """Return SQL: the number of records received after the window had ended."""
     begin = dialect.micros(dialect.typed(f"concat({dialect.quoted(HOUR)}, ':00:00Z')", "timestamp"))
-    after = (view.window + view.late_after) // _MICROSECOND
+    after = view.window // _MICROSECOND
     counted = f"CASE WHEN {begin} >= {start} + {after} THEN {dialect.quoted(RECORDS)} ELSE 0 END"
     return dialect.typed(f"sum({counted})", "bigint")
 

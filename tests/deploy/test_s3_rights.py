@@ -123,7 +123,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
 
     # Egress, to a bucket of its own; the jobs could not write there.
     lake.s3("everything").create_bucket(Bucket="exports")
-    one.configure(egress=[{"name": "export", "type": "folder", "root": "s3://exports/events"}])
+    one.configure(egress=[{"name": "export", "root": "s3://exports/events"}])
     lake.with_key("apply")
     run(one, "apply", one.name)
     lake.with_key("jobs")

@@ -78,7 +78,7 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
     one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     one.configure(
         event_time={"column": "event_time", "past": "1 day", "future": "1 hour"},
-        egress=[{"name": "export", "type": "folder", "root": f"s3://tests/{folder}"}],
+        egress=[{"name": "export", "root": f"s3://tests/{folder}"}],
     )
     # The ledger and its reasons have no value of these rows.
     regex = {"column": "player", "regex": "^kept"}

@@ -305,7 +305,6 @@ def running_day(folder: Path) -> Iterator[Day]:
         space.set_stream(
             STREAM,
             slo={"fresh": "30 seconds", "complete": "90 minutes"},
-            airflow={"speed_late_after": f"{LATE} seconds"},
         )
         stack.enter_context(_small_disk(space.temporary, 900))
         job = space.job(STREAM)

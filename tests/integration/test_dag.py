@@ -59,7 +59,7 @@ def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
 ) -> None:
     one = world()
     export = one.folder / "export"
-    one.configure(egress=[{"name": "export", "type": "folder", "root": f"file://{export}"}])
+    one.configure(egress=[{"name": "export", "root": f"file://{export}"}])
     one.set_environment(lineage={"url": receiver.url})
     one.topic()
     hour = past_hour(1)

@@ -106,8 +106,8 @@ def exporting(world: Make) -> tuple[World, str]:
     """A stream with a folder and a topic as targets of its accepted hours, and that topic."""
     one = world()
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
-    export = {"name": "export", "type": "folder", "root": root}
-    feed = {"name": "feed", "type": "topic", "topic": topic}
+    export = {"name": "export", "root": root}
+    feed = {"name": "feed", "topic": topic}
     one.configure(egress=[export, feed])
     one.reopen()
     one.topic()

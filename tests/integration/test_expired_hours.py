@@ -54,9 +54,7 @@ def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(
 ) -> None:
     older, old, kept, now = (past_hour(ago) for ago in (52, 51, 2, 0))
     one = world(keep="2 days", views=VIEWS)
-    one.configure(
-        egress=[{"name": "export", "type": "folder", "root": f"s3://tests/exports/{one.name}"}]
-    )
+    one.configure(egress=[{"name": "export", "root": f"s3://tests/exports/{one.name}"}])
     one.reopen()
     one.topic()
     for hour in (older, old, kept):

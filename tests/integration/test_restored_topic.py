@@ -47,7 +47,7 @@ class Target:
 
     @property
     def stream(self) -> config.Stream:
-        return new_stream(egress=[{"name": "feed", "type": "topic", "topic": self.topic}])
+        return new_stream(egress=[{"name": "feed", "topic": self.topic}])
 
     def deliver(self) -> list[tuple[str, int]]:
         """Deliver what is to be delivered: the hours, and the rows of each."""

@@ -179,7 +179,7 @@ def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
     first.register(LEVEL)
     first.send("a", level=1)
     a, b = f"{one.name}_raw.a", f"{one.name}_raw.b"
-    folder = StreamFolder(str(one.folder), group="small", strict=False, takes_up=True)
+    folder = StreamFolder(str(one.folder), group="small", takes_up=True)
     with running_beside(GroupJob(spark, kafka, folder.jobs), "group") as group:
         wait_for(
             lambda: one.lake.exists(a) and rows(one, a, "level") == [("a", 1)],

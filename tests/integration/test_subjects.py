@@ -91,7 +91,7 @@ def test_apply_takes_up_what_a_subject_adds_and_widens(
     )
     assert columns(one, table) == taken_up
 
-    one.configure(schema={"from": "registry", "columns": "odd STRING", "exclude": []})
+    one.configure(schema={"columns": "odd STRING", "exclude": []})
     assert f"{of} 4: new column odd of {table}, string" in call(one, "apply", one.name)
     assert columns(one, table) == taken_up | {"odd": "string"}
 
@@ -104,7 +104,7 @@ def test_each_topic_of_a_family_has_the_columns_of_its_subject(
         "topics": {"pattern": f"{one.name}-(.*)"},
         "table": f"{one.name}_raw.{{1}}",
         "format": "json_schema",
-        "schema": {"from": "registry", "columns": "at TIMESTAMP NOT NULL"},
+        "schema": {"columns": "at TIMESTAMP NOT NULL"},
         "event_time": {"column": "at"},
         "key": "event_id",
         "group": "small",

@@ -33,7 +33,7 @@ _HEAD = """\
 | 70 | unexpected: an error that a retry does not fix, or without explanation; its cause is in the last lines | after the cause is fixed |
 | 75 | transient | yes: the same command may succeed later |
 
-Jobs retry transient errors for `speed.retry_for` (default: `for ever`) and `batch.retry_for` (default: `15 minutes` for
+The speed job retries transient errors for ever, the batch job for `batch.retry_for` (default: `15 minutes` for
 an hour); a publish in between resets the time. An error of unknown cause ends a job with 70 when it occurs for the fifth
 time without progress ([decision 13](../decisions/0013-unexplained-errors.md)). Other commands try once. A command over
 many streams ends with 0 if each is done, `batch` otherwise with the first of 70, 2, 1 and 75 that a stream has, other

@@ -11,7 +11,7 @@ import pytest
 from conf_folders import write_environment
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
-from anabranch.config import UNREADABLE
+from anabranch.config import UNREADABLE, load_families, loaded, select_streams
 from anabranch.job import Job, StreamFolder
 
 
@@ -42,7 +42,7 @@ def kinds(found: Mapping[str, Job | AnabranchError]) -> dict[str, str]:
 def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone(
     conf: Path,
 ) -> None:
-    folder = StreamFolder(str(conf), group="small", strict=False)
+    folder = StreamFolder(str(conf), group="small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     for name in ("a", "c"):
         (conf / "streams" / f"{name}.yaml").write_text("group: [")
@@ -53,7 +53,7 @@ def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone
 
 def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(conf: Path) -> None:
     """The hazard: a hundred streams held more connections than PostgreSQL accepts by default."""
-    folder = StreamFolder(str(conf), strict=False)
+    folder = StreamFolder(str(conf))
     before = [*folder.jobs().values()]
     write(conf, "a", group="small", format="json")
     write(conf, "d")
@@ -70,7 +70,7 @@ def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(con
 def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(
     conf: Path,
 ) -> None:
-    folder = StreamFolder(str(conf), ["a", "b"], strict=False)
+    folder = StreamFolder(str(conf), ["a", "b"])
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     file = conf / "streams" / "a.yaml"
     right = file.read_text()
@@ -81,14 +81,14 @@ def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wron
     file.write_text(right)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     # One that never was is a mistake in the command.
-    assert kinds(StreamFolder(str(conf), ["a", "none"], strict=False).jobs()) == {
+    assert kinds(StreamFolder(str(conf), ["a", "none"]).jobs()) == {
         "a": "job",
         "none": "error",
     }
 
 
 def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -> None:
-    folder = StreamFolder(str(conf), strict=False)
+    folder = StreamFolder(str(conf))
     folder.jobs()
     assert folder.groups == {"a": "small", "b": "small", "c": "large"}
     write(conf, "a", key="missing")
@@ -99,11 +99,11 @@ def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -
 
 
 def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(conf: Path) -> None:
-    folder = StreamFolder(str(conf), group="small", strict=False)
+    folder = StreamFolder(str(conf), group="small")
     (conf / "defaults.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "error"}
     # A process that starts then knows no group of `b`.
-    assert kinds(StreamFolder(str(conf), group="small", strict=False).jobs()) == {
+    assert kinds(StreamFolder(str(conf), group="small").jobs()) == {
         "a": "error",
         "b": "error",
     }
@@ -113,7 +113,7 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
 
 def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(conf: Path) -> None:
     write(conf, "d", group="large", table="games.C_hours")
-    folder = StreamFolder(str(conf), strict=False)
+    folder = StreamFolder(str(conf))
     assert kinds(folder.jobs()) == {"a": "job", "b": "job", "c": "job", "d": "error"}
     found = folder.jobs()
     assert "found games.C_hours, which" in str(
@@ -131,5 +131,35 @@ def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(c
     }
     (conf / "streams" / "c.yaml").unlink()
     assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "d": "job"}
-    with pytest.raises(ConfigurationError, match=r"expected a table of its own, found games\.b"):
-        StreamFolder(str(conf))
+    found = StreamFolder(str(conf)).jobs()
+    assert kinds(found) == {"a": "job", "a_first": "job", "b": "error", "d": "job"}
+    assert "expected a table of its own, found games.b" in str(found["b"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "topic: {",
+        "- 1",
+        f"x: {'[' * 100_000}{']' * 100_000}",
+        "select: [id, {topic: {kafka: {name: topic}}}]",
+        "select: [id, {m: {1: id}}]",
+        f"schema: id {'ARRAY<' * 3000}INT{'>' * 3000}",
+        f"select: [id, {{x: {{sql: '{'(' * 3000}id{')' * 3000}', type: INT}}}}]",
+        "\n".join(["l0: &l0 [x]", *(f"l{i}: &l{i} [{f'*l{i - 1}, ' * 10}]" for i in range(1, 30))]),
+        "x: &a [*a]",
+    ],
+    ids=lambda wrong: wrong[:20],
+)
+def test_a_wrong_file_ends_no_process_of_other_streams(
+    conf: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    good = (conf / "streams" / "b.yaml").read_text()
+    keys = {wrong.partition(":")[0]}
+    lines = [f"{k}: {json.dumps(v)}" for k, v in json.loads(good).items() if k not in keys]
+    (conf / "streams" / "b.yaml").write_text("\n".join([wrong, *lines]))
+    assert kinds(StreamFolder(str(conf)).jobs()) == {"a": "job", "b": "error", "c": "job"}
+    assert "stream b: file ignored: " in caplog.text
+    (conf / "streams" / "b.yaml").write_text(f"{wrong}\ntopics: {{pattern: 'b-.*'}}")
+    assert isinstance(load_families(conf)["b"], ConfigurationError)
+    assert [stream.name for stream in loaded(select_streams(conf, every=True))] == ["a", "c"]

@@ -40,7 +40,7 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
     is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
         job = Job.connect(environment, stream, catalog=catalog, kafka=kafka)
-        view = status(job, late_after(stream, stream.airflow.speed_late_after))
+        view = status(job, late_after(stream))
         last = view.newest_accepted
         counted = (
             audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False)

@@ -420,7 +420,7 @@ def late_reason(
     return f"{lag} offsets wait, the oldest for {waits}, and the position has not moved for {still}"
 
 
-def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
+def late_after(stream: Stream, otherwise: timedelta = timedelta(minutes=10)) -> timedelta:
     """Return the time after which a stream's speed layer is late: the shorter of `slo.fresh` and
     `otherwise`. Pure."""
     promised = stream.slo.fresh

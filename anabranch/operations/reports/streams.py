@@ -34,13 +34,12 @@ def namespaces_of(selected: config.Selected) -> list[str]:
 def summarize(
     selected: config.Selected,
     groups: Mapping[str, str | None],
-    shared: Mapping[str, config.ConfigurationError],
     tables: Collection[str] | str,
     members: config.Members,
 ) -> list[StreamSummary]:
     """Return a summary of each stream. `groups`: the group of each stream with an invalid file;
-    `shared`: the error of each stream whose table another stream also names; `tables`: the
-    catalog's tables, or why they could not be listed; `members`: the streams of families. Pure."""
+    `tables`: the catalog's tables, or why they could not be listed; `members`: the streams of
+    families. Pure."""
     made = []
     for name, found in selected.items():
         member = members.get(name)
@@ -53,9 +52,7 @@ def summarize(
             continue
         state: StreamState = "new"
         error = None
-        if name in shared:
-            state, error = "broken", str(shared[name])
-        elif isinstance(tables, str):
+        if isinstance(tables, str):
             state, error = "unknown", tables
         elif member is not None and member.is_gone:
             state, error = (

@@ -60,7 +60,7 @@ def job_of(folder: Path, url: str, **access: str) -> Job:
     environment = new_environment(folder).model_copy(
         update={"search": config.SearchCluster.model_validate({"url": url, **access})}
     )
-    target = {"name": "find", "type": "search", "index": INDEX}
+    target = {"name": "find", "index": INDEX}
     return Job(
         environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka)
     )
@@ -223,11 +223,12 @@ def run_fails(folder: Path, url: str) -> bool:
 
 
 def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
-    lake: StreamLake, url: str, index: str, tmp_path: Path
+    lake: StreamLake, url: str, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept(lake, FIRST, 9)
     with running_search_front(url, "the-key", tmp_path) as front:
-        job = job_of(lake.folder, front.url, api_key="the-key", ca=front.ca)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", front.ca)
+        job = job_of(lake.folder, front.url, api_key="the-key")
         assert [d.rows for d in room.deliver(job, job.stream.egress[0])] == [9]
         # The hour's ten places, nine rows and one that has none: four bulks of three at most, and
         # one more for each time that some were not known to be taken.
@@ -242,15 +243,17 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
         ]
         assert found(index) == in_main(lake, FIRST)
         accept(lake, FIRST, 4)
-        for access, expected in (
+        for key, ca, expected in (
+            ("another", front.ca, "expected permission, found 401 .*security_exception"),
             (
-                {"api_key": "another", "ca": front.ca},
-                "expected permission, found 401 .*security_exception",
+                "the-key",
+                requests.certs.where(),
+                "certificate verify failed.*; check search.url and REQUESTS_CA_BUNDLE",
             ),
-            ({"api_key": "the-key"}, "certificate verify failed.*; check search.url and search.ca"),
-            ({"api_key": "the-key", "ca": f"{tmp_path}/none.pem"}, "check search.ca"),
+            ("the-key", f"{tmp_path}/none.pem", "check REQUESTS_CA_BUNDLE"),
         ):
-            job = job_of(lake.folder, front.url, **access)
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", ca)
+            job = job_of(lake.folder, front.url, api_key=key)
             with pytest.raises(ConfigurationError, match=expected):
                 list(room.deliver(job, job.stream.egress[0]))
     assert len(found(index)) == 9

@@ -1,4 +1,4 @@
-"""A run over the hours that wait, while another run accepts one of them."""
+"""The hours that wait: those of a run over all of them, and those before a named hour."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from accepted_hours import accept
 from brokers import Broker
 from lakes import FIRST, new_lake
 
+from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -44,3 +45,37 @@ def test_an_hour_that_another_run_accepts_meanwhile_is_left_out(
     results = StreamRun(job, made).rebuild(None, RebuildRequest())
     assert H0 in lake.state().accepted, "the race did not take place"
     assert ([r.hour for r in results], rebuilt) == ([H1, H2], [H2])
+
+
+@pytest.mark.parametrize(
+    ("backlog", "fails", "rebuilt"),
+    [(0, None, [H2]), (1, None, [H0, H2]), (9, None, [H0, H1, H2]), (9, H0, [H0, H2])],
+)
+def test_a_named_hour_is_rebuilt_after_the_earlier_ones_that_wait_oldest_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    backlog: int,
+    fails: str | None,
+    rebuilt: list[str],
+) -> None:
+    """Hours that a paused scheduler left behind; one that fails does not delay the named hour."""
+    cuts = CUTS | {H1: Cut("t", {0: (10, 15)}), H2: Cut("t", {0: (15, 20)})}
+    lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=cuts))
+    assert lake.publish(lake.speed(lake.stage([]), {0: 20})) is Outcome.LANDED
+    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
+    made, done = Rebuilder(job, cast(Any, None)), list[str]()
+
+    def rebuild(hour: str, request: RebuildRequest) -> Result:
+        done.append(hour)
+        assert request == RebuildRequest(restate=hour == H2)
+        if hour == fails:
+            raise Refused(f"hour {hour}: a look-back has expired")
+        return Result(hour, "accepted", 1)
+
+    monkeypatch.setattr("batch_layer.stream_run.require_ended", lambda *_: None)
+    monkeypatch.setattr(made, "seal", lambda _: Sealed((), lake.state()))
+    monkeypatch.setattr(made, "rebuild", rebuild)
+    StreamRun(job, made).rebuild({H2}, RebuildRequest(restate=True), backlog)
+    assert done == rebuilt
+    assert ("earlier hours wait: " in caplog.text) == (fails is not None)

@@ -105,7 +105,7 @@ def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
         raise refused
 
     with pytest.raises(Refused) as raised:
-        Retry(timedelta(seconds=1), "batch.retry_for", Event()).call("stream s", refuses)
+        Retry(timedelta(seconds=1), Event()).call("stream s", refuses)
     assert raised.value is refused
 
 

@@ -39,7 +39,7 @@ def _failing(*errors: Exception) -> Callable[[], str]:
 
 
 def _retry(limit: timedelta | None = None, pause: timedelta = QUICK) -> Retry:
-    return Retry(limit, "speed.retry_for", threading.Event(), pause)
+    return Retry(limit, threading.Event(), pause)
 
 
 def test_an_immediate_success_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,8 +51,8 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
     away = [Transient("ask Kafka: none") for _ in range(2)]
     assert _retry().call("stream s", _failing(*away)) == "done"
     assert [re.sub(r"in [0-9.]+ s", "in P s", r.getMessage()) for r in caplog.records] == [
-        "stream s: try 1 failed: ask Kafka: none; try 2 in P s (no time limit; speed.retry_for)",
-        "stream s: try 2 failed: ask Kafka: none; try 3 in P s (no time limit; speed.retry_for)",
+        "stream s: try 1 failed: ask Kafka: none; try 2 in P s (no time limit)",
+        "stream s: try 2 failed: ask Kafka: none; try 3 in P s (no time limit)",
     ]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
 
@@ -124,7 +124,7 @@ def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
     began = time.monotonic()
     with pytest.raises(
         Transient,
-        match=r"stream s: given up after \d+ tries within 0:00:01 \(speed.retry_for\): ask S3",
+        match=r"stream s: given up after \d+ tries within 0:00:01 \(batch.retry_for\): ask S3",
     ):
         _retry(timedelta(seconds=1), timedelta(milliseconds=200)).call("stream s", always)
     assert time.monotonic() - began < 2
@@ -149,7 +149,7 @@ def test_stop_ends_a_pause_and_no_try_follows() -> None:
 
     began = time.monotonic()
     with pytest.raises(Transient):
-        Retry(None, "speed.retry_for", stop, timedelta(milliseconds=200)).call("stream s", always)
+        Retry(None, stop, timedelta(milliseconds=200)).call("stream s", always)
     assert stop.is_set()
     assert time.monotonic() - began < 5
 
@@ -160,7 +160,7 @@ def test_stop_ends_a_long_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     threading.Timer(0.2, stop.set).start()
     began = time.monotonic()
     with pytest.raises(Transient, match="stop requested"):
-        Retry(None, "speed.retry_for", stop).call("stream s", _failing(*[Transient("away")] * 9))
+        Retry(None, stop).call("stream s", _failing(*[Transient("away")] * 9))
     assert time.monotonic() - began < 0.9
 
 
@@ -191,7 +191,7 @@ def test_an_unexplained_error_is_retried_and_ends_with_its_cause_and_exit_code(
     ) as raised:
         _retry().call("stream s", always)
     assert (len(tries), raised.value.exit_code) == (UNEXPLAINED_TRIES, 70)
-    assert "(unexplained 4 of 5, no time limit; speed.retry_for)" in caplog.text
+    assert "(unexplained 4 of 5, no time limit)" in caplog.text
 
 
 def test_an_outage_resets_no_count_of_unexplained_errors() -> None:
@@ -229,5 +229,5 @@ def test_any_error_during_a_stop_is_transient() -> None:
         raise RuntimeError("a query that is being stopped says anything")
 
     with pytest.raises(Transient) as raised:
-        Retry(None, "speed.retry_for", stop).call("stream s", stopped_in_the_middle)
+        Retry(None, stop).call("stream s", stopped_in_the_middle)
     assert raised.value.exit_code == 75

@@ -111,7 +111,7 @@ def test_defaults(conf: Path) -> None:
         timedelta(days=3),
         timedelta(days=1),
     )
-    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
+    assert loaded.batch.retry_for == timedelta(minutes=15)
     assert loaded.files.target == 256_000_000
 
 
@@ -226,9 +226,9 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(registry)
 
 
-def test_how_long_each_layer_tries_again(conf: Path) -> None:
-    loaded = stream(conf, speed="{retry_for: 1 hour}", batch="{retry_for: for ever}")
-    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
+def test_how_long_the_batch_layer_tries_again(conf: Path) -> None:
+    assert stream(conf, batch="{retry_for: 1 hour}").batch.retry_for == timedelta(hours=1)
+    assert stream(conf, batch="{retry_for: for ever}").batch.retry_for is None
 
 
 def test_small_files_are_rolled_up_unless_it_is_switched_off(conf: Path) -> None:
@@ -338,16 +338,11 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"start": "newest"}, "start", "found 'newest'"),
         ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
         (
-            {"speed": "{max_offsets_per_trigger: 10, publish: {records: 11}}"},
-            "speed",
-            "publish.records: expected at most max_offsets_per_trigger (10), found 11",
-        ),
-        (
             {"maintain": "{orphans_after: 1 hour}"},
             "maintain.orphans_after",
             "expected 1 day or more",
         ),
-        ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
+        ({"batch": "{retry_for: always}"}, "batch.retry_for", "or 'for ever', found 'always'"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
         ({"quality": "{max_dead: 0.05}"}, "quality.max_dead", "such as '5 %', found 0.05"),
@@ -763,12 +758,7 @@ def test_no_mistake_repeats_a_secret(
             "files.sort: expected each column once, found list",
         ),
         (
-            {
-                "egress": (
-                    "[{name: a, type: folder, root: &r 's3://bkt/${PASSWORD}'}, {name: b, type: "
-                    "folder, root: *r}]"
-                )
-            },
+            {"egress": ("[{name: a, root: &r 's3://bkt/${PASSWORD}'}, {name: b, root: *r}]")},
             "found 's3://bkt/${PASSWORD}' twice",
         ),
     ],

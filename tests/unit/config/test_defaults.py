@@ -43,18 +43,19 @@ def refusal(conf: Path) -> str:
 def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
     defaults = {
         "group": "small",
-        "speed": {"trigger": "5 seconds", "publish": {"records": 10}},
+        "event_time": {"column": "at", "past": "1 day"},
+        "schema": "id STRING, at TIMESTAMP",
         "format": "csv",
     }
-    write(
-        conf, defaults, speed={"publish": {"within": "9 seconds"}, "roll_up": False}, format="json"
-    )
+    write(conf, defaults, event_time={"future": "1 hour"}, format="json", schema="left out")
     stream = load_stream("s", conf)
     assert stream.group == "small"
     assert stream.format.type == "json"
-    assert stream.speed.publish is not None
-    assert (stream.speed.trigger, stream.speed.roll_up) == (timedelta(seconds=5), False)
-    assert (stream.speed.publish.records, stream.speed.publish.within) == (10, timedelta(seconds=9))
+    assert stream.event_time is not None
+    assert (stream.event_time.past, stream.event_time.future) == (
+        timedelta(days=1),
+        timedelta(hours=1),
+    )
 
 
 def test_a_list_of_the_stream_replaces_that_of_the_defaults(conf: Path) -> None:
@@ -69,12 +70,12 @@ def test_a_list_of_the_stream_replaces_that_of_the_defaults(conf: Path) -> None:
 def test_null_takes_a_default_away(conf: Path) -> None:
     write(
         conf,
-        {"speed": {"publish": {"records": 10}}, "group": "small"},
-        speed={"publish": None},
+        {"archive": {"raw": "30 days"}, "group": "small"},
+        archive=None,
         group=None,
     )
     stream = load_stream("s", conf)
-    assert (stream.speed.publish, stream.group) == (None, None)
+    assert (stream.archive, stream.group) == (None, None)
 
 
 def test_the_schema_may_be_shared(conf: Path) -> None:
@@ -102,13 +103,13 @@ def test_a_mistake_names_the_file_that_its_value_is_in(conf: Path) -> None:
         ({"sped": {}}, {}, "defaults.yaml: sped: unknown key 'sped'"),
         (
             {"speed": {"triger": "1 second"}},
-            {"speed": {"roll_up": True}},
+            {"speed": {"lost_offsets": "stop"}},
             "defaults.yaml: speed.triger: unknown key",
         ),
         (
             {"speed": {"trigger": "1 second"}},
-            {"speed": {"roll_upp": True}},
-            "s.yaml: speed.roll_upp: unknown key",
+            {"speed": {"lost_offset": "stop"}},
+            "s.yaml: speed.lost_offset: unknown key",
         ),
         ({"schema": "id STRIN"}, {"schema": "left out"}, "defaults.yaml: schema: "),
         ({"schema": "id STRING"}, {"schema": "id STRIN"}, "s.yaml: schema: "),

@@ -84,9 +84,9 @@ def test_groups_are_numbered_and_named(conf: Path) -> None:
 
 def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -> None:
     def target(root: str) -> dict[str, Any]:
-        return {"name": "lake", "type": "folder", "root": root}
+        return {"name": "lake", "root": root}
 
-    index = {"name": "found", "type": "search", "index": "all"}
+    index = {"name": "found", "index": "all"}
     write(
         conf,
         "app",
@@ -99,8 +99,8 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
         else member.found
         for member in found.values()
     ] == [
-        ["s3://bucket/out/orders", "index:x-orders", "index:all"],
-        ["s3://bucket/out/user_events", "index:x-user_events", "index:all"],
+        ["s3://bucket/out/orders", "x-orders", "all"],
+        ["s3://bucket/out/user_events", "x-user_events", "all"],
     ]
     # The hours of two streams would be one folder, `date=.../hour=...`.
     said = refusal(conf, egress=[index, target("s3://bucket/out")])

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import broken, loaded, select_streams, shared_tables
+from anabranch.config import broken, loaded, select_streams
 
 ENVIRONMENT: dict[str, Any] = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1"},
@@ -107,10 +107,51 @@ def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path, text: s
         select_streams(conf, group="large")
 
 
-def test_the_second_of_two_files_with_one_table_is_named(conf: Path) -> None:
-    write(conf, "c", table="RAW.a")
-    assert list(shared_tables(conf)) == ["c"]
-    assert "which" in str(shared_tables(conf)["c"])
+def test_the_second_of_two_files_with_one_table_is_an_error(conf: Path) -> None:
+    write(conf, "c", table="RAW.a", group="small")
+    (conf / "streams" / "b.yaml").write_text("table: [")
+    for selected in (select_streams(conf, every=True), select_streams(conf, group="small")):
+        assert [stream.name for stream in loaded(selected)][:1] == ["a"]
+        message = str(broken(selected)["c"])
+        assert f"{conf}/streams/c.yaml: table: expected a table of its own, found RAW.a" in message
+        assert f"which {conf}/streams/a.yaml names too" in message
+    write(conf, "c", table="raw.other")
+    assert list(broken(select_streams(conf, every=True))) == ["b"]
+
+
+_VIEW = {"window": "1 hour", "aggregates": {"n": "count"}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ({}, {"table": "raw.a_hours"}, "raw.a_hours"),
+        ({"table": "raw.a_dead_letters"}, {"table": "raw.a"}, "raw.a_dead_letters"),
+        (
+            {"egress": [{"name": "e", "root": "file:///e"}]},
+            {"table": "raw.A_Egress"},
+            "raw.A_Egress",
+        ),
+        (
+            {"views": {"b_c": _VIEW}},
+            {"table": "raw.a_b", "views": {"c": _VIEW}},
+            "raw.a_b_c_partials",
+        ),
+        ({"views": {"b": _VIEW}}, {"table": "raw.a_b"}, "raw.a_b"),
+        ({"archive": {"raw": "1 day"}}, {"table": "raw.a_archive"}, "raw.a_archive"),
+        ({}, {"table": "raw.a_archive"}, None),
+        ({}, {"table": "raw.a_egress"}, None),
+    ],
+)
+def test_the_tables_beside_a_streams_own_are_not_shared_either(
+    conf: Path, first: dict[str, Any], second: dict[str, Any], found: str | None
+) -> None:
+    timed = {"schema": "id STRING NOT NULL, at TIMESTAMP", "event_time": {"column": "at"}}
+    write(conf, "a", **timed | first)
+    write(conf, "b", **timed | second)
+    shared = broken(select_streams(conf, every=True))
+    assert list(shared) == (["b"] if found is not None else [])
+    assert found is None or f"found {found}," in str(shared["b"])
 
 
 @pytest.mark.parametrize("group", ["a b", "1", ["a"], "a-b"])

@@ -22,7 +22,6 @@ _SCRIPT = """
 import importlib.util, json, os, sys, threading, time, types
 from datetime import datetime, timezone
 from pathlib import Path
-from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.utils.types import DagRunType
 from airflow.sdk.exceptions import AirflowTaskTimeout
@@ -99,7 +98,7 @@ def rebuild(cleared=0, run_type="scheduled", **params):
     run = types.SimpleNamespace(run_id="it", run_type=run_type, clear_number=cleared, logical_date=AT, run_after=AT)
     task = types.SimpleNamespace(dag_id="d", task_id="t", try_number=cleared + 1, map_index=-1)
     operator.execute({"params": params, "dag_run": run, "ti": task})
-    *said, parent, root = Path(up_file + ".said").read_text().split("|")[4:-1]
+    *said, parent, root = Path(up_file + ".said").read_text().split("|")[6:-1]
     parents.append([parent, root])
     return said
 
@@ -125,7 +124,7 @@ def rebuild_group(*views, code=0, cleared=0):
     Path(up_file + ".views").write_text(json.dumps({"streams": list(views)}) if views else "no JSON")
     command(f"echo $* > {up_file}.ran; echo logged >&2; cat {up_file}.views; exit {code}")
     operator = anabranch_operators.GroupRebuildOperator(task_id="t", group="small")
-    operator.arguments[-1] = operator.hour = HOUR
+    operator.arguments[4] = operator.hour = HOUR
     run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
     try:
         done = operator.execute({"params": {}, "dag_run": run, "ti": types.SimpleNamespace(map_index=-1, **TASK)})
@@ -179,6 +178,14 @@ def hour_of_group(through, code=0, tagged=(), **streams):
     said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
     return [done, ran(), said]
 
+# What the task that looks for earlier hours makes of this status: its error.
+def backlog(*views, code=0):
+    Path(up_file + ".status").write_text(json.dumps(views[0] if len(views) == 1 else views))
+    command(f"cat {up_file}.status; exit {code}")
+    operator = anabranch_operators.BacklogOperator(task_id="t", arguments=["s"])
+    operator.hour = HOUR
+    return executed(operator)
+
 # What the task of a family runs, where the listing and the commands end with these exit codes: its error, the commands.
 def family(state="ready", listed=0, code=0):
     said = {"family": "app", "error": "the catalog did not answer"}
@@ -198,12 +205,10 @@ def family(state="ready", listed=0, code=0):
     return ["", ran()]
 
 # What the watch makes of the command's exit code, and of the JSON that it prints, if any.
-def watch(code, view=None, restarts=False):
+def watch(code, view=None):
     Path(up_file + ".status").write_text(json.dumps(view) if view else "")
     command(f"echo $* > {up_file}.ran; cat {up_file}.status; echo why >&2; exit {code}")
-    operator = anabranch_operators.WatchOperator(
-        task_id="t", arguments=["status", "s"], restarts=restarts
-    )
+    operator = anabranch_operators.WatchOperator(task_id="t", arguments=["status", "s"])
     return (executed(operator)[0] or ["done"])[0]
 
 # What the task of a family runs that Airflow ends during the first stream's command: its error, the commands.
@@ -262,8 +267,14 @@ print("RESULT" + json.dumps({
         "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1),
         "ended": family_ended(),
     },
+    "backlog": {
+        "none": backlog({"stream": "s", "backlog": [HOUR, "2026-11-21T04"]}, code=1),
+        "earlier": backlog({"stream": "s", "backlog": ["2026-11-20T23", "2026-11-21T02", HOUR]}),
+        "of a group": backlog({"stream": "a", "backlog": []}, {"stream": "b", "backlog": ["2026-11-21T02"]}),
+        "away": backlog({"stream": "s", "backlog": []}, {"stream": "b", "error": "away"}, code=75),
+    },
     "watch": {
-        name: [watch(code, view), watch(code, view, restarts=True)]
+        name: watch(code, view)
         for name, code, view in (
             ("in time", 0, {"late": None}),
             ("late", 1, {"late": "no publish for an hour"}),
@@ -306,7 +317,6 @@ print("RESULT" + json.dumps({
             "callbacks": sorted({len(task.on_failure_callback) for task in dag.tasks}),
             "outlets": [outlet.uri for task in dag.tasks for outlet in task.outlets],
             "waits": [task.target_time for task in dag.tasks if hasattr(task, "target_time")],
-            "bash": [task.bash_command for task in dag.tasks if hasattr(task, "bash_command")],
         }
         for dag in dags
     },
@@ -326,8 +336,8 @@ print("RESULT" + json.dumps({
 
 _GAME_EVENTS = """
 batch: {grace: 5 minutes}
-airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl restart speed, speed_late_after: 1 minute}
-egress: [{name: export, type: folder}, {name: feed}]
+airflow: {owner: platform, start: "2026-11-20T00"}
+egress: [{name: export}, {name: feed}]
 """
 # Files with a mistake in what the DAGs use, and the message of each.
 _WRONG = {
@@ -350,7 +360,6 @@ _WRONG = {
         "airflow.start: expected an hour such as 2026-11-21T03, found 'soon'",
     ),
     "thirteenth": ("airflow: {start: 2026-13-21T03}", "airflow.start: expected an hour such as"),
-    "slow": ("airflow: {speed_late_after: soon}", "airflow.speed_late_after: expected a duration"),
     "listed": ("airflow: [a]", "airflow: expected a mapping of keys, found list"),
     "targets": ('egress: [{name: "not; a name"}]', "egress[0].name: expected a name"),
     "twice": (
@@ -370,13 +379,14 @@ _WRONG = {
 }
 
 
+BACKLOG = ["--backlog", "24"]
 _DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'
 _GROUP = {
-    "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n"
+    "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export}]\n"
     'topic: "${ANABRANCH_UNSET}"\n',
     "outlier": "group: small\nbatch: {grace: 999999999999 weeks}\n",
     "patient": "batch: {grace: 1 year}\n",
-    "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
+    "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed}]\n',
     "refunds": 'group: "${ANABRANCH_GROUP}"\n'
     'airflow: {owner: "${ANABRANCH_OWNER}", start: "${ANABRANCH_START:-2026-11-21T05}"}\n',
 }
@@ -477,10 +487,11 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
         "seal": ["rebuild", "verify"],
         "rebuild": ["merge", "verify"],
         "merge": ["verify"],
-        "verify": [],
+        "verify": ["backlog"],
+        "backlog": [],
     }
     assert dag["arguments"]["seal"] == ["batch", "flights", "--hour", hour, "--seal-only"]
-    assert dag["arguments"]["rebuild"] == ["batch", "flights", "--hour", hour]
+    assert dag["arguments"]["rebuild"] == ["batch", "flights", "--hour", hour, *BACKLOG]
     assert dag["arguments"]["merge"] == ["merge", "flights"]
     assert dag["arguments"]["verify"] == ["audit", "flights", "--hours", hour, "--no-kafka"]
     # A refused hour is still merged, and its run still fails.
@@ -508,9 +519,21 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
 
 def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(parsed: Any) -> None:
     dag = parsed["dags"]["anabranch_hourly__game_events"]
-    assert dag["downstream"]["verify"] == ["egress__export", "egress__feed"]
+    assert dag["downstream"]["verify"] == ["backlog", "egress__export", "egress__feed"]
     assert dag["arguments"]["egress__feed"] == ["egress", "game_events", "--target", "feed"]
     assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
+
+
+def test_a_run_is_not_green_while_an_earlier_hour_waits(parsed: Any) -> None:
+    found = parsed["backlog"]
+    assert found["none"] == [[], ""]
+    kinds, message = found["earlier"]
+    assert kinds[0] == "AirflowFailException"
+    assert message.startswith(
+        "expected no hour before 2026-11-21T03 to wait, found s: 2 from 2026-11-20T23; "
+    )
+    assert "found b: 1 from 2026-11-21T02; " in found["of a group"][1]
+    assert found["away"][0][0] == "AirflowException"
 
 
 def test_a_cleared_run_and_a_backfill_restate_with_a_reason(parsed: Any) -> None:
@@ -561,22 +584,17 @@ def test_a_streams_file_configures_airflow(parsed: Any) -> None:
     assert hourly["owners"] == ["platform"]
     assert "seconds=300" in hourly["waits"][0]
     watch = parsed["dags"]["anabranch_speed_watch__game_events"]
-    assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "60 seconds"]
-    assert (watch["bash"], watch["rules"]["restart"]) == (
-        ["systemctl restart speed\n"],
-        "all_success",
-    )
-    assert parsed["dags"]["anabranch_speed_watch__flights"]["bash"] == []
+    assert watch["arguments"] == {"watch": ["status", "game_events", "--late-after", "10 minutes"]}
 
 
-def test_the_speed_layer_is_restarted_only_when_it_is_late(parsed: Any) -> None:
-    """A difference between the layers, a refusal or an outage is no reason for a restart."""
+def test_the_watch_fails_when_the_speed_layer_is_late_alone(parsed: Any) -> None:
+    """And when the command fails; not for a difference between the layers."""
     assert parsed["watch"] == {
-        "in time": ["done", "AirflowSkipException"],
-        "late": ["CommandRefused", "done"],
-        "layers differ": ["done", "AirflowSkipException"],
-        "refused": ["CommandRefused", "CommandRefused"],
-        "away": ["AirflowException", "AirflowException"],
+        "in time": "done",
+        "late": "CommandRefused",
+        "layers differ": "done",
+        "refused": "CommandRefused",
+        "away": "AirflowException",
     }
 
 
@@ -633,17 +651,18 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert dag["downstream"] == {
         "grace": ["rebuild"],
         "rebuild": ["stream"],
-        "stream": ["accepted", "egress__app__feed", "egress__orders__export"],
+        "stream": ["accepted", "backlog", "egress__app__feed", "egress__orders__export"],
+        "backlog": [],
         "configuration__outlier": [],
         "accepted": [],
         "egress__app__feed": [],
         "egress__orders__export": [],
     }
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
-    assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour]
+    assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour, *BACKLOG]
     assert dag["arguments"]["accepted"] == ["complete", "--group", "small", "--tag"]
     assert dag["outlets"] == ["anabranch://group-hours/small"]
-    egress = ["egress__app__feed", "egress__orders__export"]
+    egress = ["egress__app__feed", "egress__orders__export", "backlog"]
     rules = {"accepted": "none_failed_min_one_success"} | dict.fromkeys(egress, "all_done")
     assert dag["rules"] == dict.fromkeys(dag["downstream"], "all_success") | rules
     assert (dag["timetable"], dag["catchup"], dag["start"]) == (
@@ -731,11 +750,11 @@ def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(
         "cleared": 0,
     }
     assert (refused["stream"], refused["exit_code"]) == ("t", 1)
-    assert command == "batch --group small --hour 2026-11-21T03 --output json"
+    assert command == "batch --group small --hour 2026-11-21T03 --backlog 24 --output json"
     [[cleared], [command]] = parsed["group"]["cleared"]
     assert (cleared["cleared"], command) == (
         2,
-        "batch --group small --hour 2026-11-21T03 --restate --why Airflow run it --output json",
+        "batch --group small --hour 2026-11-21T03 --backlog 24 --restate --why Airflow run it --output json",
     )
 
 
@@ -844,7 +863,6 @@ _MANY = """
 import importlib.util, json, sys, time
 from pathlib import Path
 import airflow.sdk, yaml
-from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param, PartitionedAssetTimetable

@@ -458,7 +458,7 @@ def test_a_tag_holds_what_has_expired_until_its_age_ends(past: Past) -> None:
 
 
 def test_hours_wait_for_egress(past: Past) -> None:
-    target = {"name": "export", "type": "folder", "root": f"file://{past.lake.folder}/export"}
+    target = {"name": "export", "root": f"file://{past.lake.folder}/export"}
     past.configure(keep="2 days", egress=[target])
     stream = past.lake.stream
     admin.create(

@@ -25,7 +25,6 @@ from waiting import wait_for
 
 from anabranch import config
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
-from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
 from anabranch.job import Job, StreamFolder
@@ -406,8 +405,11 @@ def test_stream_files_are_taken_up(tmp_path: Path) -> None:
     assert {key[1] for key in values() if key[0] == "group_completeness_seconds"} == {"a"}
     (tmp_path / "streams" / "clicks.yaml").unlink()
     write("events", key="missing")
-    with pytest.raises(ConfigurationError, match="key: expected a column"):
-        StreamFolder(str(tmp_path))
+    write("clicks")
+    # Nor does it keep the page from starting.
+    made = Page(StreamFolder(str(tmp_path)), Settings(), lambda: NOW)
+    found = values()
+    assert (found["up", "events"], found["up", "clicks"]) == (0, 1)
 
 
 def jobs_of(folder: Path, *names: str) -> list[Job]:

@@ -9,8 +9,6 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_environment, new_lake, new_stream
 
-from anabranch import config
-from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
@@ -205,61 +203,6 @@ def test_adopting_another_topic_writes_it_into_the_table(tmp_path: Path) -> None
     moved = MINE.model_copy(update={"topic": "events_2"})
     assert adopt(Publisher(lake, moved), Broker(id="t2").adapter) is not None
     assert read_owner(lake.load(MINE.table)) == Owner("events", "events_2", "cluster")
-
-
-def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: Path) -> None:
-    folder = tmp_path / "streams"
-    folder.mkdir()
-    (folder / "orders.yaml").write_text("table: web.pings\n")
-    (folder / "pings.yaml").write_text("table: Web.pings\n")
-    (folder / "broken.yaml").write_text("table: [\n")
-    with pytest.raises(ConfigurationError) as refused:
-        config.require_different_tables(tmp_path)
-    assert "pings.yaml: table: expected a table of its own, found Web.pings" in str(refused.value)
-    assert f"which {folder / 'orders.yaml'} names too" in str(refused.value)
-    (folder / "pings.yaml").write_text("table: web.other\n")
-    config.require_different_tables(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "found"),
-    [
-        (
-            "{table: web.a}",
-            "{table: web.a_hours}",
-            "table: expected a table of its own, found web.a_hours,",
-        ),
-        (
-            "{table: web.a_dead_letters}",
-            "{table: web.a}",
-            "table: expected a table of its own, found web.a_dead_letters,",
-        ),
-        ("{table: web.a, egress: [{}]}", "{table: Web.A_Egress}", "found Web.A_Egress,"),
-        (
-            "{table: web.a, views: {b_c: {}}}",
-            "{table: web.a_b, views: {c: {}}}",
-            "views.c: expected a table of its own",
-        ),
-        (
-            "{table: web.a, views: {b: {}}}",
-            "{table: web.a_b}",
-            "table: expected a table of its own, found web.a_b,",
-        ),
-        ("{table: web.a, archive: {raw: 1 day}}", "{table: web.a_archive}", "found web.a_archive,"),
-        ("{table: web.a}", "{table: web.a_archive}", None),
-        ("{table: web.a}", "{table: web.a_egress}", None),
-        ("{table: web.a, views: [b]}", "{table: 7}", None),
-    ],
-)
-def test_two_files_with_one_table_beside_theirs_are_found_too(
-    tmp_path: Path, first: str, second: str, found: str | None
-) -> None:
-    (tmp_path / "streams").mkdir()
-    (tmp_path / "streams" / "one.yaml").write_text(first)
-    (tmp_path / "streams" / "two.yaml").write_text(second)
-    shared = config.shared_tables(tmp_path)
-    assert list(shared) == (["two"] if found is not None else [])
-    assert found is None or found in str(shared["two"])
 
 
 def test_an_owner_is_written_and_read() -> None:

@@ -19,7 +19,7 @@ from lakes import FIRST, StreamLake, new_environment, new_stream
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.common.file_lock import locked
-from anabranch.config.egress import FolderTarget
+from anabranch.config.egress import Target
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
@@ -62,7 +62,6 @@ def job_of(folder: Path) -> Job:
     environment = new_environment(folder)
     target = {
         "name": "export",
-        "type": "folder",
         "root": f"file://{folder}/export",
     }
     stream = new_stream(egress=[target])
@@ -367,33 +366,34 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
     ("targets", "expected"),
     [
         (
-            [{"name": "a", "type": "folder", "root": "/tmp/x"}],
+            [{"name": "a", "root": "/tmp/x"}],
             "expected s3://BUCKET/FOLDER or file:///FOLDER",
         ),
-        ([{"name": "a", "type": "folder", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
+        ([{"name": "a", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
         (
-            [{"name": "a", "type": "folder", "root": "hdfs:///x"}],
+            [{"name": "a", "root": "hdfs:///x"}],
             "expected s3://BUCKET/FOLDER",
         ),
         (
-            [{"name": "a", "type": "folder", "root": "file:///x/../y"}],
+            [{"name": "a", "root": "file:///x/../y"}],
             "expected s3://BUCKET/FOLDER",
         ),
-        ([{"name": "a b", "type": "folder", "root": "file:///x"}], "name"),
-        ([{"name": "a", "type": "ftp", "root": "file:///x"}], "folder"),
+        ([{"name": "a b", "root": "file:///x"}], "name"),
+        ([{"name": "a"}], "expected one of root, topic and index"),
         (
-            [{"name": n, "type": "folder", "root": "file:///x"} for n in "ab"],
+            [{"name": "a", "root": "file:///x", "topic": "t"}],
+            "expected one of root, topic and index",
+        ),
+        (
+            [{"name": n, "root": "file:///x"} for n in "ab"],
             "expected each place once",
         ),
         (
-            [{"name": "a", "type": "folder", "root": f"file:///{n}"} for n in "xy"],
+            [{"name": "a", "root": f"file:///{n}"} for n in "xy"],
             "expected each name once",
         ),
         (
-            [
-                {"name": n, "type": "folder", "root": f"file:///x{r}"}
-                for n, r in (("a", ""), ("b", "/y"))
-            ],
+            [{"name": n, "root": f"file:///x{r}"} for n, r in (("a", ""), ("b", "/y"))],
             "expected no target's folder within another's",
         ),
     ],
@@ -410,7 +410,7 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
     bare = replace(job, stream=new_stream())
     with pytest.raises(ConfigurationError, match="has no `egress:`"):
         room.targets_of(bare, None)
-    inside = FolderTarget(name="in", type="folder", root=f"{job.environment.catalog.warehouse}/x")
+    inside = Target(name="in", root=f"{job.environment.catalog.warehouse}/x")
     with pytest.raises(ConfigurationError, match="expected a place outside the warehouse"):
         room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
 

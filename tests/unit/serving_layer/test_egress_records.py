@@ -129,6 +129,6 @@ def test_a_record_is_its_identity_and_its_row_as_json() -> None:
 
 def test_a_topic_is_not_delivered_to_itself() -> None:
     with pytest.raises(ValueError, match="expected other topics than the stream's own"):
-        new_stream(egress=[{"name": "a", "type": "topic", "topic": "events"}])
+        new_stream(egress=[{"name": "a", "topic": "events"}])
     with pytest.raises(ValueError, match="expected each place once"):
-        new_stream(egress=[{"name": n, "type": "topic", "topic": "out"} for n in "ab"])
+        new_stream(egress=[{"name": n, "topic": "out"} for n in "ab"])

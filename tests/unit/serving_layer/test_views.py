@@ -100,7 +100,7 @@ PER_MINUTE = {
         "numbers": "approx_distinct(n)",
     },
 }
-PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}, "late_after": "1 hour"}
+PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}}
 
 
 def with_views(**views: Any) -> Stream:
@@ -353,7 +353,7 @@ def aggregated(
         assert last is not None
         hours = hours_between(max(first, state.timeline.first), shift(last, 1))
         result["complete"] = all(state.is_accepted(h) for h in hours)
-        result["late"] = sum(start_of(row["ingest_hour"]) >= end + view.late_after for row in rows)
+        result["late"] = sum(start_of(row["ingest_hour"]) >= end for row in rows)
     return result
 
 
@@ -729,7 +729,7 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
         ({"aggregates": {"a-b": "count"}}, "w.aggregates: a-b: expected a name of letters"),
         (
             {"every": "1 hour"},
-            "w.every: unknown key .every., expected one of aggregates, group, late_after, window",
+            "w.every: unknown key .every., expected one of aggregates, group, window",
         ),
     ],
 )

@@ -4,6 +4,7 @@ waits."""
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from waiting import wait_for
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.health import PATIENCE
-from anabranch.config import PublishWhen, Speed
+from anabranch.config import Speed
 from anabranch.config.format_settings import FormatSettings
 from anabranch.job import Job
 from anabranch.offsets.hours import Timeline, hour_of
@@ -42,7 +43,7 @@ class Session:
 
 
 SPARK = cast(SparkSession, Session())
-WITHIN = Speed(publish=PublishWhen(records=50, within=timedelta(seconds=30)))
+SLOW = Speed(trigger=timedelta(seconds=30))
 
 
 @pytest.fixture
@@ -121,28 +122,20 @@ def test_a_stream_that_was_set_aside_takes_no_turn_to_start(
         one._try()
 
 
-def test_records_have_waited_since_before_a_new_decision(member: Make) -> None:
-    one = member(speed=WITHIN)
-    one.waiting = Waiting(RANGES, 17.0, True)
-    one.hand(Work(RANGES, only_decide=True))
-    wait_for(lambda: one.is_ready, "the decision")
-    assert one.waiting == Waiting(RANGES, 17.0, True)
-
-
 def test_a_new_decision_is_made_only_where_the_last_one_does_not_reach(member: Make) -> None:
     # Workers do not read this format.
     one = member(is_started=False, format=FormatSettings(type="csv"))
     group = group_of(events=one)
-    group._publish({"events": Waiting(RANGES, 1.0, True)}, 2.0)
+    group._publish({"events": Waiting(RANGES, True)}, 2.0)
     work = handed(one)
     assert (work.ranges, work.only_decide, work.prepared) == (RANGES, False, None)
     decided = one.batches._decided
     assert decided is not None
     one.batches._decided = dataclasses.replace(decided, now=decided.now - timedelta(hours=1))
-    group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
+    group._publish({"events": Waiting(RANGES, True)}, 9.0)
     assert handed(one).only_decide and one.last is None
     # Decided again, and an hour has ended again: it is not asked a third time.
-    group._publish({"events": Waiting(RANGES, 1.0, True)}, 10.0)
+    group._publish({"events": Waiting(RANGES, True)}, 10.0)
     assert not handed(one).only_decide
 
 
@@ -152,7 +145,7 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
     one, staged = member(), list[str]()
     group = group_of(events=one)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
-    group._publish({"events": Waiting(RANGES, 1.0, True)}, 2.0)
+    group._publish({"events": Waiting(RANGES, True)}, 2.0)
     assert staged == ["events"]
 
     def fail(*_: object, **__: object) -> int:
@@ -169,10 +162,10 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
         return 5
 
     monkeypatch.setattr(one.batches, "publish", publish)
-    group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
+    group._publish({"events": Waiting(RANGES, True)}, 9.0)
     wait_for(lambda: one.is_ready, "its own read to be published")
     assert (staged, published, one.reads_alone) == (["events"], [RANGES], False)
-    group._publish({"events": Waiting({0: (5, 6)}, 1.0, True)}, 20.0)
+    group._publish({"events": Waiting({0: (5, 6)}, True)}, 20.0)
     assert staged == ["events", "events"]
 
 
@@ -187,7 +180,7 @@ def test_an_error_of_one_streams_plan_is_its_own(
     monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
     group = group_of(one=one, other=other)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
-    group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, 1.0, True)), 2.0)
+    group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, True)), 2.0)
     assert isinstance(handed(one).error, IndexError)
     assert staged == ["other"]
 
@@ -199,7 +192,7 @@ def test_of_two_streams_of_one_topic_the_one_that_waited_longer_is_first(
     first.last, second.last = 5.0, 1.0
     group = group_of(first=first, second=second)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
-    waiting = Waiting(RANGES, 1.0, True)
+    waiting = Waiting(RANGES, True)
     for now in (6.0, 7.0):
         group._publish({"first": waiting, "second": waiting}, now)
     assert staged == ["second", "first"]
@@ -219,11 +212,11 @@ class Ends:
 
 
 def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(member: Make) -> None:
-    one = member(is_started=False, speed=WITHIN)
+    one = member(is_started=False, speed=SLOW)
+    one.last = time.monotonic()  # so that nothing is due
     group = group_of(events=one)
     for end, progress in ((0, 1), (5, 1), (5, 1), (0, 2)):
         group._kafka = cast(Any, Ends(end))
-        one.waiting = None
         assert group._publish_due() and one.progress == progress
 
 
@@ -233,7 +226,7 @@ def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_a
     retrying, leaving, waiting = (
         member(),
         member(is_started=False),
-        member(is_started=False, speed=WITHIN),
+        member(is_started=False, speed=SLOW),
     )
 
     def fail(*_: object, **__: object) -> int:
@@ -248,7 +241,7 @@ def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_a
     group = group_of(retrying=retrying, waiting=waiting)
     group._leaving = {"leaving": leaving}
     assert group.set_aside == {}
-    # A wait that `publish.within` allows is not a stall.
+    # A wait of the trigger is not a stall.
     for one in (retrying, leaving, waiting):
         one._moved -= PATIENCE.total_seconds() + 10
     said = group.set_aside

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.config import PublishWhen, Speed
+from anabranch.config import Speed
 from anabranch.offsets.hours import HourRange
 from speed_layer.group_plan import (
     Waiting,
@@ -24,53 +24,25 @@ from speed_layer.plan import assign
 
 
 def test_nothing_waits_where_the_log_ends_at_the_position() -> None:
-    assert plan_waiting({0: 5, 1: 7}, {0: 5, 1: 7}, 100, None, 1.0) is None
+    assert plan_waiting({0: 5, 1: 7}, {0: 5, 1: 7}, 100) is None
 
 
 def test_all_that_waits_is_read_at_once_up_to_the_limit() -> None:
-    assert plan_waiting({0: 5, 1: 7}, {0: 9, 1: 7}, 4, None, 1.0) == Waiting({0: (5, 9)}, 1.0, True)
+    assert plan_waiting({0: 5, 1: 7}, {0: 9, 1: 7}, 4) == Waiting({0: (5, 9)}, True)
 
 
 def test_more_than_the_limit_is_shared_in_proportion() -> None:
-    waiting = plan_waiting({0: 0, 1: 0, 2: 0}, {0: 3000, 1: 1000, 2: 1}, 400, None, 1.0)
-    assert waiting == Waiting({0: (0, 299), 1: (0, 99), 2: (0, 1)}, 1.0, False)
+    waiting = plan_waiting({0: 0, 1: 0, 2: 0}, {0: 3000, 1: 1000, 2: 1}, 400)
+    assert waiting == Waiting({0: (0, 299), 1: (0, 99), 2: (0, 1)}, False)
 
 
 def test_a_partition_that_the_position_lacks_is_not_read() -> None:
-    assert plan_waiting({0: 0}, {0: 1, 1: 9}, 100, None, 1.0) == Waiting({0: (0, 1)}, 1.0, True)
+    assert plan_waiting({0: 0}, {0: 1, 1: 9}, 100) == Waiting({0: (0, 1)}, True)
 
 
-def test_waiting_records_keep_the_time_of_their_oldest_offset() -> None:
-    before = plan_waiting({0: 0}, {0: 1}, 100, None, 1.0)
-    assert plan_waiting({0: 0}, {0: 2}, 100, before, 5.0) == Waiting({0: (0, 2)}, 1.0, True)
-
-
-def _speed(trigger: float, records: int | None = None, within: float = 30) -> Speed:
-    publish = (
-        PublishWhen(records=records, within=timedelta(seconds=within))
-        if records is not None
-        else None
-    )
-    return Speed(trigger=timedelta(seconds=trigger), publish=publish)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "last", "speed", "due"),
-    [
-        (Waiting({0: (0, 1)}, 9.0, True), None, _speed(2), True),
-        (Waiting({0: (0, 1)}, 9.0, True), 8.5, _speed(2), False),
-        (Waiting({0: (0, 1)}, 9.0, True), 8.0, _speed(2), True),
-        (Waiting({0: (0, 9)}, 9.0, True), None, _speed(2, records=10), False),
-        (Waiting({0: (0, 10)}, 9.0, True), None, _speed(2, records=10), True),
-        (Waiting({0: (0, 1)}, 5.0, True), None, _speed(2, records=10, within=5), True),
-        (Waiting({0: (0, 1)}, 9.0, False), None, _speed(2, records=10), True),
-        (Waiting({0: (0, 10)}, 5.0, True), 9.5, _speed(2, records=10), False),
-    ],
-)
-def test_a_micro_batch_is_due_by_its_trigger_and_by_waiting_records(
-    waiting: Waiting, last: float | None, speed: Speed, due: bool
-) -> None:
-    assert is_due(waiting, last, speed, 10.0) is due
+@pytest.mark.parametrize(("last", "due"), [(None, True), (8.5, False), (8.0, True)])
+def test_a_micro_batch_is_due_by_its_trigger(last: float | None, due: bool) -> None:
+    assert is_due(last, Speed(trigger=timedelta(seconds=2)), 10.0) is due
 
 
 def test_a_log_that_ends_before_the_position_and_a_topic_with_other_partitions_are_noticed() -> (

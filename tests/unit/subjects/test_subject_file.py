@@ -40,7 +40,7 @@ def load(conf: Path, **values: Any) -> Stream:
 def test_its_forms(conf: Path) -> None:
     plain = load(conf, schema="registry", event_time={"column": "at"}, files={"sort": "at"})
     assert plain.lacks_columns and plain.subject == "shop.orders-value"
-    rules = {"from": "registry", "columns": "at TIMESTAMP NOT NULL", "exclude": "debug"}
+    rules = {"columns": "at TIMESTAMP NOT NULL", "exclude": "debug"}
     stream = load(conf, schema=rules, format={"type": "json_schema", "subject": "s"})
     assert stream.subject_schema is not None and stream.subject == "s"
     assert stream.subject_schema.columns == (Column("at", "timestamp", False),)
@@ -49,9 +49,7 @@ def test_its_forms(conf: Path) -> None:
 
 
 def test_defaults_and_families_have_it_too(conf: Path) -> None:
-    (conf / "defaults.yaml").write_text(
-        yaml.safe_dump({"schema": {"from": "registry", "exclude": ["debug"]}})
-    )
+    (conf / "defaults.yaml").write_text(yaml.safe_dump({"schema": {"exclude": ["debug"]}}))
     own = load(conf, schema={"columns": "n INT"}).subject_schema
     assert own is not None and own.exclude == ("debug",) and own.columns[0].name == "n"
     family = {
@@ -72,8 +70,10 @@ def test_defaults_and_families_have_it_too(conf: Path) -> None:
             {"schema": "registry", "format": "json"},
             "schema: expected columns with format json, found registry",
         ),
-        ({"schema": {"form": "registry"}}, "schema.form: unknown key 'form', did you mean 'from'?"),
-        ({"schema": {"from": "table"}}, "schema.from: "),
+        (
+            {"schema": {"column": "n INT"}},
+            "schema.column: unknown key 'column', did you mean 'columns'?",
+        ),
         (
             {"schema": {"columns": "n INTT"}},
             "schema.columns: column n: unknown type 'INTT', did you mean INT?",
