@@ -3,6 +3,7 @@ which."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from lakes import StreamLake, new_state
 from proofs import CUT, HOUR, NEXT, accept, event, job, new_proof, read
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
+from anabranch.cli import main
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
@@ -196,6 +199,25 @@ def test_the_text_for_unknown_duplicates() -> None:
         "2 more than the ledger counts"
     )
     assert "the ledger has no count" in str(diff.not_found_reason(skipped, NEXT, None, 0))
+
+
+def test_the_command_adds_the_rows_to_the_explanation(
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_before(one)
+    read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: job(one))
+    asked = ["explain", "events", NEXT, "--rows"]
+    done = CliRunner().invoke(main, [*asked, "--output", "json"])
+    view = json.loads(done.stdout)
+    assert (done.exit_code, view["state"], len(view["sentences"]) > 5) == (1, "accepted", True)
+    assert view["difference"]["unexplained"] == {"changed": 1}
+    assert (view["duplicates"]["counted"], view["duplicates"]["found"]) == (1, 1)
+    shown = CliRunner().invoke(main, asked).stdout
+    assert "1 duplicates counted, 1 found" in shown
+    assert shown.endswith("nothing explains 1 changed\n")
+    assert CliRunner().invoke(main, asked[:-1]).exit_code == 0
 
 
 SCHEMA = pa.schema(
