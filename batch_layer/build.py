@@ -27,7 +27,13 @@ from anabranch.iceberg.hour_files import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target_of
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import read_snapshot, read_staged, stage, stage_files
+from anabranch.iceberg.staging import (
+    by_own_spec,
+    read_snapshot,
+    read_staged,
+    stage,
+    stage_files,
+)
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.offsets import hours
@@ -337,6 +343,7 @@ class HourBuilder:
             kept = fit_to_table(kept, self._catalog, state.table, rows_columns(stream))
             rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
             row_options = options | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
+            row_options |= by_own_spec(state.table)
             staged = stage(
                 rows.sortWithinPartitions(*order),
                 lake,
@@ -358,7 +365,7 @@ class HourBuilder:
                 self._catalog,
                 stream.dead_letters_table,
                 new_id(),
-                options,
+                options | by_own_spec(lake.load(stream.dead_letters_table)),
                 protected=True,
             )
         reach(Step.BATCH_STAGED)

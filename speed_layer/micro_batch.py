@@ -32,7 +32,7 @@ from anabranch.common.remote_errors import one_line
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import Written, stage
+from anabranch.iceberg.staging import Written, by_own_spec, stage
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.kafka.source import is_unreadable, read_around
@@ -553,6 +553,7 @@ class MicroBatches:
             records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream)
         )
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
+        write |= by_own_spec(decided.state.table)
         with self._staging:
             rows = stage(fitted, self._lake, catalog, stream.table, new_id(), write)
         note(attempt=rows.wap_id)

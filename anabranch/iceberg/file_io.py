@@ -30,6 +30,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.private_api import open_file_system, retry_strategy, write_data_files
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
 
@@ -174,7 +175,10 @@ def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> 
     """Write rows with the table's columns into files of their partitions; no snapshot refers to
     them yet. `properties` override the table's properties. Raises OSError."""
     metadata = table.metadata.model_copy(
-        update={"properties": {**table.metadata.properties, **properties}}
+        update={
+            "properties": {**table.metadata.properties, **properties},
+            "default_spec_id": own_spec_id(table),
+        }
     )
     files = list(write_data_files(metadata, rows, table.io))
     count_written((file.file_path, file.file_size_in_bytes) for file in files)

@@ -54,6 +54,7 @@ from anabranch.iceberg.prepare import prepare, prepare_stage
 from anabranch.iceberg.s3 import shared_files
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
+from anabranch.iceberg.table_format import require_writable
 
 LOG = logging.getLogger(__name__)
 
@@ -231,6 +232,7 @@ class Lake:
         file of the commit may be deleted then. Raises Terminal if another program changed rows of a
         branch.
         """
+        require_writable(table)
         if commit.changes:
             check_foreign_commits(table)
         began = self.clock.now(table.metadata.last_updated_ms)
@@ -308,6 +310,7 @@ class Lake:
         """
         for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
             table = self.load(name)
+            require_writable(table)
             prepared = prepare_stage(
                 table, wap_id, files, self.clock.now(table.metadata.last_updated_ms)
             )

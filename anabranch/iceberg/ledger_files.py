@@ -42,7 +42,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, Set
 from anabranch.iceberg.expiry import plan_plain_expiry
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
-from anabranch.iceberg.manifests import read_entries
+from anabranch.iceberg.manifests import own_spec_id, read_entries
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import PUBLISH_ID, count
 
@@ -419,7 +419,7 @@ def _commit(
         table, max(time.time_ns() // 1_000_000, table.metadata.last_updated_ms + 1)
     )
     writer.begin_snapshot()
-    manifests = [writer.write_manifest(table.metadata.default_spec_id, (), added)] if added else []
+    manifests = [writer.write_manifest(own_spec_id(table), (), added)] if added else []
     of_spec = attrgetter("data_file.spec_id")
     manifests += [
         writer.write_manifest(spec, some)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from anabranch.common.errors import Terminal
 from anabranch.offsets.hours import start_of
 
 if TYPE_CHECKING:
@@ -95,12 +96,22 @@ def hour_index(spec: PartitionSpec) -> int | None:
     return names.index(HOUR) if HOUR in names else None
 
 
+def own_spec_id(table: Table) -> int:
+    """Return the id of the partition spec that `apply` made, the oldest one by the ingest hour if
+    there is any. Another program may have set another default, which our writers do not follow:
+    files of any spec are legal. Pure."""
+    specs = table.specs()
+    return min(specs, key=lambda id: (hour_index(specs[id]) is None, id))
+
+
 def hour_of_file(table: Table, data_file: DataFile) -> str:
     """Return the ingest hour of a data file's partition. Raises ValueError if it has none."""
     index = hour_index(table.specs()[data_file.spec_id])
     if index is None:
-        raise ValueError(
-            f"{data_file.file_path}: expected a partition by {HOUR}, found spec {data_file.spec_id}"
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected every file to have a partition by {HOUR}, "
+            f"found {data_file.file_path} of partition spec {data_file.spec_id}, which another "
+            "program wrote; roll the branch back to its snapshot before it"
         )
     return str(data_file.partition[index])
 

@@ -39,6 +39,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ def target_of(table: Table) -> Target | None:
         or properties.get("write.format.default", "parquet") != "parquet"
     ):
         return None
-    if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
-        isinstance(f.transform, IdentityTransform) for f in table.spec().fields
+    spec = table.specs()[own_spec_id(table)]
+    if tuple(f.name for f in spec.fields) != PARTITION or not all(
+        isinstance(f.transform, IdentityTransform) for f in spec.fields
     ):
         return None
     fields = []
@@ -241,9 +243,7 @@ def data_file_of(table: Table, output: Output) -> DataFile:
     """Return the manifest entry of an output."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
-    return data_file_from(
-        table, output.path, output.size, footer, partition, table.metadata.default_spec_id
-    )
+    return data_file_from(table, output.path, output.size, footer, partition, own_spec_id(table))
 
 
 def data_file_from(

@@ -11,10 +11,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Terminal, Transient
+from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.snapshots import STAGING, WAP_ID, Staged, find_staged, staged_ref
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
     from anabranch.iceberg.lake import Lake
@@ -109,6 +111,13 @@ def stage(
         time.monotonic() - began,
     )
     return staged
+
+
+def by_own_spec(table: Table) -> dict[str, str]:
+    """Return Spark's write options for the partition spec of `apply`, if another program has set
+    another default."""
+    own = own_spec_id(table)
+    return {"output-spec-id": str(own)} if own != table.spec().spec_id else {}
 
 
 def stage_files(

@@ -23,6 +23,7 @@ from anabranch.iceberg.snapshots import (
     is_unguarded,
     snapshot_properties,
 )
+from anabranch.iceberg.table_format import require_writable
 from anabranch.iceberg.table_schemas import (
     FROM_KAFKA,
     archive_schema,
@@ -201,7 +202,9 @@ def _require_own(stream: Stream, lake: Lake) -> None:
     of its other tables is the table of a stream."""
     file = f"streams/{stream.name}.yaml"
     for name in filter(lake.exists, (*stream.branched_tables, *stream.plain_tables)):
-        if (owner := read_owner(lake.load(name))) is not None:
+        table = lake.load(name)
+        require_writable(table)
+        if (owner := read_owner(table)) is not None:
             raise AnotherStreamsTable(
                 f"{file}: table {name}: expected a table of its own beside {stream.table}, found "
                 f"the table of stream {owner.stream} (streams/{owner.stream}.yaml); nothing was "
@@ -210,6 +213,7 @@ def _require_own(stream: Stream, lake: Lake) -> None:
     if not lake.exists(stream.table):
         return
     table = lake.load(stream.table)
+    require_writable(table)
     found = table.schema().column_names
     missing = [name for name, _ in FROM_KAFKA if name not in found]
     if missing and not find_foreign_changes(table, rows_columns(stream).schema):
@@ -320,6 +324,7 @@ def require_columns(table: Table, stream: Stream) -> None:
     stream with the columns of a subject. A job that keeps running while `apply` evolves its table
     would write rows without the new columns.
     """
+    require_writable(table)
     columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}
     wanted = {f.name: f for f in columns.schema.fields}

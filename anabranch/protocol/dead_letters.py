@@ -31,7 +31,7 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.manifests import hour_of_file, own_spec_id
 from anabranch.iceberg.snapshots import (
     BRANCHES,
     Staged,
@@ -420,7 +420,7 @@ def _copy_of(path: str) -> str:
 def _from_footer(table: Table, path: str) -> DataFile:
     """Return the manifest entry of a file, with partition, counts and bounds from its footer."""
     data_file = parquet_file_to_data_file(table.io, table.metadata, path)
-    data_file.spec_id = table.metadata.default_spec_id
+    data_file.spec_id = own_spec_id(table)
     return data_file
 
 

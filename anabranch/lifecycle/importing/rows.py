@@ -16,6 +16,7 @@ from pyiceberg.typedef import Record
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
 from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
@@ -220,9 +221,7 @@ class TableRows:
         partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
         groups = (rows.slice(at, _ROW_GROUP) for at in range(0, len(rows), _ROW_GROUP))
         with lake_errors(f"write {path}"):
-            data_file = write_file(
-                table, path, rows.schema, groups, partition, table.metadata.default_spec_id
-            )
+            data_file = write_file(table, path, rows.schema, groups, partition, own_spec_id(table))
             if not is_same(read_batches(table, (data_file,)), iter(rows.to_batches())):
                 raise Terminal(
                     f"import hour {hour}: expected to read the {len(rows)} rows that were written "

@@ -57,6 +57,7 @@ class Issue(StrEnum):
     METADATA_GONE = "tables.metadata-gone"
     BRANCH_MISSING = "tables.branch-missing"
     ANOTHER_STREAMS_TABLE = "tables.another-streams"
+    FORMAT = "tables.format"
     COLUMNS = "tables.columns"
     PROPERTIES = "tables.properties"
     OPTIMIZER = "tables.optimizer"

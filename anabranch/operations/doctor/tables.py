@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import AnabranchError, MetadataGone, Terminal, Transient
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    MetadataGone,
+    Terminal,
+    Transient,
+)
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin
 from anabranch.iceberg.foreign import operation_of
@@ -13,6 +19,7 @@ from anabranch.iceberg.foreign_columns import find_foreign_changes, published_sc
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
+from anabranch.iceberg.table_format import VERSION, unsupported_feature
 from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
@@ -39,7 +46,8 @@ class TableFacts:
     """Facts about a stream's tables. `branches`: missing branches as (table, branch). `columns`:
     how the table's columns differ from the stream's file, as text. `unread`: None if the table has
     no state yet. `optimizers`: signs of another program that maintains a table, as (table, sign).
-    `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its branches."""
+    `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its branches.
+    `features`: features that our writers do not support, as (table, feature)."""
 
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
@@ -48,6 +56,7 @@ class TableFacts:
     optimizers: tuple[tuple[str, str], ...] = ()
     ref_ages: tuple[tuple[str, str], ...] = ()
     unread: Unread | None = None
+    features: tuple[tuple[str, str], ...] = ()
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
@@ -79,6 +88,9 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
         optimizers=tuple(
             (name, shown) for name, table in tables.items() for shown in find_optimizers(table)
         ),
+        features=tuple(
+            (n, feature) for n, t in tables.items() if (feature := unsupported_feature(t))
+        ),
         ref_ages=tuple(
             (n, age) for n, t in tables.items() if (age := t.properties.get(_REF_AGE)) is not None
         ),
@@ -91,6 +103,9 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
             wanted_fields = published_schema(table) or table.schema()
             for change in find_foreign_changes(table, wanted_fields)[:1]:
                 raise Terminal(f"{change.words(name)}")
+    except ConfigurationError:
+        # An unsupported feature is a separate finding.
+        return facts
     except Terminal as differs:
         facts = replace(facts, columns=str(differs))
     try:
@@ -182,6 +197,16 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply)
         for name, branch in facts.branches
     ]
+    for name, feature in facts.features:
+        made.append(
+            error(
+                Issue.FORMAT,
+                name,
+                f"format version {VERSION} without encryption",
+                f"{feature}, which another program set",
+                f"{apply}, whose error has the way back",
+            )
+        )
     if facts.columns is not None:
         made.append(
             error(

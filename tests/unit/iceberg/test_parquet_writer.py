@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, parquet_writer, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.file_io import LakeFileIO
+from anabranch.iceberg.file_io import LakeFileIO, write_files
+from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
 from anabranch.iceberg.snapshots import heads
-from anabranch.iceberg.staging import MOST_OPEN_FILES, Written
+from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, by_own_spec
 from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish
@@ -182,6 +185,52 @@ def test_an_upper_bound_steps_over_surrogates(tmp_path: Path, length: int) -> No
         upper = (file.upper_bounds or {}).get(table.schema().find_field("id").field_id)
         assert (upper.decode() if upper is not None else None) == bound
         assert bound is None or text.encode() <= bound.encode()
+
+
+def add_bucket(update: UpdateSpec) -> None:
+    update.add_field("id", BucketTransform(4), "id_bucket")
+
+
+def remove_hour(update: UpdateSpec) -> None:
+    update.remove_field("ingest_hour")
+
+
+@pytest.mark.parametrize("change", [add_bucket, remove_hour])
+def test_files_follow_the_spec_of_apply_after_another_program_set_another(
+    tmp_path: Path, change: Callable[[UpdateSpec], None]
+) -> None:
+    lake = new_lake(tmp_path)
+    with lake.lake.catalog.load_table(lake.name).update_spec() as update:
+        change(update)
+    table = lake.table()
+    assert table.spec().spec_id == 1 and own_spec_id(table) == 0
+    assert by_own_spec(table) == {"output-spec-id": "0"}
+    assert target_of(table) is not None
+    files = tuple(data_file_of(table, o) for o in write(table, narrow_rows([(DAY, FIRST)])))
+    assert [file.spec_id for file in files] == [0]
+    publish(lake, files)
+    assert lake.rows("main") == [(FIRST, 0, 0)]
+    # The ledger and dead letters too, which PyIceberg writes.
+    name = lake.stream.dead_letters_table
+    with lake.lake.catalog.load_table(name).update_spec() as update:
+        update.add_field("error_code", BucketTransform(4), "code_bucket")
+    letters = lake.lake.load(name)
+    rows = pa.Table.from_pylist(
+        [
+            {
+                "topic_id": "t",
+                "kafka_partition": 0,
+                "kafka_offset": 1,
+                "ingest_hour": FIRST,
+                "error_code": "malformed",
+                "layer": "speed",
+            }
+        ],
+        schema=schema_to_pyarrow(letters.schema()),
+    )
+    [file] = write_files(letters, rows, {})
+    assert file.spec_id == 0 and f"ingest_hour={FIRST}/" in file.file_path
+    assert "code_bucket" not in file.file_path
 
 
 def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
@@ -517,7 +566,9 @@ def test_files_are_written_to_the_tables_data_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["no date", "no hour", "another order", "one more"])
-def test_a_table_of_other_partitions_is_left_to_iceberg(tmp_path: Path, by: str) -> None:
+def test_a_table_of_other_partitions_is_written_by_the_ones_of_apply(
+    tmp_path: Path, by: str
+) -> None:
     lake = new_lake(tmp_path)
     wide_table(lake)
     with lake.lake.load("games.wide").update_spec() as spec:
@@ -528,7 +579,11 @@ def test_a_table_of_other_partitions_is_left_to_iceberg(tmp_path: Path, by: str)
     if by == "another order":
         with lake.lake.load("games.wide").update_spec() as spec:
             spec.add_identity("event_date")
-    assert target_of(lake.lake.load("games.wide")) is None
+    table = lake.lake.load("games.wide")
+    assert table.spec().spec_id > 0
+    [output] = write(table, wide_rows(table, 1))
+    assert f"/event_date={DAY}/ingest_hour={FIRST}/" in output.path
+    assert data_file_of(table, output).spec_id == 0
 
 
 @pytest.mark.parametrize(
@@ -541,7 +596,7 @@ def test_a_table_of_other_transforms_is_left_to_iceberg(
     date_, hour = table.spec().fields
     # Iceberg lets no field but an identity have a column's name, as of today.
     other = PartitionSpec(date_.model_copy(update={"transform": transform}), hour)
-    monkeypatch.setattr(table, "spec", lambda: other)
+    monkeypatch.setattr(table, "specs", lambda: {0: other})
     assert target_of(table) is None
 
 

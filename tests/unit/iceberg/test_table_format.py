@@ -1,0 +1,95 @@
+"""A table with a feature that our writers do not support is refused, with the way back."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake
+from pyiceberg.table.update import SetPropertiesUpdate
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.operations.doctor import tables as doctor
+from anabranch.operations.doctor.finding import Issue, Severity
+from anabranch.protocol import apply
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.publish import Publish, new_id
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    made = new_lake(tmp_path)
+    staged = made.stage([(FIRST, 0, 1)])
+    assert made.publish(made.speed(staged, {0: 2})) is Outcome.LANDED
+    return made
+
+
+def change(one: StreamLake, name: str, update: Any) -> None:
+    table = one.lake.catalog.load_table(name)
+    one.lake.catalog.commit_table(table, (), (update,))
+
+
+def upgrade(one: StreamLake) -> None:
+    """Set `format-version` 3 as Spark does; PyIceberg itself cannot."""
+    table = one.table()
+    former = Path(urlparse(table.metadata_location).path)
+    metadata = json.loads(former.read_text())
+    metadata |= {"format-version": 3, "next-row-id": 0}
+    entry = {"metadata-file": table.metadata_location, "timestamp-ms": metadata["last-updated-ms"]}
+    metadata["metadata-log"] = [*metadata.get("metadata-log", []), entry]
+    file = former.with_name("00099-upgraded.metadata.json")
+    file.write_text(json.dumps(metadata))
+    admin.forget(one.lake, one.name)
+    admin.register(one.lake, one.name, f"file://{file}")
+
+
+def test_a_table_of_version_3_is_refused_and_comes_back_by_its_last_file(one: StreamLake) -> None:
+    before = one.table().metadata_location
+    upgrade(one)
+    with pytest.raises(ConfigurationError, match="found format version 3, which another") as error:
+        require_columns(one.table(), one.stream)
+    with pytest.raises(ConfigurationError, match="found format version 3"):
+        one.lake.stage(one.name, "attempt", ())
+    with pytest.raises(ConfigurationError, match="found format version 3"):
+        one.publish(Publish(new_id(), (Change("main"),), one.state().timeline))
+    kafka: Any = SimpleNamespace(cluster_id=lambda: "k", describe=lambda *_: None)
+    with pytest.raises(ConfigurationError, match="found format version 3"):
+        apply.apply(one.environment, one.stream, one.lake, kafka)
+    facts = doctor.read(one.environment, one.stream, one.lake)
+    [finding] = [f for f in doctor.findings("lake", one.stream, facts) if f.check is Issue.FORMAT]
+    assert (finding.subject, finding.severity) == (one.name, Severity.ERROR)
+
+    # As the message says.
+    [file] = re.findall(r"register_table\('games.events', '([^']+)'\)", str(error.value))
+    assert file == before
+    admin.forget(one.lake, one.name)
+    admin.register(one.lake, one.name, file)
+    require_columns(one.table(), one.stream)
+    assert one.rows("main") == [(FIRST, 0, 1)]
+    assert one.publish(one.speed(one.stage([(FIRST, 0, 3)]), {0: 4})) is Outcome.LANDED
+
+
+def test_rows_that_were_written_since_need_a_restore(one: StreamLake) -> None:
+    upgrade(one)
+    refs = one.table().metadata.refs
+    refs["main"] = refs["main"].model_copy(update={"snapshot_id": 4711})
+    table = one.table()
+    table.metadata.refs["main"] = refs["main"]
+    with pytest.raises(ConfigurationError, match="restore catalog and bucket"):
+        require_columns(table, one.stream)
+
+
+def test_encryption_is_refused_for_every_table(one: StreamLake) -> None:
+    name = one.stream.dead_letters_table
+    change(one, name, SetPropertiesUpdate(updates={"encryption.key-id": "k"}))
+    with pytest.raises(ConfigurationError, match=r"UNSET TBLPROPERTIES.*run it again"):
+        one.lake.stage(name, "attempt", ())
+    facts = doctor.read(one.environment, one.stream, one.lake)
+    assert facts.features == ((name, "property encryption.key-id"),)
