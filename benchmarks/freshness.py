@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from demo.story import poll
 from runs import anabranch, configure, end_by_signals, on_master, run_quietly
 from shapes import SHAPES, Shape, acknowledged_at, create
 from sqlalchemy import Engine, create_engine, text
 
 from anabranch import config
 from anabranch.common.output import print_table
-from anabranch.dev.demo.story import poll
 from anabranch.dev.services import Services, running
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol.state import load_state

@@ -36,6 +36,7 @@ import psutil
 import psycopg2
 import yaml
 from children_cpu import children_cpu
+from demo.story import poll
 from driver import KINDS, kind_of
 from freshness import Sent, by_minute, delays, produce, spawned
 from kafka import KafkaAdminClient
@@ -48,7 +49,6 @@ from wire import varint, wired
 
 from anabranch import config
 from anabranch.common.output import print_table
-from anabranch.dev.demo.story import poll
 from anabranch.dev.services import Services, running
 from anabranch.iceberg.lake import Lake
 from anabranch.job import open_job

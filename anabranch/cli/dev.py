@@ -193,8 +193,8 @@ def produce(
     if stream != producing.STREAM:
         raise ConfigurationError(
             f"dev produce: expected {producing.STREAM}, the one stream whose events it can make "
-            f"up, found {stream!r}. For real flights run 'python -m anabranch.dev.demo.flights'; "
-            "to any other topic send records of your own: 'anabranch dev send TOPIC FILE'."
+            f"up, found {stream!r}. Send records of your own to another topic: 'anabranch dev send "
+            "TOPIC FILE'."
         )
     topic = config.load_stream(stream, conf_folder()).topic
     kafka = config.load_environment(conf_folder()).kafka

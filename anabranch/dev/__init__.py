@@ -1,4 +1,4 @@
-"""Anabranch on one machine: a Kafka broker, an S3 server, producers and demos.
+"""Anabranch on one machine: a Kafka broker, an S3 server and producers.
 
-Not for production. Only `anabranch dev` and the demos use it.
+Not for production. Only `anabranch dev`, examples and tests use it.
 """

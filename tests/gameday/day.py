@@ -22,14 +22,14 @@ import faketime
 import go_tools
 import kafka_tools
 import yaml
+from demo.story import Story, poll
+from demo.workspace import ExternalServices, Running, Workspace, open_workspace
 from game_day_page import Seen
 from servers import serving
 from soak.interference import Interference
 from toxiproxy import Proxy, Toxiproxy, running_toxiproxy
 
 from anabranch.common.errors import Transient
-from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import ExternalServices, Running, Workspace, open_workspace
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.job import Job

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 from day import ALERTS, SECONDS, Day, running_day
+from demo.live import Live
+from demo.story import poll
 from game_day_page import FILE, skeletons
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from anabranch.dev.demo.live import Live
-from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of

@@ -24,16 +24,16 @@ from typing import Any
 import pytest
 import yaml
 from day import FACTOR, SECONDS, Day, Watch, running_day
+from demo.audit import game_event_as_sent
+from demo.comparison import Reconciliation, ServedRecord, compare
+from demo.live import Live
+from demo.story import poll
 from game_day_page import FILE, Observed, render, skeletons
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from run_books import printed
 
 from anabranch.common.errors import Transient
 from anabranch.dev import services
-from anabranch.dev.audit import game_event_as_sent
-from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
-from anabranch.dev.demo.live import Live
-from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.events import Ack, Kind, generate, sha256
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
 from anabranch.kafka.client import create_topic, new_producer

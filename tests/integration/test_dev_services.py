@@ -16,13 +16,13 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
+from demo.story import Story
+from demo.workspace import open_workspace
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.dev import services
-from anabranch.dev.demo.story import Story
-from anabranch.dev.demo.workspace import open_workspace
 from anabranch.dev.services import Home, Services
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import Jars, ensure_jars, jvm_folder, verify

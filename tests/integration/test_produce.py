@@ -1,4 +1,4 @@
-"""A reader finds in the topic what `dev produce` and the flights' sender say was acknowledged."""
+"""A reader finds in the topic what `dev produce` says was acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from anabranch import config
 from anabranch.cli import main
 from anabranch.cli.dev import produce
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import Ack, expected, sha256
 from anabranch.dev.producers.produce import produce_events
 from anabranch.kafka.client import create_topic
@@ -235,11 +234,11 @@ def test_a_topic_of_ones_own_and_a_files_lines_in_it(
     assert "line 2: expected a record that Kafka takes" in run("send", topic, str(lines), expect=1)
 
 
-def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> None:
+def test_another_stream_is_refused_with_a_pointer_to_send(conf: Path) -> None:
     result = CliRunner().invoke(produce, ["flights", "--events", "5", "--conf", str(conf)])
     assert isinstance(result.exception, ConfigurationError)
     assert "found 'flights'" in str(result.exception)
-    assert "anabranch.dev.demo.flights" in str(result.exception)
+    assert "anabranch dev send TOPIC FILE" in str(result.exception)
 
 
 def test_ctrl_c_flushes_prints_the_account_and_exits_130(
@@ -283,25 +282,3 @@ def test_ctrl_c_flushes_prints_the_account_and_exits_130(
     assert positions(
         [Ack(**json.loads(line)) for line in acks.read_text().splitlines()]
     ) == read_back(kafka, topic)
-
-
-def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: str) -> None:
-    sent = flights_data.send(kafka, topic, limit=2_000, hours=2)
-    assert (sent.sent["good"], sent.acknowledged, sent.failed) == (2_000, 2_000, 0)
-    records = read_back(kafka, topic)
-    assert records == positions(sent.acks)
-    assert {partition for partition, *_ in records} == {0, 1, 2}
-    values = Counter(
-        sha256(json.dumps(flight, separators=(",", ":")).encode())
-        for flight in flights_data.flights(2_000)
-    )
-    assert Counter(digest for _, _, digest, _ in records) == values
-    assert len({stamp // 3_600_000 for *_, stamp in records}) in (2, 3)
-
-
-def test_flights_stop_on_request(kafka: config.Kafka, topic: str) -> None:
-    stop = threading.Event()
-    sent = flights_data.send(kafka, topic, stop=stop, on_ack=lambda ack: stop.set())
-    assert 0 < sent.acknowledged == sent.sent["good"] < flights_data.FLIGHTS
-    assert sent.failed == 0
-    assert read_back(kafka, topic) == positions(sent.acks)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo.story import poll
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
 from world import BATCH, DECODERS, Record, World, event, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Transient
 from anabranch.common.output import plain
-from anabranch.dev.demo.story import poll
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import head
 from anabranch.kafka.source import read_ranges

@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass, field
 
 from children_cpu import children_cpu
+from demo.story import Story
+from demo.workspace import Workspace, main, open_workspace
 
-from anabranch.dev.demo.story import Story
-from anabranch.dev.demo.workspace import Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.protocol.state import load_state
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 import yaml
+from demo import audit
+from demo.story import Story, poll
+from demo.workspace import Running, Workspace, open_workspace
 from flaky_s3 import FlakyS3, running_flaky_s3
 
 from anabranch.common.output import plain
-from anabranch.dev import audit
-from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import Running, Workspace, open_workspace
 from anabranch.dev.producers.events import Ack
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.dev.services.processes import HOST

@@ -15,12 +15,12 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 
 import click
+from demo import audit
+from demo.live import Live
+from demo.story import Story
+from demo.workspace import ExternalServices, Workspace, main, open_workspace
 
 from anabranch.common.errors import Terminal
-from anabranch.dev import audit
-from anabranch.dev.demo.live import Live
-from anabranch.dev.demo.story import Story
-from anabranch.dev.demo.workspace import ExternalServices, Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import psutil
+from demo.story import Story, poll
+from demo.workspace import Running, Workspace
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
 from anabranch.dev import services
-from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import Running, Workspace
 from anabranch.dev.producers.events import Sent
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import is_alive

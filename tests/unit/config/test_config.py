@@ -58,7 +58,7 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.s3.secret_key is not None
     assert environment.s3.secret_key.get_secret_value() == "anabranch-local"
     assert "anabranch-local" not in repr(environment)
-    assert stream_names(SHIPPED) == ("flights", "game_events")
+    assert stream_names(SHIPPED) == ("game_events",)
     for name in stream_names(SHIPPED):
         loaded = load_stream(name, SHIPPED)
         assert loaded.expectations is not None
@@ -69,14 +69,6 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.speed.trigger == timedelta(seconds=2)
     assert loaded.event_time is not None
     assert loaded.event_time.past == timedelta(days=30)
-    assert load_stream("flights", SHIPPED).key == (
-        "year",
-        "month",
-        "day",
-        "carrier",
-        "flight",
-        "origin",
-    )
 
 
 def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from demo.comparison import Reconciliation, ServedRecord, compare
 
-from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
 from anabranch.dev.producers.events import Ack, Kind
 
 

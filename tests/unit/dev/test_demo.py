@@ -1,22 +1,17 @@
-"""Decisions of the demos without a service: the bytes of an event from its row, and the progress of
+"""Decisions of the demo without a service: the bytes of an event from its row, and the progress of
 the speed layer."""
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
+from demo import audit
+from demo.__main__ import rest_of
+from demo.story import Story, poll
 
 from anabranch.common.errors import Transient
-from anabranch.config import load_stream
-from anabranch.dev import audit, demo
-from anabranch.dev.demo import flights
-from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import generate
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
@@ -35,22 +30,13 @@ def test_an_event_of_the_game_is_encoded_from_its_row_to_the_byte() -> None:
         assert audit.game_event_as_sent(row) == record.value
 
 
-def test_a_flight_is_encoded_from_its_row_to_the_byte() -> None:
-    as_sent = flights.as_sent_of(load_stream("flights", Path(__file__).parents[3] / "conf"))
-    for flight in islice(flights_data.flights(), 1_000):
-        row: dict[str, Any] = dict(flight)
-        row["time_hour"] = datetime.fromisoformat(str(flight["time_hour"]))
-        row["kafka_offset"] = 7
-        assert as_sent(row) == json.dumps(flight, separators=(",", ":")).encode()
-
-
 def test_the_part_of_each_hour_that_is_not_read_yet() -> None:
     by_hour = {"2026-11-21T01": {0: (0, 10), 1: (0, 5)}, "2026-11-21T02": {0: (10, 20), 1: (5, 5)}}
-    assert demo.rest_of(by_hour, {0: 10, 1: 5}) == [
+    assert rest_of(by_hour, {0: 10, 1: 5}) == [
         ("2026-11-21T01", by_hour["2026-11-21T01"], {}),
         ("2026-11-21T02", by_hour["2026-11-21T02"], {0: (10, 20)}),
     ]
-    assert [rest for _, _, rest in demo.rest_of(by_hour, {0: 12})] == [{1: (0, 5)}, {0: (12, 20)}]
+    assert [rest for _, _, rest in rest_of(by_hour, {0: 12})] == [{1: (0, 5)}, {0: (12, 20)}]
 
 
 def test_poll_repeats_until_there_is_an_answer() -> None:
@@ -66,7 +52,7 @@ def test_the_error_of_poll_names_the_awaited_condition() -> None:
 def test_a_brief_story_leaves_out_details_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.dev.demo.story._SAY_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("demo.story._SAY_EVERY_SECONDS", 0.0)
     for is_brief in (False, True):
         story = Story(is_brief)
         story.step("A step")

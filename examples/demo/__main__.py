@@ -21,15 +21,15 @@ from urllib.parse import urlsplit
 import click
 
 from anabranch.common.errors import Terminal
-from anabranch.dev import audit
-from anabranch.dev.demo.live import Live
-from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.demo.workspace import ExternalServices, Running, Workspace, main, open_workspace
 from anabranch.dev.producers.events import Ack, Sent
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.offsets import hours
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between, size
 from anabranch.protocol.state import State, load_state
+from demo import audit
+from demo.live import Live
+from demo.story import Story, poll
+from demo.workspace import ExternalServices, Running, Workspace, main, open_workspace
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -480,3 +480,7 @@ def command(verbose: bool, master: str | None, catalog: str | None) -> None:
             is_brief=not verbose,
         )
     )
+
+
+if __name__ == "__main__":
+    command()

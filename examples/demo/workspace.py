@@ -30,12 +30,12 @@ import yaml
 from anabranch.common.errors import AnabranchError, Terminal, Transient
 from anabranch.config import load_environment
 from anabranch.dev import services
-from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.services.processes import HOST, is_alive, replace_file
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
 from anabranch.spark.java import FIRST_COMPILER
+from demo.story import Story, poll
 
 _CLI = "anabranch.cli"
 _COMMAND_SECONDS = 1800.0

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import Refused
-from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
-from anabranch.dev.demo.story import Story
 from anabranch.dev.producers.events import Ack, sha256
 from anabranch.protocol.state import load_state
+from demo.comparison import Reconciliation, ServedRecord, compare
+from demo.story import Story
 
 if TYPE_CHECKING:
     from anabranch.job import Job

@@ -1,5 +1,0 @@
-"""`python -m anabranch.dev.demo`."""
-
-from anabranch.dev.demo import command
-
-command()
