@@ -4,12 +4,14 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks examples
 UV_RUN := $(BIN)/uv run --no-sync
+WHAT ?= sinks
+BENCHMARKS := sinks batch freshness many metadata sizing
 # Neither `make test` nor CI runs them: there mypy alone notices that a name or an argument has changed.
 SLOW_SUITES := $(addprefix tests/,containers deploy external failures first_day gameday long page scale)
 
 .PHONY: help setup demo test test-full lint types format docs bench dist clean
 .PHONY: unit model integration test-failures test-deploy test-containers test-page test-dbt test-engines test-trino test-search
-.PHONY: test-hdfs test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak class-list
+.PHONY: test-hdfs test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak
 .DEFAULT_GOAL := help
 
 help: ## list the targets; ALL=1: every target
@@ -51,9 +53,9 @@ format: $(READY) ## format, and fix what lint can fix
 docs: $(READY) ## write the generated pages: commands, configuration, fail points
 	@$(BIN)/python tests/support/reference_pages.py
 
-bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, …; MASTER=standalone; ARGS='…'; WHAT=list names all
-	@$(if $(BENCH.$(WHAT)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
-	@$(BENCH.$(WHAT))
+bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, many, metadata or sizing; ARGS=--help
+	@$(if $(filter $(WHAT),$(BENCHMARKS)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
+	@PYTHONPATH=benchmarks:tests/support:tests/unit:examples $(BIN)/python benchmarks/$(WHAT).py $(ARGS)
 
 dist: $(READY) ## build the wheel, the source distribution, and a zip for spark-submit --py-files
 	@rm -rf dist
@@ -126,53 +128,3 @@ test-scale-long: $(READY) #: 3,600 micro-batches in an hour, everything real, ki
 
 soak: $(READY) #: everything together and faults at random: MINUTES=10 SEED=1; ONLY='backup topic' for some
 	@PYTHONPATH=tests/support:examples $(BIN)/python -m soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(addprefix --only ,$(ONLY))
-
-class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`
-	@PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/class_list.py
-
-# Benchmarks: `make bench WHAT=NAME`; `make bench-NAME` does the same.
-WHAT ?= sinks
-BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
-# Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
-BENCH.sinks = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/bench.py $(if $(MASTER),--master '$(MASTER)') $(ARGS)
-# Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10; ARGS='--avro --join --disturb'.
-BENCH.many = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
-# An hour of many small streams in one batch process: STREAMS=50 RECORDS=2000.
-BENCH.many-hours = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)
-# Three minutes of the sinks: has a ratio lost more than 15 per cent?
-BENCH.smoke = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/bench.py --smoke
-# An hour's rebuild against reading and parsing it; ARGS='--records 1000000 --rounds 1', or '--decoders' for both decoders.
-BENCH.batch = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/batch.py $(ARGS)
-# A look-back of 24 hours.
-BENCH.lookback = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/batch.py --records 300000 --lookback 24 $(ARGS)
-# An hour on 1, 2 and 4 workers of one core; ARGS='--cores 1,2'.
-BENCH.cluster = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/batch.py --records 1000000 --cores 1,2,4 $(ARGS)
-# CPU of a record by thread, of Spark's file sink and of the speed layer.
-BENCH.threads = PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS)
-# Memory of a speed layer that runs for long: MICRO_BATCHES=20000.
-BENCH.driver = PYTHONPATH=benchmarks $(BIN)/python benchmarks/driver.py --micro-batches $(or $(MICRO_BATCHES),20000) $(ARGS)
-# From acknowledged to readable under a steady producer: MINUTES=10 RATE=10000.
-BENCH.freshness = PYTHONPATH=benchmarks:tests/support:examples $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000) $(if $(MASTER),--master '$(MASTER)')
-# Cost of a record, a micro-batch and an hour, for the rules of docs/how-to/deploy/jobs.md.
-BENCH.sizing = PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/sizing.py
-# A publish by micro-batches and hours; draws benchmarks/metadata.svg.
-BENCH.metadata = PYTHONPATH=tests/support:tests/unit:examples $(BIN)/python tests/measure/metadata.py $(ARGS)
-# Publishes a second that SQLite, PostgreSQL and a REST catalog take over many tables.
-BENCH.commits = PYTHONPATH=tests/support:tests/unit:examples $(BIN)/python tests/measure/commits.py $(ARGS)
-# Planning one hour of a year's table, against a day's, by reader: ten minutes.
-BENCH.planning = PYTHONPATH=tests/support:tests/unit:examples $(BIN)/python tests/measure/planning.py $(ARGS)
-# How often an hour and a micro-batch load a table's metadata.
-BENCH.loads = PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/metadata_loads.py
-# Commands that need no Spark.
-BENCH.start = PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/start.py
-# The archive of Java's classes, in both jobs.
-BENCH.archive = PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/archive.py $(ARGS)
-# The status page to its first byte, of 50 streams with five years of hours.
-BENCH.page = PYTHONPATH=tests/support:tests/unit:examples $(BIN)/python tests/measure/page.py
-# CPU of decoding a record, against Spark's from_json.
-BENCH.decode = PYTHONPATH=tests/support:examples $(BIN)/python tests/measure/decode.py
-
-.PHONY: sizing $(BENCHMARKS:%=bench-%)
-$(BENCHMARKS:%=bench-%): bench-%:
-	@$(MAKE) --no-print-directory bench WHAT=$*
-sizing: bench-sizing

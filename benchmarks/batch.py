@@ -6,28 +6,24 @@ rows to compare with, and three expectations. The floor reads the same offsets w
 them with `from_json`, and drops them. Both alternate. Seconds are those of the hour itself; an hour
 of few records shows the fixed cost of its process.
 
-`--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look-back at 24 earlier
-hours of the same size. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone
-cluster of that many workers of one core. `--drift`: the hour with a field in each record that the
-schema lacks, ignored and counted.
+`--streams 8` compares the hours of so many small streams in one batch process with the hour of one
+stream that has the sum of their records.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import many
 import yaml
 from peer import session
 from pyspark.sql import functions as F
@@ -45,12 +41,11 @@ from shapes import SHAPES, fill_hour
 
 from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
+from anabranch.job import open_job
 from anabranch.offsets.hours import hour_of, shift
 
-FEW = 1_000
 SHAPE = SHAPES["json_440"]
 _BETWEEN = re.compile(r"rebuilding hour|accepted hour=")
-_TIMES = ("seconds", "cpu")
 _SUITE = {
     "name": "bench",
     "expectations": [
@@ -129,137 +124,26 @@ def read_and_parse(broker: str, folder: str) -> None:
     spark.stop()
 
 
-def prepare(
-    folder: Path,
-    services: Services,
-    records: int,
-    hour: str,
-    events: Path | None,
-    before: int = 0,
-    catalog: str = "",
-    settings: Mapping[str, object] | None = None,
-) -> dict[str, str]:
-    """Create a topic with `records` records in one hour and in each of the `before` hours before
-    it, and let the speed layer read them. Return the environment of commands. `catalog`: a URI that
-    replaces the file's; `settings`: keys of the stream's file."""
+def prepare(folder: Path, services: Services, records: int, hour: str) -> dict[str, str]:
+    """Create a topic with `records` records in one hour, and let the speed layer read them. Return
+    the environment of commands."""
     environment = configure(folder, SHAPE, services, True, {"max_offsets_per_trigger": 250_000})
-    for number in range(before + 1):
-        fill_hour(
-            services.bootstrap_servers,
-            SHAPE,
-            records,
-            shift(hour, number - before),
-            number * records,
-        )
-    conf = Path(environment["ANABRANCH_CONF"])
-    if catalog:
-        edit(conf / "anabranch.yaml", {"catalog": {"uri": catalog}})
-    suite = {"expectations": "bench.expectations.yaml"}
-    edit(conf / "streams" / "bench.yaml", suite | dict(settings or {}))
-    (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
-    if events is not None:
-        # Each process of the batch layer writes its event log to a file.
-        events.mkdir(parents=True, exist_ok=True)
-        conf_of_spark = {
-            "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events.resolve()}",
-            "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false",
-        }  # fmt: skip
-        edit(conf / "anabranch.yaml", {"spark": {"conf": conf_of_spark}})
+    fill_hour(services.bootstrap_servers, SHAPE, records, hour)
+    streams = Path(environment["ANABRANCH_CONF"]) / "streams"
+    edit(streams / "bench.yaml", {"expectations": "bench.expectations.yaml"})
+    (streams / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
     run_quietly(environment, "apply", "bench")
     run_quietly(environment, "speed", "bench", "--available-now")
     return environment
 
 
-def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, ...]]:
-    """Measure the cost of a look-back's hours, each of the same size as the rebuilt hour."""
-    lookbacks = dict.fromkeys((0, 1, before))
-    ways = {f"look-back of {n} hours": {"batch": {"lookback_hours": n}} for n in lookbacks}
-    rows = measure_ways(records, rounds, ways, before=before)
-    return [
-        (str(n), f"{n * records:,}", *times) for n, (_, *times) in zip(lookbacks, rows, strict=True)
-    ]
-
-
-def measure_drift(records: int, rounds: int) -> list[tuple[str, ...]]:
-    """Measure the cost of counting unknown fields. Every record has one, the shape's last
-    column."""
-    ways: dict[str, dict[str, Any]] = {way: {"unknown": way} for way in ("ignore", "count")}
-    return measure_ways(records, rounds, ways, {"schema": SHAPE.schema.rpartition(", ")[0]})
-
-
-def measure_decoders(records: int, rounds: int) -> list[tuple[str, ...]]:
-    """Measure the cost of an hour by `batch.decoder`."""
-    return measure_ways(
-        records, rounds, {way: {"batch": {"decoder": way}} for way in ("spark", "workers")}
-    )
-
-
-def measure_ways(
-    records: int,
-    rounds: int,
-    ways: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, object] | None = None,
-    before: int = 0,
-) -> list[tuple[str, ...]]:
-    """Measure the hour with several settings of the stream's file in turn. Return medians of
-    seconds and CPU seconds."""
-    costs: dict[str, list[Cost]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
-        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
-        with running(folder / "services") as services:
-            environment = prepare(folder, services, records, hour, None, before, settings=settings)
-            file = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
-            for _ in range(rounds):
-                for way, keys in ways.items():
-                    edit(file, keys)
-                    costs[way].append(rebuild(environment, hour, folder))
-                    last = costs[way][-1]
-                    print(f"{way}: {last.seconds:.1f} s, {last.cpu:.0f} CPU s", flush=True)
-    return [
-        (way, *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES))
-        for way, of in costs.items()
-    ]
-
-
-def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[str, ...]]:
-    """Measure the hour on clusters with these numbers of one-core workers. Return seconds, and the
-    ideal time, that of the fewest workers scaled by their number, divided by them."""
-    # Imported here: the process of the floor lacks the tests' dependencies.
-    from cluster import running_cluster
-    from postgres import DATABASE, PASSWORD, USER, running_postgres
-
-    seconds: dict[int, list[float]] = {n: [] for n in cores}
-    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
-        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
-        with running(folder / "services") as services, running_postgres() as postgres:
-            catalog = (
-                f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{postgres.port}/{DATABASE}"
-            )
-            environment = prepare(folder, services, records, hour, None, catalog=catalog)
-            with running_cluster([f"127.0.0.{n + 1}" for n in range(max(cores))]) as cluster:
-                for _ in range(rounds):
-                    for n in cores:
-                        conf = {
-                            "spark.cores.max": str(n),
-                            "spark.driver.memory": "2g",
-                            "spark.executor.memory": "1g",
-                        }
-                        file = Path(environment["ANABRANCH_CONF"]) / "anabranch.yaml"
-                        edit(file, {"spark": {"master": cluster.master, "conf": conf}})
-                        seconds[n].append(rebuild(environment, hour, folder).seconds)
-                        print(f"{n} workers: {seconds[n][-1]:.1f} s", flush=True)
-    took = {n: statistics.median(of) for n, of in seconds.items()}
-    ideal = took[min(cores)] * min(cores)
-    return [(str(n), f"{s:.1f}", f"{ideal / n / s:.2f}") for n, s in took.items()]
-
-
-def measure(records: int, rounds: int, events: Path | None) -> tuple[list[Cost], list[Cost]]:
+def measure(records: int, rounds: int) -> tuple[list[Cost], list[Cost]]:
     """Measure the costs of rebuilding an hour, and of the floor."""
     rebuilt, floors = [], []
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
         with running(folder / "services") as services:
-            environment = prepare(folder, services, records, hour, events)
+            environment = prepare(folder, services, records, hour)
             for number in range(rounds):
                 floors.append(floor(services, folder))
                 rebuilt.append(rebuild(environment, hour, folder))
@@ -293,53 +177,71 @@ def row(records: int, rebuilt: list[Cost], floors: list[Cost]) -> tuple[str, ...
     )
 
 
+def rebuild_streams(
+    environment: dict[str, str], folder: Path, streams: list[str], hour: str, records: int
+) -> float:
+    """Rebuild the hour of each stream in one process, and return its CPU seconds. Raises
+    RuntimeError unless each hour accounts for `records` records, without a gap."""
+    command = anabranch("batch", *streams, "--output", "json")
+    _, watch = run_command(command, environment, folder, Watch)
+    for name in streams:
+        history = open_job(name, environment["ANABRANCH_CONF"]).ledger.history([hour])
+        row = next(row for row in history if row.decision == "accepted")
+        found = [row.good, row.dead, row.duplicate, row.gap]
+        if found[-1] or sum(filter(None, found)) != records:
+            raise RuntimeError(
+                f"{name}: expected {records} records in hour {hour} and no gap, found {found}"
+            )
+    return watch.samples[-1].cpu
+
+
+def measure_streams(number: int, records: int) -> list[tuple[str, ...]]:
+    """Measure the hours of `number` streams with `records` records each, and the hour of one stream
+    with all of them, start of the process included."""
+    names, one = [f"s{i:02}" for i in range(number)], "sum"
+    ways = [
+        (f"one stream, {number * records:,} records", [one], number * records),
+        (f"{number} streams, {records:,} records each", names, records),
+    ]
+    rows: list[tuple[str, ...]] = []
+    base = 0.0
+    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
+        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
+        with running(folder / "services") as services:
+            environment = many.configure(folder, services, [*names, one], 10)
+            many.create_streams(environment["ANABRANCH_CONF"], services, [*names, one])
+            for way, streams, each in ways:
+                for stream in streams:
+                    shape = replace(SHAPE, name=stream)
+                    fill_hour(services.bootstrap_servers, shape, each, hour, is_new=False)
+                cpu = rebuild_streams(environment, folder, streams, hour, each)
+                base = base or cpu
+                rows.append((way, f"{cpu:.0f}", f"{cpu / base:.2f}"))
+                print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     end_by_signals()
     parser = argparse.ArgumentParser(description="What it takes to rebuild an hour.")
     parser.add_argument(
         "--records",
         type=lambda text: [int(n) for n in text.split(",")],
-        default=[1_000_000, 3_000_000],
+        help="in the hour; with --streams of each stream, a multiple of 5,000 has dead ones  "
+        "[default: 1000,1000000,3000000; 2000]",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--events", type=Path, help="a folder for Spark's event logs of the batch layer"
-    )
-    parser.add_argument(
-        "--lookback", type=int, help="measure a look-back of so many hours in place of the floor"
-    )
-    parser.add_argument(
-        "--cores", type=lambda text: [int(n) for n in text.split(",")], help="measure on a cluster"
-    )
-    parser.add_argument(
-        "--drift", action="store_true", help="measure what counting unknown fields costs"
-    )
-    parser.add_argument(
-        "--decoders", action="store_true", help="measure both decoders of the batch layer"
-    )
-    parser.add_argument("--json", type=Path, help="a file for all that was measured")
+    parser.add_argument("--streams", type=int, help="the hours of so many streams in one process")
     parser.add_argument("--floor", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.floor:
         read_and_parse(*options.floor)
         return
-    if options.lookback:
-        rows = measure_lookback(options.records[0], options.rounds, options.lookback)
-        print_table(("look-back hours", "records in them", "rebuilt s", "CPU s"), rows)
+    if options.streams:
+        rows = measure_streams(options.streams, (options.records or [2_000])[0])
+        print_table(("hours", "CPU s", "of one stream"), rows)
         return
-    if options.drift:
-        rows = measure_drift(options.records[0], options.rounds)
-        print_table(("unknown", "rebuilt s", "CPU s"), rows)
-        return
-    if options.decoders:
-        rows = measure_decoders(options.records[0], options.rounds)
-        print_table(("decoder", "rebuilt s", "CPU s"), rows)
-        return
-    if options.cores:
-        rows = measure_cluster(options.records[0], options.rounds, options.cores)
-        print_table(("workers", "rebuilt s", "of ideal"), rows)
-        return
-    costs = {n: measure(n, options.rounds, options.events) for n in (FEW, *options.records)}
+    records = options.records or [1_000, 1_000_000, 3_000_000]
     head = (
         "records",
         "floor s",
@@ -350,13 +252,7 @@ def main() -> None:
         "CPU s in all",
         "JVM MB",
     )
-    print_table(head, [row(n, *both) for n, both in costs.items()])
-    if options.json is not None:
-        of = {
-            n: {"rebuilt": [vars(c) for c in r], "floor": [vars(c) for c in f]}
-            for n, (r, f) in costs.items()
-        }
-        options.json.write_text(json.dumps(of, indent=2) + "\n")
+    print_table(head, [row(n, *measure(n, options.rounds)) for n in records])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 `--avro` makes every other topic one of Avro with a schema registry. `--disturb` uses a catalog in
 PostgreSQL. After half the time it recreates one topic, breaks one stream's file and locks one
 table's row of the catalog, until the producer ends; it compares the other streams before and after
-that. `--join` creates a topic of a family after a third of the time, then adds a nullable field to
-its subject, and prints the seconds until each is served.
+that.
 
 Each stream has a topic of two partitions and a table on the S3 server; producer, speed layer, Kafka
 and S3 share this machine. Measures the seconds from a record's acknowledgement by Kafka to the log
@@ -35,24 +34,20 @@ import numpy as np
 import psutil
 import psycopg2
 import yaml
-from children_cpu import children_cpu
 from demo.story import poll
-from driver import KINDS, kind_of
 from freshness import Sent, by_minute, delays, produce, spawned
 from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
-from registry import SchemaRegistry, running_registry
-from runs import anabranch, end_by_signals, log_events, write_environment
+from registry import running_registry
+from runs import anabranch, children_cpu, end_by_signals, log_events, write_environment
 from shapes import SHAPES, Registered, Shape
-from wire import varint, wired
 
 from anabranch import config
 from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
-from anabranch.iceberg.lake import Lake
 from anabranch.job import open_job
-from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
+from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import apply
 
 COMMANDS = (
@@ -63,8 +58,9 @@ COMMANDS = (
     ("maintain", "--dry-run"),
     ("doctor",),
 )
+KINDS = ("driver", "java", "workers")
 _PARTITIONS = 2
-_START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
+_DRAIN_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,6 @@ class Plan:
     within: int
     avro: Registered | None = None
     disturb: bool = False
-    join: bool = False
 
     @property
     def disturbed(self) -> list[str]:
@@ -104,6 +99,14 @@ class Plan:
         """The streams whose tables must have every acknowledged record at the end: all except that
         of the recreated topic."""
         return [name for name in self.streams if name not in self.disturbed[:1]]
+
+
+def kind_of(process: psutil.Process) -> str:
+    """Return one of KINDS: the Python driver, Java or a Python worker."""
+    if process.name() == "java":
+        return "java"
+    is_driver = any(argument.endswith("job.py") for argument in process.cmdline())
+    return "driver" if is_driver else "workers"
 
 
 def topic_of(stream: str, avro: Registered | None = None) -> Shape:
@@ -139,18 +142,6 @@ def configure(
             "speed": speed,
         }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
-    if avro is not None:
-        # A family without a topic, until `join` creates one.
-        family = {
-            "topics": {"pattern": "fam-(.*)"},
-            "table": "many_raw.{1}",
-            "group": "small",
-            "format": "avro",
-            "schema": "registry",
-            "key": "event_id",
-            "speed": speed,
-        }
-        (conf / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
 
 
@@ -261,61 +252,11 @@ def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Itera
         file.write_text(whole)
 
 
-def join(conf: Path, registry: SchemaRegistry) -> None:
-    """Create a topic of a family while the group runs, then add a nullable field to its subject.
-    Print the seconds until a record of each is in `main`, without an apply or a restart. Raises
-    Transient after a minute."""
-    environment = config.load_environment(str(conf))
-    lake, topic, table = Lake(environment), "fam-new", "many_raw.new"
-    field = {"name": "event_id", "type": "string"}
-    colour = {"name": "colour", "type": ["null", "string"], "default": None}
-
-    def register(*fields: Mapping[str, object]) -> int:
-        return registry.register(
-            f"{topic}-value", {"type": "record", "name": "Joined", "fields": fields}
-        )
-
-    def serves(column: str, value: str) -> bool | None:
-        found = lake.find(table)
-        if found is None or column not in found.schema().column_names:
-            return None
-        return value in found.scan(selected_fields=(column,)).to_arrow()[column].to_pylist() or None
-
-    def send(value: bytes) -> None:
-        producer = new_producer(environment.kafka)
-        producer.send(topic, value)
-        producer.flush()
-        producer.close()
-
-    def text(value: str) -> bytes:
-        return varint(len(value)) + value.encode()
-
-    began = time.monotonic()
-    id = register(field)
-    create_topic(environment.kafka, topic, _PARTITIONS)
-    send(wired(id, text("a")))
-    poll(lambda: serves("event_id", "a"), f"the first record of {topic} in {table}", 60.0)
-    print(json.dumps({"new topic served after s": round(time.monotonic() - began, 1)}), flush=True)
-
-    began = time.monotonic()
-    id = register(field, colour)
-    poll(
-        lambda: lake.load(table).schema().column_names.count("colour") or None,
-        f"column colour of {table}",
-        60.0,
-    )
-    # The second branch of the union.
-    send(wired(id, text("b") + varint(1) + text("red")))
-    poll(lambda: serves("colour", "red"), f"a record with the new field in {table}", 60.0)
-    print(json.dumps({"new field served after s": round(time.monotonic() - began, 1)}), flush=True)
-
-
 def measure(
     services: Services,
     folder: Path,
     plan: Plan,
     catalog: str | None,
-    registry: SchemaRegistry | None = None,
 ) -> None:
     environment = os.environ | configure(
         folder, services, plan.streams, plan.within, plan.avro, catalog
@@ -339,8 +280,6 @@ def measure(
                 spawned(produce_shapes, services.bootstrap_servers, plan) as here,
                 ExitStack() as stack,
             ):
-                if plan.join and registry is not None and not here.poll(plan.seconds / 3):
-                    join(folder / "conf", registry)
                 if catalog is not None and not here.poll(plan.seconds / 2):
                     stack.enter_context(disturbed(plan, folder / "conf", services, catalog))
                     print(f"disturbed: {', '.join(plan.disturbed)}", flush=True)
@@ -357,8 +296,6 @@ def measure(
             code = speed.wait(120)
             stop.set()
             watcher.join(10)
-            if os.environ.get("KEEP"):
-                Path(os.environ["KEEP"]).write_text(log_file.read_text())
     # With a stream that is set aside, the exit code is not 0.
     if (code == 0) == plan.disturb:
         raise RuntimeError(f"the speed process ended with {code}: {log_file.read_text()[-3000:]}")
@@ -457,11 +394,6 @@ def main() -> None:
     parser.add_argument(
         "--disturb", action="store_true", help="disturb three streams for the second half"
     )
-    parser.add_argument(
-        "--join",
-        action="store_true",
-        help="with --avro: a new topic, and a new field, beside the others",
-    )
     options = parser.parse_args()
     streams = [f"app_{i:03}" for i in range(options.streams)]
     plan = Plan(
@@ -470,10 +402,9 @@ def main() -> None:
         options.minutes * 60,
         options.within,
         disturb=options.disturb,
-        join=options.join,
     )
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
-        folder, catalog, registry = Path(name), None, None
+        folder, catalog = Path(name), None
         for part in ("run", "registry"):
             (folder / part).mkdir()
         if options.avro:
@@ -484,7 +415,7 @@ def main() -> None:
             port = stack.enter_context(running_postgres()).port
             catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
         services = stack.enter_context(running(folder / "services"))
-        measure(services, folder / "run", plan, catalog, registry)
+        measure(services, folder / "run", plan, catalog)
 
 
 if __name__ == "__main__":

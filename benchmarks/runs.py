@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import statistics
 import subprocess
@@ -36,6 +37,12 @@ _EVERY = 0.1
 def end_by_signals() -> None:
     """Make SIGTERM end a benchmark and its services, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def children_cpu() -> float:
+    """Return the CPU seconds of this process's ended children so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @dataclass(frozen=True)

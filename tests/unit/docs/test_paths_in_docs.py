@@ -28,7 +28,6 @@ PAGES = sorted(
             for name in (
                 "tests/first_day/first-day.md",
                 "tests/gameday/game-day.md",
-                "benchmarks/RESULTS.md",
             )
         ),
         *ROOT.glob("docs/**/*.md"),

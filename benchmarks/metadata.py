@@ -1,10 +1,9 @@
-"""Reads, writes and cost of a publish, by the micro-batches of an hour, the hours of a table and
-the width of a stream.
+"""Reads, writes and cost of a publish, by the micro-batches of an hour and the hours of a table:
+`make bench WHAT=metadata`. With `ARGS=--catalogs`: publishes a second by catalog (commits.py).
 
-`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. It runs the product's
-own publishes on a local SQLite catalog and a local folder, with files that exist by name only: no
-Spark, no Kafka, no S3. Times are CPU seconds, which other programs on the machine affect least;
-requests are the minimum that S3 would receive.
+It runs the product's own publishes on a local SQLite catalog and a local folder, with files that
+exist by name only: no Spark, no Kafka, no S3. Times are CPU seconds, which other programs on the
+machine affect least; requests are the minimum that S3 would receive.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import matplotlib
+import commits
 from scale import Cost, ScaledStream, measured, median_of
 
 from anabranch.common.output import print_table
@@ -22,7 +21,6 @@ from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol.ledger import Ledger
 
-matplotlib.use("svg")
 PARTITIONS = 12
 REPEATS = 30
 Row = tuple[int, dict[str, float]]
@@ -93,23 +91,6 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
     return rows
 
 
-def by_width(folder: Path, widths: list[int], before: int = 60) -> list[Row]:
-    """A micro-batch of so many partitions, a file each, after `before` others: what one driver and
-    one table take."""
-    rows: list[Row] = []
-    for width in widths:
-        first = hour_of(datetime.now(UTC) - timedelta(days=3))
-        stream = ScaledStream.create(folder / str(width), first, width)
-        recent: list[Cost] = []
-        for _ in range(before + REPEATS):
-            with measured() as cost:
-                stream.micro_batch(first, files=width)
-            recent = [*recent[1 - REPEATS :], cost]
-        rows.append((width, _common(stream, median_of(recent), first)))
-        print(f"{width} files and partitions: {rows[-1][1]}", flush=True)
-    return rows
-
-
 def _common(stream: ScaledStream, publish: Cost, hour: str) -> dict[str, float]:
     with measured() as load:
         state = stream.lake.state()
@@ -133,63 +114,26 @@ def show(title: str, unit: str, rows: list[Row]) -> None:
     )
 
 
-def draw(path: Path, batches: list[Row], accepted: list[Row], hours: list[Row]) -> None:
-    """Three panels: what a publish and an acceptance cost over micro-batches, and over hours."""
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
-    for panel, rows, unit, names in (
-        (
-            panels[0],
-            batches,
-            "micro-batches in the hour",
-            ("publish CPU s", "load CPU s", "plan CPU s"),
-        ),
-        (panels[1], accepted, "micro-batches in the hour accepted", ("accept CPU s",)),
-        (
-            panels[2],
-            hours,
-            "accepted hours in the table",
-            ("publish CPU s", "accept CPU s", "plan CPU s"),
-        ),
-    ):
-        for name in names:
-            panel.plot(
-                [m for m, _ in rows], [values[name] for _, values in rows], marker="o", label=name
-            )
-        panel.set_xlabel(unit)
-        panel.set_xscale("log")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-        panel.legend()
-    panels[0].set_ylabel("CPU seconds")
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--batches", type=int, nargs="+", default=[60, 300, 900, 1800, 3600])
     options.add_argument("--hours", type=int, nargs="+", default=[24, 168, 744, 8760])
-    options.add_argument("--widths", type=int, nargs="+", default=[12, 50, 200, 1000])
     options.add_argument(
-        "--widths-only", action="store_true", help="measure nothing else, and draw nothing"
+        "--catalogs", action="store_true", help="publishes a second by catalog instead"
     )
-    options.add_argument("--chart", type=Path, default=Path("benchmarks/metadata.svg"))
+    options.add_argument("--seconds", type=float, default=15, help="of each catalog and load")
     parsed = options.parse_args()
+    if parsed.catalogs:
+        commits.compare(parsed.seconds)
+        return
     with tempfile.TemporaryDirectory(prefix="anabranch-metadata-") as name:
         folder = Path(name)
-        widths = by_width(folder / "widths", parsed.widths)
-        show("A micro-batch by its files, as many as partitions", "files", widths)
-        if parsed.widths_only:
-            return
         batches = by_micro_batches(folder / "batches", parsed.batches)
         accepted = acceptance(folder / "accepted", parsed.batches)
         hours = by_hours(folder / "hours", parsed.hours)
     show("A micro-batch by how many the hour has", "micro-batches", batches)
     show("Accepting an hour by how many micro-batches it had", "micro-batches", accepted)
     show("A table by how many accepted hours it has", "hours", hours)
-    draw(parsed.chart, batches, accepted, hours)
-    print(f"chart: {parsed.chart}")
 
 
 if __name__ == "__main__":

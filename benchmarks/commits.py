@@ -1,16 +1,15 @@
 """How many publishes a second a catalog takes over many tables: SQLite, PostgreSQL and a REST
 catalog.
 
-`make bench WHAT=commits`. Processes publish micro-batches of the product's own commits, each
-process to tables of its own, over files that are only named: no Spark, no Kafka, no S3. Tables'
-metadata lies on the local disk, so that what is measured is the client, the catalog and the
-machine. The client's CPU a publish says what one process can do; the catalog's CPU a publish says
-what a catalog on so many cores can do.
+`make bench WHAT=metadata ARGS=--catalogs`. Processes publish micro-batches of the product's own
+commits, each process to tables of its own, over files that are only named: no Spark, no Kafka, no
+S3. Tables' metadata lies on the local disk, so that what is measured is the client, the catalog and
+the machine. The client's CPU a publish says what one process can do; the catalog's CPU a publish
+says what a catalog on so many cores can do.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -153,32 +152,14 @@ def measure(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--catalogs", default=",".join(CATALOGS))
-    parser.add_argument("--tables", default="1,50")
-    parser.add_argument("--processes", default="1,4")
-    parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=15)
-    asked = parser.parse_args()
+def compare(seconds: float, threads: int = 4) -> None:
+    """Measure each catalog with one and 50 tables, one and four processes, and print a table."""
     rows: list[tuple[Any, ...]] = []
-    for kind in asked.catalogs.split(","):
-        for tables in map(int, asked.tables.split(",")):
-            for processes in map(int, asked.processes.split(",")):
-                if processes > tables:
-                    continue
-                found = measure(
-                    kind, tables, processes, min(asked.threads, tables // processes), asked.seconds
-                )
-                rows.append(
-                    (kind, tables, processes, *(f"{value:.3g}" for value in found.values()))
-                )
-                print(rows[-1], flush=True)
-    print(
-        f"\n{os.cpu_count()} cores, {asked.threads} threads a process, {asked.seconds:.0f} s each"
-    )
+    found: dict[str, float] = {}
+    for kind in CATALOGS:
+        for tables, processes in ((1, 1), (50, 1), (50, 4)):
+            found = measure(kind, tables, processes, min(threads, tables // processes), seconds)
+            rows.append((kind, tables, processes, *(f"{value:.3g}" for value in found.values())))
+            print(rows[-1], flush=True)
+    print(f"\n{os.cpu_count()} cores, {threads} threads a process, {seconds:.0f} s each")
     print_table(("catalog", "tables", "processes", *found), rows)
-
-
-if __name__ == "__main__":
-    main()

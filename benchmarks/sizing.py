@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 import yaml
-from children_cpu import children_cpu
 from demo.story import Story, poll
 from demo.workspace import Workspace, main, open_workspace
 from flaky_s3 import FlakyS3, running_flaky_s3
 from running import PUBLISHED
+from runs import children_cpu
 
 from anabranch.common.errors import Terminal
 from anabranch.dev.producers.produce import STREAM, produce_events

@@ -1,10 +1,8 @@
-"""Anabranch compared with other ways to write the same topic: `make bench`; in three minutes: `make
-bench WHAT=smoke`.
+"""Anabranch compared with other ways to write the same topic: `make bench`.
 
 The ways take turns, in several rounds. Each writes the same topic from its beginning to its end,
 from a Kafka broker to local files or an S3 server. The results are medians, and ratios within a
-round, since machines and their load differ. `benchmarks/recorded.json` has the ratios of
-benchmarks/RESULTS.md; the smoke test compares with them.
+round, since machines and their load differ. The figures are in docs/reference/performance.md.
 
 `--master standalone` starts a Spark cluster of two workers of one core for the run. `--master
 spark://…` uses a running cluster; the CPU seconds of its executors are not counted.
@@ -14,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,15 +20,12 @@ from pathlib import Path
 
 import peer
 from registry import running_registry
-from runs import OURS, Run, end_by_signals, median, on_master, run, spread
+from runs import Run, end_by_signals, median, on_master, run, spread
 from shapes import SHAPES, Registered, Shape, fill
 
 from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
 
-RECORDED = Path(__file__).with_name("recorded.json")
-# The most that a ratio may lose against the recorded one.
-LOSS = 0.15
 LOCAL, ON_S3 = (*peer.WAYS, "anabranch"), ("file_sink_s3", "iceberg_s3", "anabranch_s3")
 Results = dict[str, list[Run]]
 
@@ -48,7 +41,7 @@ class Plan:
     rounds: int
 
 
-def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
+def plan_shapes(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
     some = ("file_sink", "iceberg", "anabranch")
     return [
         Plan(SHAPES["json_440"], ways or (*LOCAL, *ON_S3), 1_500_000, 250_000, rounds),
@@ -57,10 +50,6 @@ def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
         Plan(SHAPES["json_2k"], ways or some, 400_000, 66_000, rounds),
         Plan(SHAPES["json_200_columns"], ways or some, 150_000, 25_000, rounds),
     ]
-
-
-def smoke() -> list[Plan]:
-    return [Plan(SHAPES["json_440"], ("file_sink", "anabranch"), 600_000, 150_000, 2)]
 
 
 @contextmanager
@@ -137,70 +126,8 @@ def table(
     return head, rows
 
 
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
-    """Draw the records per second of each way: a panel for each plan, a dot for each round."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(
-        len(all_results), 1, figsize=(8, 2.6 * len(all_results)), squeeze=False
-    )
-    for (plan, results), panel in zip(all_results, panels[:, 0], strict=True):
-        ways = list(results)[::-1]
-        colours = ["tab:blue" if way in OURS else "tab:gray" for way in ways]
-        panel.barh(
-            ways, [median(results[way], "records_per_second") for way in ways], color=colours
-        )
-        for way in ways:
-            panel.plot(
-                [r.records_per_second for r in results[way]],
-                [way] * len(results[way]),
-                "k.",
-                markersize=4,
-            )
-        panel.set_title(f"{plan.shape.name}, {plan.limit:,} records a micro-batch", fontsize=9)
-        panel.set_xlabel("records a second", fontsize=8)
-        panel.tick_params(labelsize=8)
-    figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
-
-
-def recorded(all_results: list[tuple[Plan, Results]], master: str) -> dict[str, float]:
-    """Return the ratios of Anabranch to each other way, by shape, size of a micro-batch, way, and
-    master if one is named."""
-    medians = {}
-    for plan, results in all_results:
-        for ours in (way for way in results if way in OURS):
-            for other in (
-                way
-                for way in results
-                if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")
-            ):
-                name = f"{plan.shape.name} {plan.limit} {ours} {other} {master}".rstrip()
-                medians[name] = round(statistics.median(ratios(results, ours, other)), 3)
-    return medians
-
-
-def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:
-    """Return the ratios that lost more than LOSS against the recorded ones, as text."""
-    return [
-        f"{name}: {now[name]:.2f}, recorded {before[name]:.2f}"
-        for name in sorted(now.keys() & before.keys())
-        if now[name] < before[name] * (1 - LOSS)
-    ]
-
-
-def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
-    """Run the plans. Return the results of each, and its table in Markdown."""
-    every: list[tuple[Plan, Results]] = []
-    text = []
+def measure(plans: list[Plan]) -> None:
+    """Run the plans, and print a table of each."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         for plan in plans:
             # A broker for each plan, so that cached pages of other topics do not affect it.
@@ -208,71 +135,44 @@ def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
             with running(folder) as services, registered(plan, folder) as plan:
                 size = fill(services.bootstrap_servers, plan.shape, plan.records) / plan.records
                 results = compare(plan, services)
-            every.append((plan, results))
-            head, rows = table(plan, results, size)
-            title = (
+            print(
                 f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} "
-                "a micro-batch"
+                f"a micro-batch, {plan.rounds} rounds"
             )
-            print(title)
-            print_table(head, rows)
-            text.append(f"{title}, {plan.rounds} rounds\n\n{markdown(head, rows)}\n")
-    return every, text
+            print_table(*table(plan, results, size))
 
 
-def main() -> int:
+def main() -> None:
     end_by_signals()
     parser = argparse.ArgumentParser(
         description="The product against other ways to write the same topic."
     )
-    parser.add_argument(
-        "--smoke", action="store_true", help="compare with the recorded ratios, in three minutes"
-    )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--records", type=float, default=1.0, help="factor of the records of each shape"
+    )
     parser.add_argument(
         "--ways",
         type=lambda text: tuple(text.split(",")),
         help="only these, such as file_sink,anabranch",
     )
     parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
-    parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
-    parser.add_argument(
-        "--record", action="store_true", help="write the ratios to benchmarks/recorded.json"
-    )
     parser.add_argument(
         "--master", default="", help="`standalone`, or a Spark master such as spark://host:7077"
     )
     options = parser.parse_args()
-    plans = smoke() if options.smoke else full(options.rounds, options.ways)
-    plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
-    with on_master(options.master):
-        every, text = measure(plans)
-    now = recorded(every, options.master)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "bench.md").write_text("\n".join(text))
-        values = [
-            {
-                "shape": p.shape.name,
-                "limit": p.limit,
-                "way": way,
-                "runs": [dataclasses.asdict(r) for r in runs],
-            }
-            for p, results in every
-            for way, runs in results.items()
-        ]
-        (options.out / "bench.json").write_text(
-            json.dumps({"ratios": now, "runs": values}, indent=2) + "\n"
+    plans = [
+        dataclasses.replace(
+            plan,
+            records=int(plan.records * options.records),
+            limit=int(plan.limit * options.records),
         )
-        chart(every, options.out / "bench.svg")
-    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    if options.record:
-        RECORDED.write_text(json.dumps(before | now, indent=2, sort_keys=True) + "\n")
-    elif lost := losses(now, before):
-        print("slower than recorded by more than 15 per cent: " + "; ".join(lost))
-        return 1
-    return 0
+        for plan in plan_shapes(options.rounds, options.ways)
+        if options.shape in (None, plan.shape.name)
+    ]
+    with on_master(options.master):
+        measure(plans)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
