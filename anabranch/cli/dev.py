@@ -25,7 +25,7 @@ _home = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(".anabranch"),
     show_default=True,
-    help="Folder of the services' data, logs and pid files.",
+    help="Folder of the services' data and logs.",
 )
 _port = click.IntRange(1, 65535)
 

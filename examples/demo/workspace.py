@@ -30,7 +30,7 @@ import yaml
 from anabranch.common.errors import AnabranchError, Terminal, Transient
 from anabranch.config import load_environment
 from anabranch.dev import services
-from anabranch.dev.services.processes import HOST, is_alive, replace_file
+from anabranch.dev.services.processes import HOST, is_alive
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
@@ -383,4 +383,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    replace_file(file, yaml.safe_dump(content, sort_keys=False))
+    # A running job reads the old or the new content, never a part.
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    part.replace(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -154,7 +155,7 @@ def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars:
     # One killed: seen, and it alone is started again, where it was.
     s3_pid = _pid(home, "s3")
     os.kill(_pid(home, "kafka"), signal.SIGKILL)
-    _await(lambda: services.status(home)[0].state == "died", "Kafka seen as dead")
+    _await(lambda: services.status(home)[0].state == "stopped", "Kafka seen as stopped")
     repaired = _up(home, jars)
     assert repaired.started == ("kafka",)
     assert repaired.kafka_port == first.kafka_port
@@ -169,12 +170,12 @@ def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars:
     assert _read_value(third, "kept") == b"record"
     assert _s3(third).get_object(Bucket="kept", Key="a/b")["Body"].read() == b"object"
 
-    # A lost pid file hides no process from `down`.
-    home.kafka.pid_file.unlink()
+    # Without its files, `down` finds the processes.
+    shutil.rmtree(home.path / "run")
     assert len(_alive(home)) == 2
     assert services.down(home, wipe=True) == ("kafka", "s3")
     assert _alive(home) == []
-    assert not home.path.exists()
+    assert [file.name for file in home.path.iterdir()] == ["dev.lock"]
 
 
 def test_a_taken_port_stops_up_before_anything_is_started(home: Home, jars: Jars) -> None:
@@ -211,7 +212,7 @@ def test_an_interrupted_up_leaves_nothing_running(
     storage = home.path / "data" / "kafka"
     reached = {
         "formatting": storage.with_name("kafka.part").exists,
-        "starting": lambda: home.kafka.recorded() is not None,
+        "starting": home.kafka.port_file.exists,
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         _await(lambda: reached[step]() and len(_alive(home)) == 2, f"both at work, Kafka {step}")

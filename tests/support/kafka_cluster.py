@@ -318,7 +318,7 @@ class KafkaCluster:
             "-Xmx320m",
             "-XX:TieredStopAtLevel=1",
             "-Djava.awt.headless=true",
-            self._daemon(node).marker,
+            self._daemon(node).marker(self.ports[node].plain),
             logs,
         ]
 

@@ -44,7 +44,7 @@ def shared_services(folder: Path) -> Iterator[Services]:
     lock, user = folder / "users.lock", users / str(os.getpid())
     with locked(lock, _LOCK_SECONDS), pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", FIRST_COMPILER)
-        if home.kafka.recorded() is None:
+        if home.kafka.last_port() is None:
             kafka_port = free_port()
             services = up(
                 home,

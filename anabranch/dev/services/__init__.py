@@ -28,23 +28,13 @@ SECRET_KEY = "anabranch-local"
 
 _STOP_SECONDS = 20.0
 _LOCK_SECONDS = 300.0
-# Files that `down --wipe` removes. The embedded catalog is among them: it points to the data.
-_WIPED = (
-    "data",
-    "logs",
-    "run",
-    "catalog.db",
-    "catalog.db-wal",
-    "catalog.db-shm",
-    "catalog.db-journal",
-)
 
-State = Literal["running", "not answering", "died", "stopped"]
+State = Literal["running", "not answering", "stopped"]
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of a pair of services: `data/`, `logs/` and `run/` (pid files, properties)."""
+    """The folder of a pair of services: `data/`, `logs/` and `run/` (ports, properties)."""
 
     path: Path
 
@@ -83,7 +73,7 @@ class Services:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """The current state of a service. `died`: there is a pid file, but its process has ended."""
+    """The current state of a service."""
 
     service: str
     state: State
@@ -158,32 +148,17 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
     """Stop running services and return their names. With `wipe`, also remove data, logs and the
     embedded catalog.
 
-    Sends SIGTERM, and SIGKILL after 20 s. Afterwards no process of this home is alive, not even one
-    whose pid file was lost.
+    Sends SIGTERM, and SIGKILL after 20 s. Afterwards no process of this home is alive.
     """
     progress = progress or (lambda _: None)
     if not home.path.is_dir():
-        return tuple(daemon.name for daemon in (home.s3, home.kafka) if _stop(daemon))
+        return _stop(home.s3, home.kafka)
     with _locked_home(home, progress):
-        running = {
-            daemon.name: process
-            for daemon in (home.s3, home.kafka)
-            if (process := daemon.process())
-        }
-        if running:
-            progress(f"stopping {' and '.join(sorted(running))}")
-        killed = stop_all(list(running.values()), _STOP_SECONDS)
-        if killed:
-            progress(f"killed {len(killed)} that did not stop within {_STOP_SECONDS:.0f} s")
-        for daemon in (home.s3, home.kafka):
-            # A second process exists only if two commands raced on a file system without locks.
-            _stop(daemon)
-            daemon.pid_file.unlink(missing_ok=True)
+        progress("stopping")
+        stopped = _stop(home.s3, home.kafka)
         if wipe:
             _wipe(home)
-    if wipe:
-        _remove_if_empty(home)
-    return tuple(sorted(running))
+    return stopped
 
 
 def status(home: Home) -> tuple[ServiceStatus, ...]:
@@ -227,23 +202,17 @@ def _find_process(
 ) -> tuple[psutil.Process | None, int]:
     """Return the service's process, None if it does not run, and its port. Raises
     ConfigurationError if the port is taken or differs from `given_port`."""
-    recorded = daemon.recorded()
-    process = daemon.process()
-    if process is not None and (recorded is None or recorded.pid != process.pid):
-        # Its pid file is lost, so its port is unknown: restart it.
-        _stop(daemon)
-        process = None
-    if process is None or recorded is None:
+    if (found := daemon.find()) is None:
         port = given_port or daemon.last_port() or default
         require_free_port(port, daemon.title, flag)
         return None, port
-    if given_port is not None and given_port != recorded.port:
+    if given_port not in (None, found.port):
         raise ConfigurationError(
             f"{flag} {given_port} was given, but {daemon.title} of {daemon.home} already runs on "
-            f"port {recorded.port}. Run 'anabranch dev down --home {daemon.home}' first, or leave "
+            f"port {found.port}. Run 'anabranch dev down --home {daemon.home}' first, or leave "
             "the flag out."
         )
-    return process, recorded.port
+    return found
 
 
 def _require_settings(daemon: Daemon, expected: str) -> None:
@@ -256,24 +225,23 @@ def _require_settings(daemon: Daemon, expected: str) -> None:
         )
 
 
-def _stop(daemon: Daemon) -> bool:
-    process = daemon.process()
-    if process is not None:
-        stop_all([process], _STOP_SECONDS)
-    daemon.pid_file.unlink(missing_ok=True)
-    return process is not None
+def _stop(*daemons: Daemon) -> tuple[str, ...]:
+    """Stop every process of the services, and return the names of those that ran."""
+    stopped = set[str]()
+    # A second process exists only if two commands raced on a file system without locks.
+    while running := {d.name: p for d in daemons if (p := d.process()) is not None}:
+        stop_all(list(running.values()), _STOP_SECONDS)
+        stopped |= running.keys()
+    return tuple(sorted(stopped))
 
 
 def _status(daemon: Daemon, answers: Callable[[int], bool], scheme: str) -> ServiceStatus:
-    recorded, process = daemon.recorded(), daemon.process()
-    if process is None:
-        return ServiceStatus(
-            daemon.name, "died" if recorded else "stopped", None, None, None, daemon.log
-        )
-    port = recorded.port if recorded and recorded.pid == process.pid else None
-    state: State = "running" if port is not None and answers(port) else "not answering"
+    if (found := daemon.find()) is None:
+        return ServiceStatus(daemon.name, "stopped", None, None, None, daemon.log)
+    process, port = found
+    state: State = "running" if answers(port) else "not answering"
     since = datetime.fromtimestamp(process.create_time(), UTC)
-    endpoint = f"{scheme}{HOST}:{port}" if port is not None else None
+    endpoint = f"{scheme}{HOST}:{port}"
     return ServiceStatus(daemon.name, state, process.pid, endpoint, since, daemon.log)
 
 
@@ -286,18 +254,10 @@ def _locked_home(home: Home, progress: Progress) -> Iterator[None]:
 
 
 def _wipe(home: Home) -> None:
-    for name in _WIPED:
-        path = home.path / name
-        try:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise Terminal(f"{path} could not be removed: {error}. Remove it by hand.") from error
-
-
-def _remove_if_empty(home: Home) -> None:
-    if {entry.name for entry in home.path.iterdir()} == {"dev.lock"}:
-        (home.path / "dev.lock").unlink()
-        home.path.rmdir()
+    for name in ("data", "logs", "run"):
+        shutil.rmtree(home.path / name, ignore_errors=True)
+    # The embedded catalog points to the data.
+    for file in home.path.glob("catalog.db*"):
+        file.unlink()
+    if left := [name for name in ("data", "logs", "run") if (home.path / name).exists()]:
+        raise Terminal(f"{home.path}: {', '.join(left)} could not be removed. Remove them by hand.")

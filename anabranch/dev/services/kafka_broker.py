@@ -95,7 +95,7 @@ def start(
         "-Xmx512m",
         "-Djava.awt.headless=true",
         "-XX:+ExitOnOutOfMemoryError",
-        daemon.marker,
+        daemon.marker(port),
     ]
     jvm.append(f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}")
     properties = daemon.home / "run" / "kafka.properties"

@@ -52,7 +52,7 @@ def start(
         "-Xmx256m",
         "-Djava.awt.headless=true",
         "-XX:+ExitOnOutOfMemoryError",
-        daemon.marker,
+        daemon.marker(port),
     ]
     jvm.append(f"-Dlogback.configurationFile={(jvm_folder() / 'logback-s3proxy.xml').as_uri()}")
     return daemon.start(

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.dev.services.processes import HOST, replace_file
+from anabranch.dev.services.processes import HOST
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -82,6 +82,13 @@ def _lose_requests(folder: Path) -> None:
         raise ConnectionError(f"connection to the catalog at {HOST} reset by peer")
 
     SqlCatalog.commit_table = commit_table  # type: ignore[method-assign]
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Replace a file atomically: readers see the old or the new content."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
 
 
 def _take_order(folder: Path) -> float | None:
