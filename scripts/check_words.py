@@ -24,6 +24,7 @@ CHECKED = (
     "benchmarks",
     "dags",
     "docs",
+    "examples",
     "serving_layer",
     "speed_layer",
     "tests",

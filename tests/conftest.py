@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from registry import SchemaRegistry
     from world import World
 
-pytest_plugins = ["order", "recorded", "steadiness"]
+pytest_plugins = ["steadiness"]
 
 # Until all tests are collected: imported modules stay.
 gc.disable()

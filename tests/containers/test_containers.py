@@ -1,4 +1,4 @@
-"""The image and the compose file in real containers, from a clean checkout: `make test-containers`.
+"""The image and the compose file in real containers, from a clean checkout: `make test-suite WHAT=containers`.
 
 CONTAINERS_WITHOUT names services that are left out, such as `prometheus grafana` on a machine
 without their images.
@@ -52,7 +52,7 @@ FETCH = (
 @pytest.fixture(scope="module", autouse=True)
 def engine() -> None:
     if missing := docker_compose.find_missing():
-        pytest.exit(f"make test-containers: {missing}", returncode=2)
+        pytest.exit(f"make test-suite WHAT=containers: {missing}", returncode=2)
 
 
 @pytest.fixture(scope="module")

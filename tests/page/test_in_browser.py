@@ -1,7 +1,7 @@
 """The status page in a real Chromium: axe finds nothing, keys go where they should, and it renews
 itself.
 
-`make test-page` runs it; with `PAGE_PICTURES=docs/images` it draws the pictures of the
+`make test-suite WHAT=page` runs it; with `PAGE_PICTURES=docs/images` it draws the pictures of the
 documentation too.
 """
 

@@ -3,7 +3,7 @@ once.
 
 Data files are only named, since what is tested is what every publish reads and writes of the
 table's metadata; the decisions and commits are the product's own. Counts are asserted and never
-times. `make test-scale`.
+times. `make test-suite WHAT=scale`.
 """
 
 from __future__ import annotations

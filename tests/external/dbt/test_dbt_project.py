@@ -1,7 +1,7 @@
 """The dbt project of docs/how-to/dbt.md, run by dbt: what its models hold is what the
 table serves.
 
-`make test-dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
+`make test-suite WHAT=dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
 """
 
 from __future__ import annotations

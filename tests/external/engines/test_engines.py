@@ -47,7 +47,7 @@ ENGINES = {
     "ClickHouse": ("chdb==4.4.0",),
 }
 ROOT = Path(__file__).resolve().parents[3]
-# `make test-engines` runs this file by uv, whose environment has none.
+# `make test-suite WHAT=engines` runs this file by uv, whose environment has none.
 UV = os.environ.get("UV", str(Path(sys.executable).parent / "uv"))
 CATALOGS = ("sql", "rest")
 

@@ -1,4 +1,4 @@
-"""A running Marquez (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows the events that it
+"""A running Marquez (`make test-suite WHAT=marquez MARQUEZ=http://127.0.0.1:5000`) shows the events that it
 received."""
 
 from __future__ import annotations

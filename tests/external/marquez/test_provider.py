@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from lineage_receiver import running_receiver
 
-pytest.importorskip("airflow.providers.openlineage", reason="make test-lineage brings the provider")
+pytest.importorskip(
+    "airflow.providers.openlineage", reason="make test-suite WHAT=marquez brings the provider"
+)
 
 DAGS = Path(__file__).resolve().parents[3] / "dags"
 

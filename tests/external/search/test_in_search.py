@@ -1,6 +1,6 @@
 """Egress to a real OpenSearch: every accepted record once in the index, whatever ends in between.
 
-`make test-search` runs it.
+`make test-suite WHAT=search` runs it.
 """
 
 from __future__ import annotations

@@ -23,13 +23,6 @@ PAGES = sorted(
                 "tests/failures/README.md",
             )
         ),
-        *(
-            ROOT / name
-            for name in (
-                "tests/first_day/first-day.md",
-                "tests/gameday/game-day.md",
-            )
-        ),
         *ROOT.glob("docs/**/*.md"),
     ]
 )

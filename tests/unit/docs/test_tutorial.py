@@ -1,5 +1,4 @@
-"""docs/tutorial.md: its commands exist, `make first-day` runs those of its first part, and its
-files are valid."""
+"""docs/tutorial.md: its commands exist, and its files are valid."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import click
-import first_day_page
 import yaml
 
 from anabranch.cli import main
@@ -22,12 +20,11 @@ FIRST, OWN = PAGE.split("## 7. A topic of your own")
 
 
 def commands(text: str) -> list[str]:
-    typed = [
+    return [
         line.strip().removeprefix("$ ")
         for line in text.splitlines()
         if line.strip().startswith("$ anabranch ")
     ]
-    return [first_day_page._HOUR.sub("HOUR", command) for command in typed]
 
 
 def block(kind: str) -> str:
@@ -47,13 +44,6 @@ def test_every_command_exists_and_takes_these_arguments() -> None:
             command = found
         if command.name != "send":  # Its argument is a file that exists.
             command.make_context(program, arguments)
-
-
-def test_an_operators_first_day_runs_every_command_of_the_first_part() -> None:
-    run = {
-        command for command, _ in first_day_page.skeleton(first_day_page.FILE.read_text("utf-8"))
-    }
-    assert [command for command in commands(FIRST) if command not in run] == []
 
 
 def test_the_stream_of_your_own_is_valid_and_its_record_has_its_columns(tmp_path: Path) -> None:

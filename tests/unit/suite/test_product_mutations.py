@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 from mutations import MUTATIONS, ROOT, Mutation
-from suite_map import functions, is_quick
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -16,7 +15,4 @@ def test_a_fault_changes_one_place_of_the_product(mutation: Mutation) -> None:
     assert mutation.wrong not in text
     for nearest in mutation.nearest:
         file, _, named = nearest.partition("::")
-        quick = [one for one in functions(ROOT / file) if is_quick(ROOT / file, one)]
-        assert named in quick if named else quick, (
-            f"{nearest}: expected a test of `make test`, found none"
-        )
+        assert f"def {named or 'test_'}" in (ROOT / file).read_text(encoding="utf-8"), nearest
