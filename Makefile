@@ -37,8 +37,7 @@ lint: $(READY) ## check format, lint, direction of imports, declared dependencie
 
 types: $(READY) ## run mypy
 	@$(BIN)/mypy
-	@$(BIN)/mypy benchmarks examples/demo
-	@$(BIN)/mypy --config-file tests/mypy.ini $(TESTS)
+	@$(BIN)/mypy --config-file tests/mypy.ini benchmarks $(TESTS)
 
 format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
