@@ -4,7 +4,7 @@ READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks examples
 WHAT ?= sinks
 BENCHMARKS := sinks batch freshness many metadata sizing
-TESTS := $(addprefix tests/,unit integration containers deploy external failures page scale)
+SLOW_SUITES := $(addprefix tests/,containers deploy external failures page scale)
 
 .PHONY: help setup demo test test-full lint types format docs bench dist clean
 .PHONY: unit model integration test-suite test-mutations soak
@@ -37,7 +37,8 @@ lint: $(READY) ## check format, lint, direction of imports, declared dependencie
 
 types: $(READY) ## run mypy
 	@$(BIN)/mypy
-	@$(BIN)/mypy --config-file tests/mypy.ini benchmarks $(TESTS)
+	@$(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
+	@$(BIN)/mypy --config-file tests/mypy.ini benchmarks $(SLOW_SUITES)
 
 format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
