@@ -1,19 +1,17 @@
 """Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same
-time. A disk of checkpoints that is full."""
+time."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import SparkCluster, running_cluster
-from commands import run, started
+from commands import run
 from pyspark import TaskContext
 from world import World, past_hour, spread
 
@@ -150,46 +148,3 @@ def test_speculative_execution_duplicates_no_row(
         for mark in marks.iterdir():
             mark.unlink()
     assert one.state.is_accepted(hour)
-
-
-@contextmanager
-def _small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of its own, which can be filled; only root may mount it."""
-    folder.mkdir()
-    size = f"size={megabytes}m"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def _fill(file: Path) -> None:
-    with file.open("ab", buffering=0) as dump, suppress(OSError):
-        while True:
-            dump.write(b"\0" * 4096)
-
-
-def test_a_full_disk_of_checkpoints_delays_records_until_it_has_room(
-    world: Make, tmp_path: Path
-) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 100})
-    one.topic()
-    one.apply()
-    one.send_now(200, "before")
-    with (
-        _small_disk(tmp_path / "disk", megabytes=300) as disk,
-        started(one, "speed", one.name, TMPDIR=str(disk), SPARK_LOCAL_DIRS=str(disk)) as speed,
-    ):
-        speed.until(lambda: one.published == 200, "the first records to be published")
-        one.send_now(800, "meanwhile")
-        # Again and again, since Spark frees some of the disk between two tries.
-        speed.until(
-            lambda: _fill(disk / "dump") or "No space left on device" in speed.log,
-            "a micro-batch to fail",
-        )
-        assert one.published < 1000
-        (disk / "dump").unlink()
-        one.send_now(300, "after")
-        speed.until(lambda: one.published == 1300, "the speed job to reach the head")
-    assert one.contents() == one.acknowledged()
