@@ -49,7 +49,7 @@ docs: $(READY) ## write the generated pages: commands, configuration, fail point
 
 bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, many, metadata or sizing; ARGS=--help
 	@$(if $(filter $(WHAT),$(BENCHMARKS)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
-	@PYTHONPATH=benchmarks:tests/support:tests/unit:examples $(BIN)/python benchmarks/$(WHAT).py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/tests/support:$(CURDIR)/tests/unit:$(CURDIR)/examples $(BIN)/python benchmarks/$(WHAT).py $(ARGS)
 
 dist: $(READY) ## build the wheel, the source distribution, and a zip for spark-submit --py-files
 	@rm -rf dist

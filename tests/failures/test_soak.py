@@ -34,7 +34,8 @@ PATIENT = 400.0  # seconds to wait for a job on a cluster
 @pytest.mark.timeout(1500)
 def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
     command = [sys.executable, "-m", "soak", "--minutes", "5", "--seed", str(SEED)]
-    variables = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
+    folders = (ROOT / "tests" / "support", ROOT / "examples")
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
         command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1400
     )
