@@ -760,7 +760,7 @@ def test_what_a_file_may_not_say(values: dict[str, Any], found: str) -> None:
 
 
 def test_a_duration_alone_is_that_of_rows_and_dead_letters() -> None:
-    alone = {"rows": "30 days", "dead_letters": "30 days", "docs": "30 days"}
+    alone = {"rows": "30 days", "dead_letters": "30 days"}
     assert new_stream(keep="30 days").keep == new_stream(keep=alone).keep
     assert new_stream(keep={"rows": "10 years"}).keep.rows == timedelta(days=3650)
     assert new_stream().keep.rows is None and new_stream(keep="for ever").keep.rows is None
