@@ -41,7 +41,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, dead_letters, ledger, shares
 from anabranch.protocol.erasure_filter import load_filter
-from anabranch.protocol.ledger_row import Decoders, Diff, HourAccount, UnknownFields
+from anabranch.protocol.ledger_row import Diff, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
@@ -61,7 +61,6 @@ from batch_layer.balance import (
     plus,
 )
 from batch_layer.cached import cached, released_at_the_end
-from batch_layer.decoders import PLACE_COLUMNS, Decoding
 from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
@@ -80,6 +79,7 @@ from batch_layer.offset_counts import (
     missing_offsets,
     split_missing,
 )
+from batch_layer.packed_rows import PLACE_COLUMNS
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
@@ -97,8 +97,7 @@ class Built:
     """An hour's staged rows and dead letters, its account, and the reasons against publishing it.
 
     `problems`: reasons why the account does not close. `objections`: violations of the stream's
-    rules, which an operator may accept. `decoders`: the number of records that each decoded, if
-    workers decoded any. `seconds`: time to build.
+    rules, which an operator may accept. `seconds`: time to build.
     """
 
     hour: str
@@ -110,7 +109,6 @@ class Built:
     problems: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
     seconds: float = 0.0
-    decoders: Decoders | None = None
 
 
 RebuiltHours = Mapping[str, Built]
@@ -165,15 +163,13 @@ class HourBuilder:
         self._job, self._stream = job, job.stream
         self.reader = HourReader(job, self._spark)
 
-    def build(
-        self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED
-    ) -> Built:
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
         topic."""
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
             # Step 1: read and decode.
-            frames = self._frames(hour, cut, state, {}, decoding)
+            frames = self._frames(hour, cut, state, {})
             reach(Step.BATCH_DECODED)
             if frames.read.to_archive is not None:
                 self.passes.begin("write the archive")
@@ -189,13 +185,12 @@ class HourBuilder:
         before: int,
         state: State,
         together: RebuiltHours,
-        decoding: Decoding,
     ) -> Built | None:
         """Rebuild an accepted hour after hours of its look-back were rebuilt. Return None if it
         keeps the same rows."""
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
-            frames = self._frames(hour, cut, state, together, decoding)
+            frames = self._frames(hour, cut, state, together)
             batch = (
                 self._read_table(state.heads["batch"])
                 .where(F.col("ingest_hour") == hour)
@@ -225,9 +220,7 @@ class HourBuilder:
         """Return the hours in which duplicates are looked for, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.lookback_hours, 0, -1)]
 
-    def _frames(
-        self, hour: str, cut: Cut, state: State, together: RebuiltHours, decoding: Decoding
-    ) -> _Frames:
+    def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours) -> _Frames:
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = self._spark.sparkContext.defaultParallelism
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
@@ -242,7 +235,7 @@ class HourBuilder:
             cut.topic_id,
             {hour: cut.ranges},
         )
-        read = self.reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
+        read = self.reader.read(hour, cut, state, is_packed=left_out is None)
         rows_served = self._served(hour, state, together)
         served = (
             reduce(
@@ -389,17 +382,12 @@ class HourBuilder:
             else None
         )
         spec = WriteSpec(target, tuple(order), dropped_places(dropped))
-        try:
-            return stage_files(
-                self._job.lake,
-                stream.table,
-                new_id(),
-                lambda: write_files(certain.pieces, others, files, spec, table),
-            )
-        except Exception as error:
-            if not self.reader.should_leave_to_spark(error):
-                raise
-            return None
+        return stage_files(
+            self._job.lake,
+            stream.table,
+            new_id(),
+            lambda: write_files(certain.pieces, others, files, spec, table),
+        )
 
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         cut, duplicates = built.cut, frames.duplicates
@@ -419,10 +407,6 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         objections += self._too_many(balance, built)
         reach(Step.BATCH_BALANCED)
-        decoders = None
-        if (certain := frames.read.certain) is not None:
-            problems += certain.problems
-            decoders = certain.decoders
         self.passes.begin("compare with the speed layer")
         unread = coverage.unread_ranges(state, built.hour, cut)
         if hashes is not None and duplicates.few is not None:
@@ -453,7 +437,6 @@ class HourBuilder:
             account=account,
             problems=tuple(problems),
             objections=tuple(objections),
-            decoders=decoders,
         )
 
     def _too_many(self, balance: Balance, built: Built) -> list[str]:

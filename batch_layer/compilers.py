@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.common.errors import AnabranchError
-from anabranch.config.columns import can_workers_read
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.offsets.position import ranges_between, size
@@ -43,11 +42,5 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
         offsets += size(ranges_between(state.timeline.start, ends))
     stream = job.stream
-    by_workers = (
-        stream.batch.decoder == "workers"
-        and stream.format.type == "json"
-        and stream.archive is None
-        and stream.select is None
-        and can_workers_read(stream.columns)
-    )
+    by_workers = stream.archive is None and stream.select is None
     return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)

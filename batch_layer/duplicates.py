@@ -29,8 +29,8 @@ from pyspark.sql.types import BinaryType, StringType
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records.packed_files import dropped_places
 from batch_layer.cached import cached
-from batch_layer.decoders import PLACE_COLUMNS
 from batch_layer.offset_counts import count
+from batch_layer.packed_rows import PLACE_COLUMNS
 
 MOST_BROADCAST = 500_000
 """Maximum number of rows that are broadcast instead of shuffled: some tens of megabytes."""

@@ -37,7 +37,7 @@ from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.protocol.acts import act_now
 from anabranch.spark.session import close_session, open_session, stop_on_signal
-from anabranch.spark.workers import SETTINGS
+from anabranch.spark.workers import SETTINGS, require_workers
 from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -97,9 +97,6 @@ def run(arguments: Sequence[str]) -> int:
         "--accept", action="store_true", help="publish despite gaps or a failed quality gate"
     )
     options.add_argument(
-        "--audit", action="store_true", help="decode all records with both decoders, and compare"
-    )
-    options.add_argument(
         "--backlog",
         type=int,
         default=0,
@@ -131,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
         if parsed.restate or parsed.accept
         else None
     )
-    request = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act, parsed.audit)
+    request = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act)
     parents = (parsed.parent_run, parsed.root_run)
 
     def work(stream: StreamRun) -> None:
@@ -169,9 +166,11 @@ def _spark(
     environment: Environment, what: str, component: str, settings: Mapping[str, str]
 ) -> Iterator[tuple[SparkSession, threading.Event]]:
     """Open a session of the application `anabranch batch WHAT`, closed at the end, and yield it
-    with the event that a signal sets. Log lines of the signal name the `component`."""
+    with the event that a signal sets. Log lines of the signal name the `component`. Raises
+    ConfigurationError if executors cannot decode records."""
     spark = open_session(environment, f"anabranch batch {what}", settings)
     try:
+        require_workers(spark)
         with _stopped_by_signal(spark, component) as stop:
             yield spark, stop
     finally:

@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from anabranch.decode import REFUSED_FIELD
 from anabranch.kafka.batches import Missing
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records import REFUSED_FIELD, UNKNOWN
+from anabranch.records import UNKNOWN
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"

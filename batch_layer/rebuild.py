@@ -56,7 +56,6 @@ from anabranch.spark.session import explain_spark, explained
 from anabranch.subjects.resolve import with_columns_of
 from batch_layer import plan, refusals
 from batch_layer.build import Built, HourBuilder
-from batch_layer.decoders import Decoding
 from batch_layer.sources import KAFKA
 
 LOG = logging.getLogger(__name__)
@@ -85,13 +84,12 @@ class Result:
 class RebuildRequest:
     """The treatment of an hour, and its reason. `accept`: publish it despite the objections of the
     stream's rules. `act`: the operator's act that requests it; None if the batch layer does it by
-    itself. `audit`: compare all certain records with Spark's decoding."""
+    itself."""
 
     restate: bool = False
     accept: bool = False
     why: str | None = None
     act: Act | None = None
-    audit: bool = False
 
 
 _DEFAULT_REQUEST = RebuildRequest()
@@ -285,7 +283,6 @@ class Rebuilder:
             spark=SPARK_VERSION,
             files=len(built.rows.files),
             bytes=size,
-            decoders=built.decoders,
         )
         return replace(built, account=replace(built.account, run=run))
 
@@ -295,9 +292,7 @@ class Rebuilder:
         """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
         against it."""
         began = self._job.lake.clock.now()
-        first = self._with_run_facts(
-            began, self._hours.build(hour, cut, before, state, self._decoding(hour, request.audit))
-        )
+        first = self._with_run_facts(began, self._hours.build(hour, cut, before, state))
         built = [first]
         if not _refusals(first, request.accept):
             state, following = self._recheck_following(first, state)
@@ -310,12 +305,6 @@ class Rebuilder:
             ]
         if reasons_to_refuse:
             self._discard(built)
-            for b in built[1:]:
-                if b.decoders is not None and b.decoders.differing:
-                    # Its own refusal in the ledger makes Spark decode it the next time.
-                    self._refuse(
-                        state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None
-                    )
             return self._refuse(
                 state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, request.act
             )
@@ -325,14 +314,6 @@ class Rebuilder:
         reasons |= {b.hour: plan.acceptance_reason(b.objections, True, why) for b in built[1:]}
         act = plan.act_to_record(request.act, before, first.objections, request.accept)
         return self._publish(built, reasons, state, act)
-
-    def _decoding(self, hour: str, audit: bool = False) -> Decoding:
-        """Return the decoding of an hour: Spark alone once the decoders have differed in it."""
-        if self._stream.batch.decoder == "spark":
-            return Decoding.SPARK
-        if any(refusals.decoders_differed(row) for row in self._job.ledger.history([hour])):
-            return Decoding.SPARK
-        return Decoding.AUDITED if audit else Decoding.SAMPLED
 
     def _recheck_following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """Rebuild the later accepted hours that must drop or restore events because of `first`,
@@ -353,7 +334,7 @@ class Rebuilder:
             accepted = state.accepted.get(hour)
             if accepted is not None and accepted.cut.offsets and not state.is_expired(hour):
                 again = self._hours.recheck_duplicates(
-                    hour, accepted.cut, accepted.revision, state, together, self._decoding(hour)
+                    hour, accepted.cut, accepted.revision, state, together
                 )
                 if again is not None:
                     self._require_kept(state, hour, accepted.revision)

@@ -70,21 +70,10 @@ def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
     return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
 
 
-def decoders_differed(row: LedgerRow) -> bool:
-    """Return True if a decision found records that Python workers and Spark decode differently.
-    Pure."""
-    return row.run is not None and row.run.decoders is not None and bool(row.run.decoders.differing)
-
-
 def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
     """Return True if a refusal needs no rebuild yet: its basis is unchanged and it is less than a
-    day old. Pure. A refusal because the decoders differ always needs one: the next rebuild decodes
-    with Spark."""
-    if (
-        refusal is None
-        or decoders_differed(refusal)
-        or not refusal.decision_id.endswith(f"-{basis}")
-    ):
+    day old. Pure."""
+    if refusal is None or not refusal.decision_id.endswith(f"-{basis}"):
         return False
     return now - refusal.recorded_at < REBUILD_AFTER
 

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.errors import PositionError
-from anabranch.common.remote_errors import one_line
 from anabranch.config import Stream
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import read_snapshot
@@ -33,18 +32,16 @@ from anabranch.offsets.position import Position, Ranges, Topic, size, trim
 from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.records.formats import open_format
-from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
+from anabranch.records.packed import PackSpec, pack_spec, packed
 from anabranch.records.reshape import to_schema
-from anabranch.spark.settings import runs_here
-from anabranch.spark.workers import can_use_workers, is_worker_failure
+from anabranch.records.schemas import open_schemas
 from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
-from batch_layer.decoders import PLACE_COLUMNS, CertainRecords, Decoding, read_certain
 from batch_layer.duplicates import key_hash, names_event, without_empty_texts
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read
-from batch_layer.sizes import SMALL, in_one_task
+from batch_layer.packed_rows import PLACE_COLUMNS, PackedRows, read_packed
+from batch_layer.sizes import in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
 LOG = logging.getLogger(__name__)
@@ -74,7 +71,7 @@ class HourRecords:
     decoded: DataFrame
     in_kafka: Ranges
     accepted: DataFrame | None = None
-    certain: CertainRecords | None = None
+    certain: PackedRows | None = None
     has_decoded: bool = True
     to_archive: DataFrame | None = None
 
@@ -167,16 +164,14 @@ class HourReader:
         self._job, self._spark = job, spark
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
-        self._format = open_format(job.environment, job.stream)
+        self._schemas = open_schemas(job.environment, job.stream)
         self._secret = job.environment.masking_secret
         self._workers_left_most = False
 
     def use(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def read(
-        self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED
-    ) -> HourRecords:
+    def read(self, hour: str, cut: Cut, state: State, is_packed: bool = True) -> HourRecords:
         """Read and decode every record of the cut that Kafka has, once, and cache them. Raises
         PositionError if the topic was recreated or its log lost the end of the cut, unless the
         change was adopted."""
@@ -184,8 +179,6 @@ class HourReader:
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else self._ranges_in_kafka(hour, cut)
-        spec = self._pack_spec(hour, cut, decoding) if ranges else None
-
         to_archive: DataFrame | None = None
 
         def decode(raw: DataFrame) -> DataFrame:
@@ -195,7 +188,7 @@ class HourReader:
             to_archive = cached(self._decoded(raw))
             return self._with_source(to_archive, KAFKA, one_in)
 
-        by_workers = self._by_workers(hour, ranges, spec, one_in) if spec is not None else None
+        by_workers = self._by_workers(hour, ranges, one_in) if ranges and is_packed else None
         certain = by_workers[0] if by_workers is not None else None
         has_decoded = certain is None or certain.left_count > 0
         if by_workers is not None:
@@ -229,62 +222,40 @@ class HourReader:
         kafka, topic = self._job.environment.kafka, self._stream.topic
         return apply_to_records(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
 
-    def should_leave_to_spark(self, error: Exception) -> bool:
-        """Return True, and log it, if workers failed on a cluster, where an executor may lack their
-        packages."""
-        if runs_here(self._spark.sparkContext.master) or not is_worker_failure(error):
-            return False
-        LOG.warning(
-            "stream %s: Python workers failed, continuing with Spark: %s",
-            self._stream.name,
-            one_line(error),
-        )
-        return True
-
-    def _pack_spec(self, hour: str, cut: Cut, decoding: Decoding) -> PackSpec | None:
-        """Return how workers decode the hour's certain records; None if Spark decodes all."""
-        batch = self._stream.batch
-        if batch.decoder == "spark" or decoding is Decoding.SPARK or self._workers_left_most:
+    def _pack_spec(self, hour: str) -> PackSpec | None:
+        """Return how workers pack the hour's rows; None if each record's bytes are needed beside
+        its row."""
+        if self._workers_left_most or self._stream.archive is not None:
             return None
-        if self._stream.archive is not None:
-            return None  # workers pass on no bytes
-        compare_all = decoding is Decoding.AUDITED or cut.offsets <= SMALL
-        spec = pack_spec(self._stream, hour, 1 if compare_all else batch.compare_one_in)
-        return spec if spec is not None and can_use_workers(self._spark) else None
+        return pack_spec(self._stream, self._schemas, hour)
 
     def _by_workers(
-        self, hour: str, ranges: Ranges, spec: PackSpec, one_in: int
-    ) -> tuple[CertainRecords, DataFrame] | None:
-        """Decode the hour's records by workers, and the records that they left by Spark. Return
-        None if workers failed on a cluster."""
+        self, hour: str, ranges: Ranges, one_in: int
+    ) -> tuple[PackedRows, DataFrame] | None:
+        """Decode the hour's records, and those again that have no row or unknown fields. Return
+        None if rows are not packed."""
 
-        def read(raw: DataFrame) -> CertainRecords:
-            return read_certain(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
+        def read(raw: DataFrame) -> PackedRows | None:
+            self._schemas.learn_from(raw)
+            if (spec := self._pack_spec(hour)) is None:
+                return None
+            return read_packed(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
 
-        try:
-            certain = self._read_kafka(hour, ranges, read)
-            decoded = records.decode(
-                certain.for_spark, self._stream, self._format, with_unknown=True, beside=[ROW]
-            )
-            decoded = self._with_source(decoded, KAFKA, one_in)
-            if certain.has_records_for_spark:
-                decoded = cached(decoded, is_lazy=True)
-                certain = certain.compare(decoded, spec)
-        except Exception as error:
-            if not self.should_leave_to_spark(error):
-                raise
+        rows = self._read_kafka(hour, ranges, read)
+        if rows is None:
             return None
-        if certain.left_count > certain.count:
+        if rows.left_count > rows.count:
             LOG.info(
-                "stream %s: workers left most records to Spark, which decodes the next hours "
+                "stream %s: most records have no row or unknown fields, next hours are not packed "
                 "hour=%s left=%d of=%d",
                 self._stream.name,
                 hour,
-                certain.left_count,
-                certain.left_count + certain.count,
+                rows.left_count,
+                rows.left_count + rows.count,
             )
             self._workers_left_most = True
-        return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
+        others = cached(self._decode(rows.left, KAFKA, one_in), is_lazy=True)
+        return rows, others
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
         """Add every other record of the cut that the archive or the table has, from the first
@@ -402,8 +373,9 @@ class HourReader:
         return self._with_source(self._decoded(raw), source, one_in)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
+        self._schemas.learn_from(raw)
         return records.decode(
-            raw, self._stream, self._format, with_unknown=True, secret=self._secret
+            raw, self._stream, self._schemas, with_unknown=True, secret=self._secret
         )
 
     def _with_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:

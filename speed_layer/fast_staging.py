@@ -1,36 +1,26 @@
-"""Stage certain records with PyArrow, without Spark's reader and writer.
-
-Spark passes each task's records to a Python worker. The worker reads them
-(`anabranch.records.fast_json`, for Avro `fast_avro`) and writes them to data files
-(`anabranch.iceberg.parquet_writer`). It reports the files and the records left to Spark: few or
-none.
+"""Stage records in Python workers: each task decodes its records (`anabranch.decode`) and writes
+the good ones to data files (`anabranch.iceberg.parquet_writer`). It reports the files and the
+records that it left: those without a row, which get dead letters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from anabranch import records
 from anabranch.common.errors import Unexpected
-from anabranch.config import EventTime, Stream
-from anabranch.config.columns import Column, can_workers_read
+from anabranch.config import Stream
+from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema, decode_spec
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, has_columns, target_of
 from anabranch.iceberg.staging import Written
-from anabranch.kafka.source import one_record
-from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
 from anabranch.records import packed_files
-from anabranch.records.fast_avro import AvroRows, Fields
-from anabranch.records.fast_json import CertainRows
-from anabranch.records.formats import Format
-from anabranch.spark.workers import can_use_workers
 
 MOST_LEFT = 2_000
 """Maximum number of records of a micro-batch that workers may leave to Spark. With more, Spark
@@ -57,14 +47,10 @@ _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The part of a stream's and its table's settings that a task needs. Picklable. `schemas`: for
-    Avro, the fields to read by schema id."""
+    """The part of a stream's and its table's settings that a task needs. Picklable."""
 
-    columns: tuple[Column, ...]
-    event_time: EventTime | None
+    decode: DecodeSpec
     target: Target
-    takes_unknown: bool
-    schemas: Mapping[int, Fields] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +58,7 @@ class Certain:
     """The files that tasks wrote, the number of records read, and the offsets left to Spark by
     partition (None: too many).
 
-    `unknown_ids`: schema ids that tasks did not know, so that they left the records; incomplete if
-    there are many.
+    `unknown_ids`: schema ids that tasks were not given. Then nothing else is complete.
     """
 
     written: Written
@@ -83,27 +68,13 @@ class Certain:
 
 
 def task_spec(
-    stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, Fields] | None = None
+    stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, WriterSchema]
 ) -> TaskSpec | None:
-    """Return how tasks read the stream's records, or None if Spark must read them: another format,
-    unsupported types, selected columns, or a table whose columns differ from `columns`, the
-    stream's. `schemas`: for Avro, the fields to read by schema id."""
-    is_avro = stream.format.type == "avro"
-    if (
-        not (is_avro or stream.format.type == "json")
-        or stream.select is not None
-        or not can_workers_read(stream.columns)
-    ):
-        return None
-    if (is_avro and any(column.rescues for column in stream.columns)) or not has_columns(
-        table, columns
-    ):
-        return None
-    target = target_of(table)
-    if target is None:
-        return None
-    takes_unknown, known = stream.unknown != "refuse", dict(schemas or {}) if is_avro else None
-    return TaskSpec(stream.columns, stream.event_time, target, takes_unknown, known)
+    """Return how tasks read and write the stream's records, or None if Spark must write the rows:
+    selected columns, or a table that only Spark's writer supports or whose columns differ from
+    `columns`, the stream's."""
+    target = target_of(table) if has_columns(table, columns) and stream.select is None else None
+    return TaskSpec(decode_spec(stream, schemas), target) if target is not None else None
 
 
 def stage_certain(
@@ -112,7 +83,7 @@ def stage_certain(
     """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
     not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
     left."""
-    columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
+    columns = frame.select("key", "partition", "offset", "timestamp", "value", "ingest_hour")
     return certain_from(
         columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
     )
@@ -123,6 +94,8 @@ def certain_from(reports: list[Row], table: Table, attempt: str, began: datetime
     was neither written nor left."""
     seen, written = _totals(reports, table, attempt, began)
     unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
+    if unknown:
+        return Certain(written, seen, None, unknown)
     if seen - written.rows > MOST_LEFT:
         return Certain(written, seen, None, unknown)
     left: dict[int, list[int]] = {}
@@ -159,27 +132,10 @@ def records_at(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
 
 def warm_up(spark: SparkSession) -> None:
     """Start the Python workers, so that the first micro-batch does not wait a second for them."""
-    if can_use_workers(spark):
-        at_once = spark.sparkContext.defaultParallelism
-        spark.range(at_once, numPartitions=at_once).mapInArrow(
-            lambda batches: batches, "id BIGINT"
-        ).collect()
-
-
-def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
-    """Decode one broken record and discard it, so that Spark loads and compiles its decoder before
-    a micro-batch needs it. Return the number of dead letters: one."""
-    now = datetime.now(UTC)
-    record = one_record(spark, b"{", now).cache()
-    try:
-        decoded = records.decode(
-            records.assign_hours(record, [HourRange(hour_of(now), None)]), stream, form
-        )
-        return len(records.good(decoded, stream).collect()) + len(
-            records.dead(decoded, "", "speed").collect()
-        )
-    finally:
-        record.unpersist()
+    at_once = spark.sparkContext.defaultParallelism
+    spark.range(at_once, numPartitions=at_once).mapInArrow(
+        lambda batches: batches, "id BIGINT"
+    ).collect()
 
 
 def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> tuple[int, Written]:
@@ -189,33 +145,34 @@ def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> 
 
 
 class CertainTask:
-    """A task's writer for one stream: it writes the certain records, and collects the offsets of
-    the records that it leaves."""
+    """A task's writer for one stream: it writes the good records, and collects the offsets of the
+    others."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        self._rows: CertainRows | AvroRows = (
-            CertainRows(spec.columns, spec.event_time, spec.takes_unknown)
-            if spec.schemas is None
-            else AvroRows(spec.columns, spec.event_time, spec.schemas)
-        )
-        self._files = FileWriter(spec.target)
+        self._decoder, self._files = Decoder(spec.decode), FileWriter(spec.target)
         self._seen, self._left = 0, list[dict[str, int]]()
+        self._unlisted: set[int] = set()
 
     def read(self, batch: pa.RecordBatch) -> None:
-        """Read the next records (Kafka's columns and `ingest_hour`) and write the certain ones."""
+        """Decode the next records (Kafka's columns and `ingest_hour`) and write the good ones."""
         self._seen += len(batch)
-        read = self._rows.read(batch)
-        if len(read.left):
-            self._left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
-        if (mask := self._files.write(read.rows)) is not None:
-            places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
+        try:
+            decoded = self._decoder.decode(batch)
+        except UnlistedSchema as error:
+            self._unlisted.update(error.ids)
+            return
+        if decoded.errors:
+            others = pa.array(sorted(decoded.errors), pa.int64())
+            self._left += batch.select(["partition", "offset"]).take(others).to_pylist()
+        rows = decoded.good
+        if (mask := self._files.write(rows)) is not None:
+            places = rows.filter(mask).select(["kafka_partition", "kafka_offset"])
             self._left += places.rename_columns(["partition", "offset"]).to_pylist()
 
     def end(self) -> list[dict[str, object]]:
         """Close the files. Return the rows of the task's report."""
         rows = report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
-        if isinstance(self._rows, AvroRows):
-            rows[-1]["unknown_ids"] = sorted(self._rows.unknown_ids)
+        rows[-1]["unknown_ids"] = sorted(self._unlisted)
         return rows
 
 

@@ -34,7 +34,6 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.offsets.position import Offsets, Ranges, Topic
 from anabranch.spark.session import explain_spark, explained, new_session
-from anabranch.spark.settings import runs_here
 from speed_layer.fast_staging import Certain
 from speed_layer.group_plan import (
     Waiting,
@@ -264,7 +263,7 @@ class Member:
                 # Its records still wait, so keep the time since which they do.
                 self._continue_from(self.batches.decide(work.ranges))
                 return
-            if work.certain is not None and self.batches.learn_schemas(self.spark, work.certain):
+            if work.certain is not None and self.batches.learn_schemas(work.certain):
                 # Workers read the same records again, with the schemas that they did not know.
                 self.last = None
                 self._continue_from(self.position)
@@ -472,7 +471,7 @@ class GroupJob:
                 self._hand_alone(member, waiting, asked_at)
                 continue
             try:
-                batch = member.batches.prepare(member.spark, waiting.ranges)
+                batch = member.batches.prepare(waiting.ranges)
                 is_decided = (
                     batch is not None
                     or member.has_decided_again
@@ -520,10 +519,7 @@ class GroupJob:
             return
         for topic, name in by_topic.items():
             member, result, ranges = self._members[name], staged[topic], due[name].ranges
-            if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
-                member.batches.leave_to_spark(result)
-                self._hand_alone(member, due[name], asked_at)
-            elif isinstance(result, Exception):
+            if isinstance(result, Exception):
                 member.hand(Work(ranges, error=result))
             else:
                 member.hand(

@@ -49,7 +49,7 @@ def stage_group(
     topics.
     """
     parts = {topic: (one.spec, tuple(one.plan.hours)) for topic, one in prepared.items()}
-    columns = frame.select("topic", "partition", "offset", "timestamp", "value")
+    columns = frame.select("topic", "key", "partition", "offset", "timestamp", "value")
     reports = columns.mapInArrow(_task(parts), _REPORT).collect()
     by_topic: dict[str, list[Any]] = {topic: [] for topic in prepared}
     for row in reports:

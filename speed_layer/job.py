@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,6 @@ _CHECKPOINT = {
 # Trigger interval for the health file of many streams: the default of `speed.trigger`.
 _GROUP_TRIGGER = timedelta(seconds=2)
 
-# Delay of the decoder's warm-up: by then Spark has compiled the code of every micro-batch.
-_SETTLED_SECONDS = 30
-
 
 class SpeedJob:
     """A run of one stream, until a stop is requested or all records present at its start are
@@ -121,15 +118,6 @@ class SpeedJob:
         finally:
             self._stop.set()
             self._batches.close()
-
-    def warm_up(self) -> None:
-        """Warm up Spark's decoder half a minute after the first publish, so that the first record
-        that needs it does not wait."""
-        while not self._published and not self._stop.wait(0.2):
-            pass
-        if not self._stop.wait(_SETTLED_SECONDS):
-            with suppress(Exception):  # A micro-batch reports any fault of Spark.
-                self._batches.warm_up(self._spark)
 
     def _try(self) -> None:
         with explained(self._spark, f"run stream {self._job.stream.name}"):
@@ -334,8 +322,6 @@ class SpeedRuns:
             self._speed = speed
             if self._stop.is_set():
                 speed.stop()
-            if not self._available_now:
-                threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
             speed.run()
             if not has_new_columns():
                 return
@@ -367,10 +353,12 @@ def _run_group(parsed: argparse.Namespace) -> int:
 def _session(
     environment: Environment, what: str, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Open a session, and start its Python workers in the background."""
+    """Open a session, and start its Python workers in the background. Raises ConfigurationError if
+    executors cannot run them."""
     own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)
     try:
+        workers.require_workers(spark)
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
         yield spark
     finally:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from anabranch import records
@@ -28,7 +28,6 @@ from anabranch.common.counters import S3_REQUESTS, TALLY, Tally, count_into
 from anabranch.common.errors import AnabranchError, MissingRight, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
-from anabranch.common.remote_errors import one_line
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
@@ -48,14 +47,8 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
-from anabranch.records.fast_avro import Fields
-from anabranch.records.formats import Format, open_format
-from anabranch.records.formats.avro import AvroFormat
-from anabranch.records.formats.json_schema import JsonSchemaFormat
-from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
-from anabranch.spark.settings import runs_here
-from anabranch.spark.workers import can_use_workers, is_worker_failure
+from anabranch.records.schemas import Schemas, open_schemas, unlisted_ids
 from speed_layer.compaction import Compaction
 from speed_layer.dead_share import DeadShare
 from speed_layer.fast_staging import (
@@ -65,7 +58,6 @@ from speed_layer.fast_staging import (
     stage_certain,
     stage_rows,
     task_spec,
-    warm_up_decoder,
 )
 from speed_layer.plan import (
     Next,
@@ -86,9 +78,6 @@ from speed_layer.plan import (
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# The number of micro-batches that Spark reads alone after workers left too many records or failed.
-_WITHOUT_WORKERS = 50
 
 
 @dataclass(frozen=True)
@@ -126,9 +115,6 @@ class MicroBatches:
         self._dead_share = DeadShare(lake, stream)
         self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
-        # For Avro, the fields to read by schema id; empty if Spark must read the schema.
-        self._schemas: dict[int, Fields] = {}
-        self._without_workers = 0
         self._lacks_commit_right = False
         self.has_read_around = False
         """Whether the last publish read around records at which Spark's reader throws."""
@@ -136,14 +122,14 @@ class MicroBatches:
         self._staging = threading.Lock()
 
     @cached_property
-    def _format(self) -> Format:
-        return open_format(self._environment, self._stream, cache_schema_ids=True)
+    def _schemas(self) -> Schemas:
+        return open_schemas(self._environment, self._stream)
 
     def recover(self) -> State:
         """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
         Return the resulting state. Raises ConfigurationError if the format needs a registry and the
         environment has none."""
-        _ = self._format
+        _ = self._schemas
         state = self._publisher.recover()
         self._decided = None
         self._clock.start_from(state)
@@ -157,12 +143,6 @@ class MicroBatches:
     def close(self) -> None:
         self._executor.shutdown()
         self._compaction.close()
-
-    def warm_up(self, spark: SparkSession) -> None:
-        """Warm up Spark's decoder if workers read most records, so that the first record that they
-        leave does not wait."""
-        if self._stream.format.type == "json" and can_use_workers(spark):
-            warm_up_decoder(spark, self._stream, self._format)
 
     def submit(
         self, read: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None
@@ -248,7 +228,7 @@ class MicroBatches:
                 return decided.position.offsets
             self._publish_boundaries(decided)
 
-    def prepare(self, spark: SparkSession, ranges: Ranges) -> PreparedBatch | None:
+    def prepare(self, ranges: Ranges) -> PreparedBatch | None:
         """Plan how workers stage `ranges`, by the last decision, without asking Kafka or the lake.
         Return None if a new decision is needed first (`needs_decision`), or if Spark has to read
         the records (`publish`)."""
@@ -257,7 +237,7 @@ class MicroBatches:
             return None
         # Only Spark filters erased records.
         is_whole = not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
-        spec = self._spec(spark, decided) if is_whole else None
+        spec = self._spec(decided) if is_whole else None
         if spec is None:
             return None
         reach(Step.SPEED_DECIDED)
@@ -477,19 +457,15 @@ class MicroBatches:
         return replace(staged, seconds=time.monotonic() - began)
 
     def _with_listed_ids(self, stage: Callable[[], T]) -> T:
-        """Call `stage`. If a record has a schema id that Spark's decoder has not listed, reload the
-        list and call it again."""
-        try:
-            return stage()
-        except (PySparkException, Py4JError) as error:
-            if not is_unlisted_schema_id(error):
-                raise
-            LOG.info(
-                "stream %s: new schema id, reloading the list of schema ids", self._stream.name
-            )
-            assert isinstance(self._format, (AvroFormat, JsonSchemaFormat))
-            self._format.wire.list_again()
-            return stage()
+        """Call `stage`. If a record has a schema id that the decoder was not given, ask the
+        registry for its schema and call it again."""
+        self._schemas.forget_missing()
+        while True:
+            try:
+                return stage()
+            except (PySparkException, Py4JError) as error:
+                if not self._schemas.learn(unlisted_ids(error)):
+                    raise
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         topic_id = decided.position.topic_id
@@ -563,70 +539,31 @@ class MicroBatches:
     def _stage_certain(
         self, frame: DataFrame, plan: Plan, decided: ResolvedState
     ) -> StagedBatch | None:
-        """Stage certain records without Spark's reader and writer, and the few others with Spark's
-        reader. Return None if too many records are left for Spark, if workers failed on a cluster,
-        or if the stream's records cannot be read this way."""
-        if self._without_workers:
-            self._without_workers -= 1
-            return None
-        spec = self._spec(frame.sparkSession, decided)
+        """Stage the good records in workers, and the few others as dead letters by Spark. Return
+        None if there are too many of these, or if Spark has to write the rows."""
+        spec = self._spec(decided)
         if spec is None:
             return None
         prepared = PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
         hours = records.assign_hours(frame, plan.hours)
-        try:
-            certain = stage_certain(
-                hours, spec, decided.state.table, prepared.attempt, prepared.began
-            )
-            if self.learn_schemas(frame.sparkSession, certain):
-                # No snapshot refers to the files of the first attempt.
-                return self._stage_certain(frame, plan, decided)
-            return self._complete(frame, prepared, certain)
-        except AnabranchError:
-            raise
-        except Exception as error:
-            if runs_here(frame.sparkSession.sparkContext.master) or not is_worker_failure(error):
-                raise
-            self.leave_to_spark(error)
-            return None
+        certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
+        if self.learn_schemas(certain):
+            # No snapshot refers to the files of the first attempt.
+            return self._stage_certain(frame, plan, decided)
+        return self._complete(frame, prepared, certain)
 
-    def leave_to_spark(self, failure: Exception) -> None:
-        """Let Spark read the next micro-batches after workers failed on a cluster: an executor may
-        lack their packages. No snapshot refers to the workers' files until a publish names them."""
-        LOG.warning(
-            "stream %s: Python workers failed micro_batches_by_spark=%d: %s",
-            self._stream.name,
-            _WITHOUT_WORKERS,
-            one_line(failure),
-        )
-        self._without_workers = _WITHOUT_WORKERS
+    def _spec(self, decided: ResolvedState) -> TaskSpec | None:
+        """Return how workers stage the next micro-batch; None if Spark writes its rows."""
+        columns = rows_columns(self._stream).schema
+        return task_spec(self._stream, decided.state.table, columns, self._schemas.known)
 
-    def _spec(self, spark: SparkSession, decided: ResolvedState) -> TaskSpec | None:
-        """Return how workers read the next micro-batch; None if Spark reads it."""
-        if self._without_workers or not can_use_workers(spark):
-            return None
-        schemas = {id: fields for id, fields in list(self._schemas.items()) if fields}
-        if self._schemas and not schemas:
-            return None
-        return task_spec(
-            self._stream, decided.state.table, rows_columns(self._stream).schema, schemas
-        )
-
-    def learn_schemas(self, spark: SparkSession, certain: Certain) -> bool:
-        """Read schemas that workers did not know from the registry. Return True if workers can read
-        more records now, so that another attempt is worthwhile.
+    def learn_schemas(self, certain: Certain) -> bool:
+        """Ask the registry for the schemas that workers did not have. Return True if there are any:
+        then the records must be staged again.
 
         Raises Transient if the registry does not answer, ConfigurationError if it refuses.
         """
-        if not isinstance(self._format, AvroFormat):
-            return False
-        has_learned = False
-        for schema_id in sorted(certain.unknown_ids - self._schemas.keys()):
-            fields = self._format.fields(schema_id, self._stream.record_columns, spark._jvm)
-            if fields is not None:
-                self._schemas[schema_id] = fields
-                has_learned |= bool(fields)
-        return has_learned
+        return self._schemas.learn(certain.unknown_ids)
 
     def _complete(
         self, frame: DataFrame, prepared: PreparedBatch, certain: Certain
@@ -638,14 +575,12 @@ class MicroBatches:
         topic_id = prepared.decided.position.topic_id
         if certain.left is None:
             LOG.info(
-                "stream %s: workers left too many records to Spark left=%d of=%d "
-                "micro_batches_by_spark=%d",
+                "stream %s: too many dead letters for workers, Spark writes the micro-batch "
+                "dead_letters=%d of=%d",
                 self._stream.name,
                 certain.seen - certain.written.rows,
                 certain.seen,
-                _WITHOUT_WORKERS,
             )
-            self._without_workers = _WITHOUT_WORKERS
             return None
         rows, dead = certain.written, None
         note(attempt=attempt)
@@ -688,7 +623,7 @@ class MicroBatches:
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         assigned, secret = records.assign_hours(frame, plan.hours), self._environment.masking_secret
-        return records.decode(assigned, self._stream, self._format, with_errors, secret=secret)
+        return records.decode(assigned, self._stream, self._schemas, with_errors, secret=secret)
 
     def _finish_publish(
         self, publish: Publish, staged: StagedBatch, ended: Landed | Merged

@@ -28,13 +28,15 @@ from pathlib import Path
 from anabranch.common.errors import Terminal
 from anabranch.common.version import VERSION
 from anabranch.spark.executor_python import ARCHIVE, CODE, VERSIONS, installed
+from anabranch.spark.worker_daemon import MODULES
 
 # Parts of PySpark that executors have in Spark itself.
 _OF_SPARK = tuple(
     f"pyspark/{name}/" for name in ("jars", "bin", "sbin", "examples", "data", "licenses", "python")
 )
 _IMPORTED = (
-    "import json, sys, pyspark.daemon, pyspark.worker, speed_layer.group_staging\n"
+    "import json, sys, pyspark.daemon, pyspark.worker\n"
+    f"import {', '.join(MODULES)}\n"
     "from anabranch.spark.executor_python import installed\n"
     "installed()\n"
     "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"

@@ -32,9 +32,6 @@ _TYPES = sorted({*_SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT"})
 _WORDS = frozenset(
     (*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL")
 )
-WORKER_TYPES = frozenset(("string", "int", "bigint", "double", "boolean", "timestamp", "date"))
-"""The types that Python workers read (`anabranch.records.fast_json`), by Spark's name. Spark reads
-the others."""
 NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
 MOST_DIGITS = 38
 """Maximum precision of a DECIMAL in Iceberg and Spark."""
@@ -94,11 +91,6 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
             f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)"
         )
     return tuple(columns)
-
-
-def can_workers_read(columns: Iterable[Column]) -> bool:
-    """Return whether Python workers read all types of the columns. Pure."""
-    return all(column.type in WORKER_TYPES for column in columns)
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:

@@ -156,21 +156,6 @@ class Batch(Frozen):
         default=timedelta(minutes=15),
         description="How long a transient error of an hour is retried before the job ends.",
     )
-    decoder: Literal["workers", "spark"] = Field(
-        default="workers",
-        description=(
-            "The decoder and writer of certain JSON records: Python workers, or Spark. Spark "
-            "decodes all others."
-        ),
-    )
-    compare_one_in: int = Field(
-        default=50,
-        ge=1,
-        description=(
-            "Spark also decodes one in this many blocks of 1,024 offsets, and the values are "
-            "compared. 1: all blocks."
-        ),
-    )
 
 
 class Quality(Frozen):

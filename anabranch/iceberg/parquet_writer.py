@@ -24,20 +24,11 @@ from pyiceberg.io.pyarrow import (
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
+    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import (
-    BooleanType,
-    DateType,
-    DoubleType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestamptzType,
-)
 
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.staging import MOST_OPEN_FILES
@@ -57,15 +48,6 @@ _METRICS = "write.metadata.metrics"
 # The bytes of buffered rows above which each open file gets a row group.
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
-_ARROW: dict[type[IcebergType], pa.DataType] = {
-    BooleanType: pa.bool_(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    DoubleType: pa.float64(),
-    StringType: pa.string(),
-    DateType: pa.date32(),
-    TimestamptzType: pa.timestamp("us", "UTC"),
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +63,7 @@ class Target:
 
 def target_of(table: Table) -> Target | None:
     """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
-    properties, partitioning or columns."""
+    properties or partitioning."""
     properties = table.metadata.properties
     unsupported = (
         "write.object-storage.enabled",
@@ -98,15 +80,25 @@ def target_of(table: Table) -> Target | None:
         isinstance(f.transform, IdentityTransform) for f in spec.fields
     ):
         return None
-    fields = []
-    for column in table.schema().fields:
-        kind = _ARROW.get(type(column.field_type))
-        if kind is None:
-            return None
-        metadata = {"PARQUET:field_id": str(column.field_id)}
-        fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
+    schema = pa.schema([_with_small_offsets(f) for f in schema_to_pyarrow(table.schema())])
     folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-    return Target(_file_access(table), folder, pa.schema(fields), codec_of(table))
+    return Target(_file_access(table), folder, schema, codec_of(table))
+
+
+def _with_small_offsets(field: pa.Field) -> pa.Field:
+    """Return a field with texts, bytes and lists of 32-bit offsets, as batches have them."""
+    kind = field.type
+    if pa.types.is_large_string(kind):
+        kind = pa.string()
+    elif pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    elif pa.types.is_large_list(kind):
+        kind = pa.list_(_with_small_offsets(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_with_small_offsets(kind.key_field), _with_small_offsets(kind.item_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_with_small_offsets(inner) for inner in kind])
+    return field.with_type(kind)
 
 
 def _file_access(table: Table) -> FileIO:

@@ -94,22 +94,10 @@ class QualityResult(JsonFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoders:
-    """The number of an hour's Kafka records by decoder: Python `workers`, and `spark` for the
-    records that workers left. Spark also decoded `compared` of the workers' records; `differing`
-    has the partition, offset and column of the first values that differ."""
-
-    workers: int
-    spark: int
-    compared: int
-    differing: Entries | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts(JsonFields):
     """The run that reached a decision: its start, Spark version, number of files and bytes.
     `parent` and `root` are the scheduler's run that started it and the outermost run of that one,
-    as OpenLineage clients write them: NAMESPACE/JOB/RUN ID. `decoders`: only for a build."""
+    as OpenLineage clients write them: NAMESPACE/JOB/RUN ID."""
 
     began: datetime
     spark: str | None = None
@@ -117,7 +105,6 @@ class RunFacts(JsonFields):
     bytes: int | None = None
     parent: str | None = None
     root: str | None = None
-    decoders: Decoders | None = None
 
 
 def _shape(sample: Any) -> Any:

@@ -1,45 +1,34 @@
-"""Records: from Kafka's bytes to the stream's columns, with the same code for both layers.
+"""Records as frames: from Kafka's bytes to the stream's columns, with one code for both layers.
 
-`assign_hours` adds a record's ingest hour, `decode` reads its value and gives a verdict, `good` and
-`dead` split records by it. All are DataFrame -> DataFrame and lazy. A verdict depends only on the
-record's bytes, the stream and the ingest hour (with a schema registry also on the schema of the
-record's id, which never changes): not on the layer, the current time, or a session's settings (ANSI
-mode, time zone). No bytes make `decode` fail; a record that cannot become a row gets an error code
-and text.
-
-`anabranch.records.formats` reads each format as columns, `anabranch.records.checks` gives the
-verdicts.
+`assign_hours` adds a record's ingest hour, `decode` reads its value in Python workers
+(`anabranch.decode`) and gives a verdict, `good` and `dead` split records by it. All are
+DataFrame -> DataFrame and lazy. A record that cannot become a row gets an error code and text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType
 
 from anabranch.config import Stream
-from anabranch.config.columns import Column
+from anabranch.decode import Decoder, DecodeSpec, decode_spec
 from anabranch.offsets.hours import HourRange
 from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
 from anabranch.offsets.position import Ranges
-from anabranch.records.checks import Check, error, in_the_calendar, judge, opaque, utc_date
-from anabranch.records.formats import Format
+from anabranch.records.schemas import Schemas
 from anabranch.records.selected import project
 
-ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
 BYTES = ("kafka_key", "kafka_value", "kafka_headers")
 """The columns of a decoded record with Kafka's own data, for dead letters."""
 
 UNKNOWN = "unknown_fields"
 """The column of a decoded record with the names of its fields that have no column in the stream;
-empty or null if there are none."""
-
-REFUSED_FIELD = "unknown_field"
-"""The error code of a record with unknown fields and no other error, if the stream refuses such
-fields."""
+null if there are none."""
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 _NO_NAMES = "CAST(NULL AS array<string>)"
@@ -110,10 +99,9 @@ def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
 def decode(
     frame: DataFrame,
     stream: Stream,
-    form: Format,
+    schemas: Schemas,
     with_errors: bool = True,
     with_unknown: bool = False,
-    beside: Sequence[str] = (),
     secret: bytes | None = None,
 ) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format and `select`, and judge it.
@@ -123,79 +111,86 @@ def decode(
     `event_date` and `is_dead`. If `is_dead`, the stream's columns contain whatever could be read.
 
     `with_errors` adds `error_code` and `error_text`, null for good records, and `kafka_key`,
-    `kafka_value` and `kafka_headers` unchanged; without them Spark has less to plan. `with_unknown`
-    adds `unknown_fields`, the names of a value's fields that have no column in the stream: empty or
-    null if there are none, and always null if the stream ignores them. `beside` names columns of
-    the frame to append unchanged. `secret` hashes columns of `select`. A format with a schema
-    registry first queries the frame's schema ids, and raises as `Format.read`.
+    `kafka_value` and `kafka_headers` unchanged. `with_unknown` adds `unknown_fields`, the names of
+    a value's fields that have no column in the stream: null if there are none, and always null if
+    the stream ignores them. `secret` hashes columns of `select`. A record with a schema id that
+    `schemas` does not know fails the query (`schemas.unlisted_ids`).
     """
-    fields = types_of(stream.record_columns)
-    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
-    records = frame.selectExpr(
-        "CAST(partition AS INT) AS kafka_partition",
-        "CAST(offset AS BIGINT) AS kafka_offset",
-        # Python's dates, and so those of most readers, have no other years.
-        f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS "
-        "TIMESTAMP), NULL) AS kafka_timestamp",
-        "ingest_hour",
-        "key AS kafka_key",
-        "value AS kafka_value",
-        f"{headers} AS kafka_headers",
-        *((f"'{stream.topic}' AS kafka_topic",) if stream.select is not None else ()),
+    is_selected = stream.select is not None
+    task = _DecodeTask(
+        decode_spec(stream, schemas.known, with_unknown),
+        "_row_" if is_selected else "",
+        with_errors or is_selected,
+    )
+    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS}) AS headers"
+    key = "key" if "key" in frame.columns else "CAST(NULL AS BINARY) AS key"
+    others = (key, headers) if task.with_bytes else (key,) if stream.format.type == "raw" else ()
+    read = frame.selectExpr(
+        "CAST(partition AS INT) AS partition",
+        "CAST(offset AS BIGINT) AS offset",
+        "CAST(timestamp AS TIMESTAMP) AS timestamp",
         "value",
-        "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
-        *beside,
-    )
-    reading = form.read(records, fields)
-    read, unknown = reading.frame, reading.unknown if stream.unknown != "ignore" else None
-    if unknown is not None and stream.unknown != "count":
-        read, unknown = read.selectExpr("*", f"{unknown} AS _unknown"), "_unknown"
-    verdict = judge(stream, reading.checks, reading.shown, tuple(_refusal(stream)))
-    rescued = (
-        f"IF(size(_unknown) > 0, {reading.rescued}, NULL) AS `_row_{c.name}`"
-        for c in stream.columns
-        if c.rescues
-    )
-    judged = read.selectExpr("*", *rescued, f"{opaque(verdict.is_dead)} AS is_dead")
-    errors: tuple[str, ...] = ()
-    if with_errors:
-        judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
-        errors = (
-            "_error.code AS error_code",
-            f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
-            *BYTES,
+        "ingest_hour",
+        *others,
+    ).mapInArrow(task, task.ddl)
+    rest = [*_KAFKA_COLUMNS, "event_date", "is_dead"]
+    rest += ["error_code", "error_text", *BYTES] if with_errors else []
+    rest += [UNKNOWN] if with_unknown else []
+    if not is_selected:
+        return read.select(*(c.name for c in stream.columns), *rest)
+    rescues = (f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns if c.rescues)
+    judged = read.withColumn("kafka_topic", F.lit(stream.topic))
+    return project(judged, stream, secret, (*rescues, *rest))
+
+
+@dataclass(frozen=True)
+class _DecodeTask:
+    """A task that decodes. `prefix`: of the names of the stream's fields. `with_bytes`: return the
+    record's bytes too."""
+
+    spec: DecodeSpec
+    prefix: str
+    with_bytes: bool
+
+    @property
+    def ddl(self) -> str:
+        fields = [f"`{self.prefix}{c.name}` {c.type}" for c in self.spec.columns]
+        if self.spec.rescued is not None:
+            fields.append(f"`{self.prefix}{self.spec.rescued}` STRING")
+        return ", ".join(
+            [
+                *fields,
+                "kafka_partition INT, kafka_offset BIGINT, kafka_timestamp TIMESTAMP",
+                "ingest_hour STRING, event_date DATE, is_dead BOOLEAN",
+                f"error_code STRING, error_text STRING, {UNKNOWN} ARRAY<STRING>",
+                *(
+                    (f"kafka_key BINARY, kafka_value BINARY, kafka_headers {_HEADERS}",)
+                    if self.with_bytes
+                    else ()
+                ),
+            ]
         )
-    event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
-    if stream.event_time is not None:
-        event_time = (
-            f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, "
-            "timestamp_micros(_hour_start))"
-        )
-    rest = (
-        *_KAFKA_COLUMNS,
-        f"{utc_date(event_time)} AS event_date",
-        "is_dead",
-        *errors,
-        *((f"{unknown or _NO_NAMES} AS {UNKNOWN}",) if with_unknown else ()),
-        *beside,
-    )
-    if stream.select is not None:
-        rescues = (f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns if c.rescues)
-        return project(judged, stream, secret, (*rescues, *rest))
-    return judged.selectExpr(*(f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns), *rest)
 
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decoder = Decoder(self.spec)
+        for batch in batches:
+            if len(batch):
+                yield self._decoded(decoder, batch)
 
-def _refusal(stream: Stream) -> Iterator[Check]:
-    if stream.unknown == "refuse":
-        found = (
-            "concat('expected no fields beside those of the schema, found ', array_join(_unknown, "
-            "', '))"
-        )
-        yield Check("size(_unknown) > 0", error(REFUSED_FIELD, found))
-
-
-def types_of(columns: Iterable[Column]) -> dict[str, DataType]:
-    return {c.name: DataType.fromDDL(c.type) for c in columns}
+    def _decoded(self, decoder: Decoder, batch: pa.RecordBatch) -> pa.RecordBatch:
+        decoded, every = decoder.decode(batch), range(len(batch))
+        errors = [decoded.errors.get(i, (None, None)) for i in every]
+        columns = [column.combine_chunks() for column in decoded.rows.columns]
+        columns += [
+            pa.array([code is not None for code, _ in errors], pa.bool_()),
+            pa.array([code for code, _ in errors], pa.string()),
+            pa.array([text for _, text in errors], pa.string()),
+            pa.array([decoded.unknown.get(i) for i in every], pa.list_(pa.string())),
+        ]
+        if self.with_bytes:
+            columns += [batch.column(name) for name in ("key", "value", "headers")]
+        own = ["is_dead", "error_code", "error_text", UNKNOWN, *(BYTES if self.with_bytes else ())]
+        return pa.RecordBatch.from_arrays(columns, [*decoded.rows.column_names, *own])
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:

@@ -2,23 +2,17 @@
 
 A row of the frame (`PACKED`) is of one kind:
 
-- `ROWS`: certain rows (`anabranch.records.fast_json`) in the columns of the stream's table;
-- `LEFT`: records that workers left to Spark, as Kafka delivered them;
-- `COMPARED`: certain records of compared blocks, as Kafka delivered them, each with its row
-  (`ROW`);
+- `ROWS`: good rows in the columns of the stream's table;
+- `LEFT`: records without a row or with unknown fields, as Kafka delivered them;
 - `REPORT`: the report of a task, as JSON (`Reports`).
 
 Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting
 their rows; `unpacked` converts only the requested columns.
-
-Spark decodes the records that were left and those of compared blocks. For the latter, workers
-compare its result with their rows (`compared`).
 """
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,20 +20,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from anabranch.common.errors import Unexpected
-from anabranch.config import EventTime, Stream
-from anabranch.config.columns import Column, can_workers_read
+from anabranch.config import Stream
+from anabranch.decode import Decoder, DecodeSpec, decode_spec
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records import UNKNOWN
-from anabranch.records.fast_json import CertainRows
+from anabranch.records.schemas import Schemas
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 
-ROWS, LEFT, COMPARED, REPORT = "rows", "left", "compared", "report"
+ROWS, LEFT, REPORT = "rows", "left", "report"
 PACKED = "kind STRING, data BINARY, keys BINARY"
 RAW = (
     "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, ingest_hour "
@@ -49,16 +41,6 @@ RAW = (
 
 PLACE = ("kafka_partition", "kafka_offset")
 """The columns of a row with its place in Kafka."""
-
-BLOCK = 1_024
-"""Number of offsets of a partition that are compared together."""
-
-SAMPLE = 5
-"""Maximum number of differing records that a task reports with their columns."""
-
-ROW = "_row"
-"""The column beside those of `RAW` with the row of a compared record; null for a record that was
-left."""
 
 # Headers are text here: Spark adds up the sizes of all columns for every record, which takes
 # several times as long for an array as for all others. Most records have no headers.
@@ -80,28 +62,21 @@ _SCHEMA = pa.schema([("kind", pa.string()), ("data", pa.binary()), ("keys", pa.b
 @dataclass(frozen=True)
 class PackSpec:
     """The parameters of a task. `keys`: columns that are also stored apart, to be read alone.
-    `one_in`: one in this many blocks is compared. Picklable."""
+    Picklable."""
 
-    columns: tuple[Column, ...]
-    event_time: EventTime | None
-    takes_unknown: bool
+    decode: DecodeSpec
     keys: tuple[str, ...]
     hour: str
-    one_in: int
 
 
 @dataclass
 class Reports:
     """Counts of the records that tasks read: `rows` and `left` by partition, and runs of ascending
-    offsets `(partition, first, last)`. `compared` rows are compared with Spark's, `differing` of
-    them differ, and `sample` has places and columns of each task's first differing records."""
+    offsets `(partition, first, last)`."""
 
     rows: Counter[int] = field(default_factory=Counter)
     left: Counter[int] = field(default_factory=Counter)
     runs: list[tuple[int, int, int]] = field(default_factory=list)
-    compared: int = 0
-    differing: int = 0
-    sample: list[dict[str, Any]] = field(default_factory=list)
 
     def is_each_once(self, ranges: Ranges) -> bool:
         """Return whether each offset that was read is inside the ranges and was read once."""
@@ -135,56 +110,22 @@ class Reports:
             total.rows.update({int(p): n for p, n in report["rows"].items()})
             total.left.update({int(p): n for p, n in report["left"].items()})
             total.runs += map(tuple, report["runs"])
-            total.compared += report["compared"]
-            total.differing += report["differing"]
-            total.sample += report["sample"]
         return total
 
 
-def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
-    """Return the parameters for workers to read the hour's records; None if Spark has to, because
-    of another format, other types or selected columns.
-
-    Records with fields that the schema lacks are certain only if the stream ignores such fields:
-    otherwise Spark counts them.
-    """
-    is_read_by_spark = stream.format.type != "json" or stream.select is not None
-    if is_read_by_spark or not can_workers_read(stream.columns):
+def pack_spec(stream: Stream, schemas: Schemas, hour: str) -> PackSpec | None:
+    """Return the parameters for workers to read the hour's records; None for a stream with selected
+    columns, which Spark computes."""
+    if stream.select is not None:
         return None
-    keys = (*PLACE, *stream.key)
-    return PackSpec(
-        stream.columns, stream.event_time, stream.unknown == "ignore", keys, hour, one_in
-    )
-
-
-def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: int) -> np.ndarray:
-    """Return for each record whether its block is compared. The choice depends on the hour, the
-    partition and the block, so every attempt makes the same one. Pure."""
-    if not len(offsets):
-        return np.zeros(0, bool)
-    blocks = offsets // BLOCK
-    begins = np.flatnonzero(np.r_[True, (np.diff(partitions) != 0) | (np.diff(blocks) != 0)])
-    places = zip(partitions[begins].tolist(), blocks[begins].tolist(), strict=True)
-    is_chosen = [zlib.crc32(f"{hour} {p} {block}".encode()) % one_in == 0 for p, block in places]
-    return np.repeat(is_chosen, np.diff(np.r_[begins, len(offsets)]))
+    spec = decode_spec(stream, schemas.known, lists_unknown=True)
+    return PackSpec(spec, (*PLACE, *stream.key), hour)
 
 
 def packed(records: DataFrame, spec: PackSpec) -> DataFrame:
     """Decode the hour's records, in the columns of Spark's Kafka source, in workers; return pieces.
     Lazy."""
     return records.selectExpr(*_INPUT).mapInArrow(_pack_task(spec), PACKED)
-
-
-def compared(decoded: DataFrame, spec: PackSpec) -> DataFrame:
-    """Compare the workers' rows (`ROW`) with Spark's rows of the same records, decoded with names
-    of unknown fields. Return a report of each task, as JSON in the column `data`. Lazy."""
-    names = decoded.select(f"{ROW}.*").columns
-    columns = (f"`{name}`" for name in (*names, "is_dead", UNKNOWN, ROW))
-    return (
-        decoded.where(f"{ROW} IS NOT NULL")
-        .selectExpr(*columns)
-        .mapInArrow(_compare_task(spec), "data BINARY")
-    )
 
 
 def unpacked(
@@ -202,34 +143,24 @@ def unpacked(
 
 def _pack_task(spec: PackSpec) -> Task:
     def run(batches: Batches) -> Batches:
-        rows, report = CertainRows(spec.columns, spec.event_time, spec.takes_unknown), Reports()
+        decoder, report = Decoder(spec.decode), Reports()
         for batch in batches:
             if not len(batch):
                 continue
             records = batch.append_column("ingest_hour", pa.repeat(spec.hour, len(batch)))
-            read = rows.read(
-                records.select(["value", "partition", "offset", "timestamp", "ingest_hour"])
-            )
-            is_certain = np.ones(len(batch), bool)
-            is_certain[read.left.to_numpy()] = False
+            decoded = decoder.decode(records)
+            is_row = np.ones(len(batch), bool)
+            is_row[[*decoded.errors, *decoded.unknown]] = False
+            rows = decoded.rows if is_row.all() else decoded.rows.filter(pa.array(is_row))
             partitions, offsets = (
                 records.column(name).to_numpy() for name in ("partition", "offset")
             )
-            _require_rows(read.rows, partitions[is_certain], offsets[is_certain])
+            _require_rows(rows, partitions[is_row], offsets[is_row])
             report.add_places(partitions, offsets)
-            _count(report.rows, partitions[is_certain])
-            _count(report.left, partitions[~is_certain])
-            chosen = np.flatnonzero(
-                is_certain & is_compared(spec.hour, partitions, offsets, spec.one_in)
-            )
-            report.compared += len(chosen)
-            yield from _pieces(ROWS, read.rows, spec.keys)
-            without_rows = pa.nulls(len(read.left), pa.struct(read.rows.schema))
-            yield from _pieces(LEFT, _as_read(records, read.left, without_rows))
-            its_rows = read.rows.take(np.cumsum(is_certain)[chosen] - 1)
-            yield from _pieces(
-                COMPARED, _as_read(records, pa.array(chosen), its_rows.to_struct_array())
-            )
+            _count(report.rows, partitions[is_row])
+            _count(report.left, partitions[~is_row])
+            yield from _pieces(ROWS, rows, spec.keys)
+            yield from _pieces(LEFT, _as_read(records, pa.array(np.flatnonzero(~is_row))))
         yield _piece(REPORT, report.as_bytes())
 
     return run
@@ -251,14 +182,12 @@ def _count(counts: Counter[int], partitions: np.ndarray) -> None:
         counts[int(p)] += int(n)
 
 
-def _as_read(
-    records: pa.RecordBatch, places: pa.Array, rows: pa.Array | pa.ChunkedArray
-) -> pa.Table:
-    """Return the records at `places` in the columns of `RAW`, each with its row or null."""
+def _as_read(records: pa.RecordBatch, places: pa.Array) -> pa.Table:
+    """Return the records at `places` in the columns of `RAW`."""
     some = pa.table(records.take(places))
     headers = pa.array(map(_headers, some.column("headers").to_pylist()), _HEADERS)
     some = some.set_column(some.column_names.index("headers"), "headers", headers)
-    return some.select(_RAW).append_column(ROW, rows)
+    return some.select(_RAW)
 
 
 def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
@@ -273,49 +202,6 @@ def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
         {"key": key, "value": bytes.fromhex(value) if value is not None else None}
         for key, value in found
     ]
-
-
-def _compare_task(spec: PackSpec) -> Task:
-    def run(batches: Batches) -> Batches:
-        report = Reports()
-        for batch in batches:
-            if len(batch):
-                rows = pa.RecordBatch.from_struct_array(batch.column(ROW))
-                _compare(rows, batch, spec, report)
-        yield pa.RecordBatch.from_pydict({"data": pa.array([report.as_bytes()], pa.binary())})
-
-    return run
-
-
-def _compare(
-    ours: pa.RecordBatch, of_spark: pa.RecordBatch, spec: PackSpec, report: Reports
-) -> None:
-    """Compare workers' rows with Spark's rows of the same records in the same order."""
-    differs = {
-        name: _differs(ours.column(name), of_spark.column(name)) for name in ours.schema.names
-    }
-    verdict = of_spark.column("is_dead")
-    if not spec.takes_unknown:
-        unknown = pc.fill_null(pc.list_value_length(of_spark.column(UNKNOWN)), 0)
-        verdict = pc.or_(verdict, pc.greater(unknown, 0))
-    differs["verdict"] = np.asarray(verdict)
-    places = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
-    report.compared += len(ours)
-    report.differing += len(places)
-    for i in places[: SAMPLE - len(report.sample)]:
-        partition, offset = (ours.column(name)[int(i)].as_py() for name in PLACE)
-        columns = [name for name, mask in differs.items() if mask[i]]
-        report.sample.append({"partition": partition, "offset": offset, "columns": columns})
-
-
-def _differs(values: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return where values differ. Doubles are compared by their bits: 0.0 and -0.0 differ."""
-    others = other.cast(values.type)
-    if pa.types.is_floating(values.type):
-        values, others = values.view(pa.int64()), others.view(pa.int64())
-    is_same = pc.fill_null(pc.equal(values, others), False)
-    both_null = pc.and_(values.is_null(), others.is_null())
-    return np.asarray(pc.invert(pc.or_(is_same, both_null)))
 
 
 def _pieces(kind: str, table: pa.Table, keys: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:

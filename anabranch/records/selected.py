@@ -19,7 +19,7 @@ from pyspark.sql.types import DataType
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
 from anabranch.config.select import KAFKA, SelectedColumn, as_text, is_time
-from anabranch.records.checks import in_the_calendar
+from anabranch.decode.values import FIRST_MICROS, LAST_MICROS
 from anabranch.records.safe_sql import unsafe
 
 _BLOCK = 64  # bytes, of SHA-256
@@ -147,5 +147,7 @@ def _bounded(one: SelectedColumn) -> str:
 
 def _in_calendar(sql: str, kind: str) -> str:
     if kind == "timestamp":
-        return f"IF({in_the_calendar(f'unix_micros({sql})')}, {sql}, NULL)"
+        # Not BETWEEN: Spark plans an extra column for it, which is computed in all branches.
+        at = f"unix_micros({sql})"
+        return f"IF({at} >= {FIRST_MICROS}L AND {at} <= {LAST_MICROS}L, {sql}, NULL)"
     return f"IF({sql} >= DATE'0001-01-01' AND {sql} <= DATE'9999-12-31', {sql}, NULL)"

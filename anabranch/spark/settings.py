@@ -8,17 +8,6 @@ from collections.abc import Mapping
 from anabranch.config import Environment
 from anabranch.iceberg.catalog_settings import given_properties, spark_properties
 
-AVRO_LONGEST_TEXT = 16 * 2**20
-AVRO_LIMITS = {
-    "org.apache.avro.limits.string.maxLength": AVRO_LONGEST_TEXT,
-    "org.apache.avro.limits.bytes.maxLength": AVRO_LONGEST_TEXT,
-    "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
-}
-"""System properties of a JVM that reads Avro: the maximum bytes of a text and items of a
-collection. Without them Avro allocates the size that a value declares, so one record of ten bytes
-can end the JVM. Avro reads them once, at its first use."""
-AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
-
 REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
 """The keys whose values Spark redacts (`spark.redaction.regex`): Spark's default words and those of
 REST catalogs."""
@@ -104,6 +93,4 @@ def session_settings(environment: Environment) -> dict[str, str]:
             }
     settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
     settings |= environment.spark.conf
-    # Configured options come last, so they take precedence.
-    executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
-    return settings | {"spark.executor.extraJavaOptions": executor}
+    return settings

@@ -17,7 +17,7 @@ from anabranch.config import Environment, broken, load_environment, select_strea
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
-from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
+from anabranch.spark.settings import REDACTED, runs_here
 
 
 def job_file(layer: str) -> Path:
@@ -62,7 +62,6 @@ def submit_command(
         [
             f"-Dlog4j2.configurationFile=file:{log4j}",
             "-XX:+UseParallelGC",
-            AVRO_OPTIONS,
             *java.split(),
         ]
     )

@@ -13,7 +13,12 @@ import importlib
 import importlib.util
 import sys
 
-MODULES = ("speed_layer.group_staging", "anabranch.records.packed_files")
+MODULES = (
+    "speed_layer.group_staging",
+    "anabranch.records.packed_files",
+    "anabranch.decode.avro",
+    "anabranch.decode.json",
+)
 """The modules that workers run. Their packages are above this one."""
 
 

@@ -1,8 +1,8 @@
-"""The decision whether Python workers read certain records, or Spark reads all records.
+"""Python workers, which decode records: their settings, and whether executors can run them.
 
 On a local master, tasks run with the driver's own Python. On any other master, a job probes the
-executors once: tasks report the versions of Python, of the packages and of our code. Workers are
-used only if all reports equal the driver's versions.
+executors once: tasks report the versions of Python, of the packages and of our code. All must equal
+the driver's versions, so that every record is decoded alike.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from anabranch.common.remote_errors import full_text, one_line
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.remote_errors import one_line
 from anabranch.spark.executor_python import difference, installed
 from anabranch.spark.settings import runs_here
 from anabranch.spark.worker_daemon import MODULES
@@ -28,29 +28,25 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
 }
-"""Settings of a session in which Python workers read records."""
+"""Settings of a session in which Python workers decode records."""
 
 _EXCLUDES = "spark.excludeOnFailure.enabled"
-_REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
-
-_WORKER_FAILURES = (
-    "api.python.PythonException",
-    "PythonWorkerFactory",
-    "Python worker exited unexpectedly",
+_REMEDY = (
+    "run `anabranch pack`, which builds an archive for executors; docs/how-to/deploy/jobs.md has "
+    "the other ways"
 )
 
 Versions = Mapping[str, str]
 """Versions by part: Python, each package, and the digest of our code. An executor's report also has
 its `host`; a report of a failed import has `host` and `missing`, the error."""
 
-# By Spark application id. A process runs one application at a time.
-_decided: dict[str, bool] = {}
-_deciding = threading.Lock()
+# Spark application ids. A process runs one application at a time.
+_probed: set[str] = set()
+_probing = threading.Lock()
 
 
-def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | None:
-    """Return why Spark must read all records, from executors' reports; None if Python workers can
-    read certain records. Pure."""
+def reason_against(expected: Versions, reports: Iterable[Versions]) -> str | None:
+    """Return why executors cannot decode records, from their reports; None if they can. Pure."""
     for report in reports:
         host = report["host"]
         if "missing" in report:
@@ -60,44 +56,32 @@ def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | N
     return None
 
 
-def is_worker_failure(error: BaseException) -> bool:
-    """Return whether a Spark job failed because a Python worker did not start, ended, or raised an
-    error. Pure."""
-    return isinstance(error, PythonException) or any(
-        part in full_text(error) for part in _WORKER_FAILURES
-    )
-
-
-def can_use_workers(spark: SparkSession) -> bool:
-    """Return whether Python workers can read certain records in this session. The first call on a
-    cluster runs a Spark job and logs its result; later calls return the same result."""
+def require_workers(spark: SparkSession) -> None:
+    """Check that the session's executors can decode records. The first call on a cluster runs a
+    Spark job. Raises ConfigurationError, with the executor and what it lacks."""
     context = spark.sparkContext
     if runs_here(context.master):
-        return True
-    with _deciding:
-        if context.applicationId not in _decided:
-            _decided[context.applicationId] = _decide(spark)
-        return _decided[context.applicationId]
-
-
-def _decide(spark: SparkSession) -> bool:
-    reports: list[dict[str, str]] = []
-    reason: str | None
-    if spark.sparkContext.getConf().get(_EXCLUDES, "false") == "true":
-        reason = f"{_EXCLUDES} is true, so a failed probe would exclude executors"
-    else:
+        return
+    with _probing:
+        if context.applicationId in _probed:
+            return
+        if context.getConf().get(_EXCLUDES, "false") == "true":
+            raise ConfigurationError(
+                f"{_EXCLUDES}: expected false, because a failed probe would exclude executors, "
+                "found true"
+            )
         try:
             reports = _probe(spark)
-            reason = reason_for_spark(installed(), reports)
         except Exception as error:
             LOG.debug("probe of the executors failed", exc_info=True)
-            reason = f"Python on executors failed: {one_line(error)}"
-    if reason is None:
+            raise ConfigurationError(
+                f"executors: expected Python workers to start, found: {one_line(error)}; {_REMEDY}"
+            ) from error
+        if (reason := reason_against(installed(), reports)) is not None:
+            raise ConfigurationError(f"{reason}; {_REMEDY}")
         hosts = sorted({report["host"] for report in reports})
-        LOG.info("executors: Python workers read certain records hosts=%s", ",".join(hosts))
-    else:
-        LOG.info("executors: Spark reads all records, more slowly: %s; %s", reason, _REMEDY)
-    return reason is None
+        LOG.info("executors: Python workers decode records hosts=%s", ",".join(hosts))
+        _probed.add(context.applicationId)
 
 
 def _probe(spark: SparkSession) -> list[dict[str, str]]:

@@ -8,16 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DateType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
 from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import (
@@ -29,6 +19,15 @@ from anabranch.records.formats.json_sql import (
     ddl,
     has_huge_number,
     unreadable,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
 )
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from anabranch import config
 from anabranch.spark import workers
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import FIRST_COMPILER
-from anabranch.spark.settings import AVRO_OPTIONS, session_settings
+from anabranch.spark.settings import session_settings
 
 
 @contextmanager
@@ -34,8 +34,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     # The serial collector: the heap is small, and other processes need the cores that other
     # collectors would use.
     options = (
-        f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {AVRO_OPTIONS} "
-        "-Daws.requestChecksumCalculation=WHEN_REQUIRED"
+        f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC -Daws.requestChecksumCalculation=WHEN_REQUIRED"
     )
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),

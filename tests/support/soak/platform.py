@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.config import load_environment, load_stream
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
-from anabranch.spark.settings import AVRO_OPTIONS, session_settings
+from anabranch.spark.settings import session_settings
 
 LOG = logging.getLogger("platform")
 
@@ -46,7 +46,7 @@ def main(conf: str, name: str, *operations: str) -> int:
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     settings = session_settings(environment) | {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars(confs=JOBS).spark),
-        "spark.driver.extraJavaOptions": f"{log4j} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED",
+        "spark.driver.extraJavaOptions": f"{log4j} -Daws.requestChecksumCalculation=WHEN_REQUIRED",
         "spark.jars": "",
         "spark.sql.session.timeZone": "UTC",
     }

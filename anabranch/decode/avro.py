@@ -1,0 +1,430 @@
+"""Avro: values in the writer's schema of their id, as the stream's columns, by exact name.
+
+Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/).
+
+| column | from |
+|---|---|
+| STRING | string, bytes that are UTF-8, enum |
+| BINARY | bytes, string, fixed |
+| INT; BIGINT | int; int, long |
+| FLOAT; DOUBLE | int, long, float; and double |
+| BOOLEAN | boolean |
+| DATE | int with date |
+| TIMESTAMP | long with (local-)timestamp-millis, -micros or -nanos; the last three digits of nanos
+  are dropped |
+| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it |
+| ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
+
+Each may also be a union of these with null. Other logical types are read as the underlying type.
+Values of simple types are read over a batch (`avro_columns`), the others, and whatever that leaves,
+one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from anabranch.decode import values
+from anabranch.decode.avro_columns import AvroValues, plan_fields, unit_of
+from anabranch.decode.reading import FOUND_LENGTH, Errors, Reading, found
+from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
+from anabranch.decode.wire import WriterSchema, split
+from anabranch.subjects.avro_names import Incompatible, Node, parse
+
+if TYPE_CHECKING:
+    from anabranch.config.columns import Column
+
+_DAY_MICROS = 86_400_000_000
+_FIRST_DAY, _LAST_DAY = FIRST_MICROS // _DAY_MICROS, LAST_MICROS // _DAY_MICROS
+_EPOCH = date(1970, 1, 1)
+
+# The writer's types that a column's type takes, beside those with a rule of their own.
+_PLAIN: dict[pa.DataType, tuple[str, ...]] = {
+    pa.string(): ("string", "bytes", "enum"),
+    pa.binary(): ("bytes", "string", "fixed"),
+    pa.bool_(): ("boolean",),
+    pa.int32(): ("int",),
+    pa.int64(): ("int", "long"),
+    pa.float32(): ("int", "long", "float"),
+    pa.float64(): ("int", "long", "float", "double"),
+}
+
+# Reads a value at a position; returns it, and the position after it.
+_Read = Callable[[bytes, int], tuple[Any, int]]
+_Convert = Callable[[Any], Any]
+
+
+class Malformed(Exception):
+    """Bytes that are not a value of their schema."""
+
+
+class Plan:
+    """How the values of one writer's schema are read. Raises Incompatible."""
+
+    def __init__(
+        self, text: str, kinds: Mapping[str, pa.DataType], required: frozenset[str]
+    ) -> None:
+        writer = parse(text)
+        if writer.kind != "record":
+            raise Incompatible(f"expected a record, found {writer.kind}")
+        if missing := sorted(required - writer.fields.keys()):
+            raise Incompatible(
+                f"{missing[0]}: expected a field for the NOT NULL column, found none"
+            )
+        self.converters = {
+            name: _converter(kind, writer.fields[name], name)
+            for name, kind in kinds.items()
+            if name in writer.fields
+        }
+        if not self.converters:
+            raise Incompatible(f"expected a field of {', '.join(kinds)}, found none")
+        self.over_batch = plan_fields(writer, kinds)
+        self._value = _reader(writer)
+
+    def read(self, payload: bytes) -> dict[str, Any]:
+        """Return the fields of one value, as encoded. Raises Malformed."""
+        try:
+            value, end = self._value(payload, 0)
+        except (IndexError, struct.error):
+            raise Malformed from None
+        if end != len(payload):
+            raise Malformed
+        fields: dict[str, Any] = value
+        return fields
+
+
+@lru_cache(maxsize=256)
+def plan(text: str, columns: tuple[tuple[str, str, bool], ...]) -> Plan:
+    """Return the plan of a writer's schema for columns: name, type, and whether it is NOT NULL.
+    Raises Incompatible."""
+    kinds = {name: values.arrow_type(kind) for name, kind, _ in columns}
+    return Plan(text, kinds, frozenset(name for name, _, is_required in columns if is_required))
+
+
+def columns_of(columns: Iterable[Column]) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((column.name, column.type, not column.nullable) for column in columns)
+
+
+class AvroReader:
+    """A reader of one stream's values, used by one process. `schemas`: the writers' schemas by
+    id."""
+
+    def __init__(self, columns: Sequence[Column], schemas: Mapping[int, WriterSchema]) -> None:
+        self._columns = columns_of(columns)
+        self._types = {name: kind for name, kind, _ in self._columns}
+        self._kinds = {name: values.arrow_type(kind) for name, kind in self._types.items()}
+        self._schemas = schemas
+
+    def read(self, batch: pa.RecordBatch) -> Reading:
+        """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
+        errors = Errors()
+        payload, ids = split(batch.column("value"), self._schemas, "AVRO", errors)
+        parts: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
+        for id in np.unique(ids[ids >= 0]).tolist():
+            places = np.flatnonzero(ids == id)
+            some = payload if len(places) == len(payload) else payload.take(pa.array(places))
+            of_id = plan(self._schemas[id].text, self._columns)
+            parts.append((places, self._read(some, id, of_id, places, errors)))
+        columns = {
+            name: _spread([(places, read[name]) for places, read in parts], kind, len(payload))
+            for name, kind in self._kinds.items()
+        }
+        return Reading(columns, errors, lambda name, i: _shown(columns[name][i].as_py()))
+
+    def _read(
+        self, payload: pa.Array, id: int, plan: Plan, places: np.ndarray, errors: Errors
+    ) -> dict[str, pa.Array]:
+        taken, read = np.zeros(len(payload), bool), dict[str, pa.Array]()
+        if plan.over_batch is not None:
+            over_batch = AvroValues(payload)
+            read = over_batch.read(plan.over_batch)
+            taken = over_batch.is_sure
+        at_once, rest = np.flatnonzero(taken), np.flatnonzero(~taken)
+        one_by_one = self._one_by_one(payload, rest, id, plan, places, errors) if len(rest) else {}
+        columns = {}
+        for name, kind in self._kinds.items():
+            columns[name] = read[name].cast(kind) if name in read else pa.nulls(len(payload), kind)
+            if name in one_by_one:
+                others = (rest, pa.array(one_by_one[name], kind))
+                taken_rows = (at_once, columns[name].take(pa.array(at_once)))
+                columns[name] = _spread([taken_rows, others], kind, len(payload))
+        return columns
+
+    def _one_by_one(
+        self,
+        payload: pa.Array,
+        rest: np.ndarray,
+        id: int,
+        plan: Plan,
+        places: np.ndarray,
+        errors: Errors,
+    ) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [] for name in self._kinds}
+        for at in rest.tolist():
+            record = int(places[at])
+            try:
+                fields = plan.read(payload[at].as_py())
+            except Malformed:
+                fields = {}
+                text = found("one value of that schema", "invalid, truncated or additional bytes")
+                errors.add(record, Errors.WHOLE, "malformed_avro", f"schema id {id}: {text}")
+            for place, name in enumerate(self._kinds):
+                value, convert = fields.get(name), plan.converters.get(name)
+                if value is not None and convert is not None:
+                    try:
+                        value = convert(value)
+                    except Unreadable as error:
+                        value = None
+                        errors.add(record, place, *self._verdict(name, error))
+                columns[name].append(value)
+        return columns
+
+    def _verdict(self, name: str, error: Unreadable) -> tuple[str, str]:
+        if error.expected == "UTF-8":
+            return "invalid_utf8", f"{name}{error.path}: {found('UTF-8', error.found)}"
+        expected = error.expected if error.path else self._types[name]
+        code = "unreadable_timestamp" if error.expected in ("timestamp", "date") else "wrong_type"
+        return code, f"{name}{error.path}: {found(expected, error.found)}"
+
+
+def _spread(parts: list[tuple[np.ndarray, pa.Array]], kind: pa.DataType, length: int) -> pa.Array:
+    """Return a column of `length` records with each part's values at its places, else null."""
+    if len(parts) == 1 and len(parts[0][0]) == length:
+        return parts[0][1]
+    chosen = np.full(length, -1)
+    start = 0
+    for places, _ in parts:
+        chosen[places] = np.arange(start, start + len(places))
+        start += len(places)
+    read = pa.concat_arrays([pa.array([], kind), *(part for _, part in parts)])
+    return read.take(pa.array(chosen, mask=chosen < 0))
+
+
+def _shown(value: Any) -> str:
+    return value.strftime("%Y-%m-%dT%H:%M:%SZ") if hasattr(value, "hour") else str(value)
+
+
+def _reader(node: Node) -> _Read:
+    """Return the reader of a type."""
+    kind = node.kind
+    if kind in ("record", "error"):
+        fields = [(name, _reader(field)) for name, field in node.fields.items()]
+
+        def record(data: bytes, at: int) -> tuple[Any, int]:
+            read = {}
+            for name, field in fields:
+                read[name], at = field(data, at)
+            return read, at
+
+        return record
+    if kind == "union":
+        branches = [_reader(branch) for branch in node.branches]
+
+        def union(data: bytes, at: int) -> tuple[Any, int]:
+            branch, at = _long(data, at)
+            if not 0 <= branch < len(branches):
+                raise Malformed
+            return branches[branch](data, at)
+
+        return union
+    if kind in ("array", "map"):
+        return _blocks(_reader(node.inner), is_map=kind == "map")
+    if kind == "enum":
+        symbols = node.attributes["symbols"]
+
+        def enum(data: bytes, at: int) -> tuple[Any, int]:
+            number, at = _long(data, at)
+            if not 0 <= number < len(symbols):
+                raise Malformed
+            return symbols[number], at
+
+        return enum
+    if kind == "fixed":
+        size = node.attributes["size"]
+        return lambda data, at: _take(data, at, size)
+    return _PRIMITIVES[kind]
+
+
+def _blocks(item: _Read, is_map: bool) -> _Read:
+    def blocks(data: bytes, at: int) -> tuple[Any, int]:
+        found: list[Any] = []
+        while True:
+            count, at = _long(data, at)
+            if count == 0:
+                return (dict(found) if is_map else found), at
+            if count < 0:
+                # A block that is preceded by its size in bytes.
+                count, (_, at) = -count, _long(data, at)
+            # Each item takes a byte at least.
+            if count > len(data) - at:
+                raise Malformed
+            for _ in range(count):
+                if is_map:
+                    key, at = _sized(data, at)
+                value, at = item(data, at)
+                found.append((key, value) if is_map else value)
+
+    return blocks
+
+
+def _long(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise Malformed
+    if number >= 2**64:
+        raise Malformed
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _int(data: bytes, at: int) -> tuple[int, int]:
+    number, at = _long(data, at)
+    if not -(2**31) <= number < 2**31:
+        raise Malformed
+    return number, at
+
+
+def _take(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    if not 0 <= size <= len(data) - at:
+        raise Malformed
+    return data[at : at + size], at + size
+
+
+def _sized(data: bytes, at: int) -> tuple[bytes, int]:
+    size, at = _long(data, at)
+    return _take(data, at, size)
+
+
+def _boolean(data: bytes, at: int) -> tuple[bool, int]:
+    if data[at] > 1:
+        raise Malformed
+    return data[at] == 1, at + 1
+
+
+_PRIMITIVES: dict[str, _Read] = {
+    "null": lambda data, at: (None, at),
+    "boolean": _boolean,
+    "int": _int,
+    "long": _long,
+    "float": lambda data, at: (struct.unpack_from("<f", data, at)[0], at + 4),
+    "double": lambda data, at: (struct.unpack_from("<d", data, at)[0], at + 8),
+    "bytes": _sized,
+    "string": _sized,
+}
+
+
+def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
+    """Return how a value of a writer's type becomes one of the column. Raises Incompatible, naming
+    `path`."""
+    if node.kind == "union":
+        branches = [b for b in node.branches if b.kind != "null"]
+        converters = [_converter(kind, b, path) for b in branches]
+        if branches and len({(_rule(kind, b)) for b in branches}) == 1:
+            return converters[0]
+    elif pa.types.is_list(kind) and node.kind == "array":
+        item = _converter(kind.value_type, node.inner, f"{path}[]")
+        return lambda found: [_at(f"[{i}]", item, one) for i, one in enumerate(found)]
+    elif pa.types.is_map(kind) and node.kind == "map":
+        item = _converter(kind.item_type, node.inner, f"{path}{{}}")
+        return lambda found: {
+            _text(key): _at(f".{_text(key)}", item, one) for key, one in found.items()
+        }
+    elif pa.types.is_struct(kind) and node.kind == "record":
+        fields = {
+            f.name: _converter(f.type, node.fields[f.name], f"{path}.{f.name}")
+            for f in kind
+            if f.name in node.fields
+        }
+        if not fields:
+            raise Incompatible(
+                f"{path}: expected a field of {', '.join(f.name for f in kind)}, found none"
+            )
+        return lambda found: {n: _at(f".{n}", convert, found[n]) for n, convert in fields.items()}
+    elif pa.types.is_decimal(kind) and node.logical == "decimal":
+        precision, scale = node.attributes["precision"], node.attributes["scale"]
+        if scale <= kind.scale and precision - scale <= kind.precision - kind.scale:
+            return lambda found: _decimal(found, scale, kind)
+    elif pa.types.is_date(kind) and (node.kind, node.logical) == ("int", "date"):
+        return _date
+    elif kind == MICROS and node.kind == "long" and unit_of(node.logical):
+        unit = unit_of(node.logical)
+        return lambda found: _moment(found, unit)
+    elif node.kind in _PLAIN.get(kind, ()) and node.logical != "decimal":
+        if pa.types.is_string(kind) and node.kind != "enum":
+            return _text
+        return float if pa.types.is_floating(kind) else _same
+    raise Incompatible(
+        f"{path}: expected a type readable as {_name(kind)}, found {node.describe()}"
+    )
+
+
+def _rule(kind: pa.DataType, node: Node) -> tuple[Any, ...]:
+    """Return what distinguishes the readings of two types as one column."""
+    if pa.types.is_nested(kind):
+        return (id(node),)
+    is_scaled = kind == MICROS or pa.types.is_decimal(kind)
+    is_text = pa.types.is_string(kind) and node.kind == "enum"
+    return (is_text, node.logical, node.attributes.get("scale")) if is_scaled else (is_text,)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _at(step: str, convert: _Convert, value: Any) -> Any:
+    try:
+        return None if value is None else convert(value)
+    except Unreadable as error:
+        raise error.inside(step) from None
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("UTF-8", "bytes that are not") from None
+
+
+def _decimal(value: bytes, scale: int, kind: pa.Decimal128Type) -> Decimal:
+    number = Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale, values.CONTEXT)
+    return values.fitted(number, kind, str(number)[:FOUND_LENGTH])
+
+
+def _date(days: int) -> date:
+    if _FIRST_DAY <= days <= _LAST_DAY:
+        return _EPOCH + timedelta(days)
+    raise Unreadable("date", str(days))
+
+
+def _moment(number: int, unit: int) -> int:
+    micros = number // (unit // 1_000_000) if unit > 1_000_000 else number * (1_000_000 // unit)
+    if FIRST_MICROS <= micros <= LAST_MICROS:
+        return micros
+    raise Unreadable("timestamp", str(number))
+
+
+def _name(kind: pa.DataType) -> str:
+    """Return the column's type as in a stream's file."""
+    if pa.types.is_list(kind):
+        return f"array<{_name(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_name(kind.key_type)},{_name(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{f.name}:{_name(f.type)}' for f in kind)}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next(name for name, simple in values.SIMPLE.items() if simple == kind)

@@ -1,0 +1,234 @@
+"""Values of columns: Arrow types, and the conversion of text to times, numbers and bytes.
+
+One notation for all formats of text. A text that is not of its type is unreadable, never null and
+never another value:
+
+- INT, BIGINT: digits with an optional minus. FLOAT, DOUBLE, DECIMAL: JSON's numbers, with at
+  most 1,000 digits on each side of the point and three of an exponent; a DECIMAL is rounded half
+  up, as SQL does.
+- TIMESTAMP: `2026-11-21T03:04:05.678+01:00`: `T` or a blank, up to nine digits of a fraction (cut
+  to microseconds), a zone `Z`, `+01:00`, `+0100` or `+01`; UTC without one. DATE: `2026-11-21`.
+  Years 1 to 9999 (UTC).
+- BINARY: Base64 with padding.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999 (UTC), in microseconds since 1970; dates of every reader include them."""
+
+MICROS = pa.timestamp("us", "UTC")
+
+SIMPLE = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": MICROS,
+    "date": pa.date32(),
+    "binary": pa.binary(),
+}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,999})(?:\.[0-9]{1,1000})?(?:[eE][+-]?[0-9]{1,3})?")
+INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
+    r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# What PyArrow's cast reads alike, over a whole array; a zone may still lead outside of the years.
+_DAY = (
+    "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+)
+_CLOCK = "[T ]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
+_PLAIN = {
+    MICROS: f"^{_DAY}{_CLOCK}(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$",
+    pa.date32(): f"^{_DAY}$",
+}
+_LOCAL = f"^{_DAY}{_CLOCK}$"
+_LATE_DAY = "^[0-9]{4}-[0-9]{2}-(29|30|31)"
+LARGEST_FLOAT, LARGEST_DOUBLE = (2 - 2**-23) * 2.0**127, sys.float_info.max
+# Enough for every DECIMAL: a number of 1,000 digits before the point is refused by its column.
+CONTEXT = Context(prec=2_100, rounding=ROUND_HALF_UP)
+
+
+class Unreadable(ValueError):
+    """A value that is not of its type: what was expected and found, and its `path` in the column
+    (`.a[0]`)."""
+
+    def __init__(self, expected: str, found: str, path: str = "") -> None:
+        super().__init__(expected, found, path)
+        self.expected, self.found, self.path = expected, found, path
+
+    def inside(self, step: str) -> Unreadable:
+        return Unreadable(self.expected, self.found, step + self.path)
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """Return the Arrow type of a column's type (`anabranch.config.columns.Column.type`)."""
+    if kind in SIMPLE:
+        return SIMPLE[kind]
+    name, inner = re.fullmatch(r"(\w+)[<(](.*)[>)]", kind).groups()  # type: ignore[union-attr]
+    parts = _parts(inner)
+    if name == "decimal":
+        return pa.decimal128(int(parts[0]), int(parts[1]))
+    if name == "array":
+        return pa.list_(pa.field("element", arrow_type(parts[0])))
+    if name == "map":
+        return pa.map_(arrow_type(parts[0]), arrow_type(parts[1]))
+    fields = (part.partition(":") for part in parts)
+    return pa.struct([(field, arrow_type(of)) for field, _, of in fields])
+
+
+def _parts(inner: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for character in inner:
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind))
+
+
+def moments(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, list[int]]:
+    """Return text as times or dates, null where it is unreadable, and the indexes of these."""
+    is_plain = pc.match_substring_regex(texts, _PLAIN[kind])
+    if kind == MICROS and not _all(is_plain):
+        is_local = pc.match_substring_regex(texts, _LOCAL)
+        texts = pc.if_else(is_local, pc.binary_join_element_wise(texts, "Z", ""), texts)
+        is_plain = pc.or_(is_plain, is_local)
+    try:
+        read = (texts if _all(is_plain) else pc.if_else(is_plain, texts, None)).cast(kind)
+    except pa.ArrowInvalid:
+        # A day that its month does not have.
+        is_plain = pc.and_(is_plain, pc.invert(pc.match_substring_regex(texts, _LATE_DAY)))
+        read = pc.if_else(is_plain, texts, None).cast(kind)
+    if kind == MICROS and not _all(is_inside := in_the_calendar(read)):
+        is_plain = pc.and_kleene(is_plain, is_inside)
+    if _all(is_plain):
+        return read, []
+    found: dict[int, Any] = {}
+    bad, one = [], timestamp if kind == MICROS else day
+    for i in pc.indices_nonzero(pc.invert(is_plain)).to_pylist():
+        try:
+            found[i] = one(texts[i].as_py())
+        except Unreadable:
+            bad.append(i)
+            found[i] = None
+    mask = pa.array([i in found for i in range(len(texts))])
+    return pc.replace_with_mask(read, mask, pa.array(found.values(), kind)), bad
+
+
+def _all(mask: pa.Array) -> bool:
+    """Return whether a mask is true everywhere, ignoring nulls."""
+    return pc.all(mask, min_count=0).as_py() is not False
+
+
+def timestamp(text: str) -> int:
+    """Return microseconds since 1970. Raises Unreadable."""
+    if (match := _TIME.fullmatch(text)) is not None:
+        on, at, fraction, zone = match.groups()
+        micros = (fraction or "")[:6].ljust(6, "0")
+        try:
+            return micros_of(datetime.fromisoformat(f"{on}T{at}.{micros}{zone or 'Z'}"))
+        except (ValueError, OverflowError):
+            pass
+    raise Unreadable("timestamp", text)
+
+
+def micros_of(at: datetime) -> int:
+    since = at.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def day(text: str) -> date:
+    """Raises Unreadable."""
+    if _DATE.fullmatch(text):
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            pass
+    raise Unreadable("date", text)
+
+
+def decimal(text: str, kind: pa.Decimal128Type) -> Decimal:
+    """Return a number in JSON's notation, rounded half up to the column's scale. Raises
+    Unreadable."""
+    if NUMBER.fullmatch(text):
+        return fitted(Decimal(text), kind, text)
+    raise Unreadable(f"decimal({kind.precision},{kind.scale})", text)
+
+
+def fitted(number: Decimal, kind: pa.Decimal128Type, text: str) -> Decimal:
+    """Raises Unreadable for a number with more digits before the point than the column has."""
+    try:
+        rounded = number.quantize(Decimal((0, (1,), -kind.scale)), context=CONTEXT)
+    except InvalidOperation:
+        rounded = Decimal("Infinity")
+    if rounded.is_finite() and len(rounded.as_tuple().digits) <= kind.precision:
+        return rounded
+    raise Unreadable(f"decimal({kind.precision},{kind.scale})", text)
+
+
+def texts(value: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return bytes as text, null where they are not UTF-8, and the indexes of these."""
+    try:
+        return value.cast(pa.string()), []
+    except pa.ArrowInvalid:
+        bad = [i for i, one in enumerate(value.to_pylist()) if one is not None and not is_utf8(one)]
+        mask = pa.array([i in set(bad) for i in range(len(value))])
+        return pc.if_else(mask, None, value).cast(pa.string()), bad
+
+
+def is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def float32(number: float) -> float:
+    """Raises Unreadable beyond FLOAT's range."""
+    if abs(number) <= LARGEST_FLOAT:
+        return number
+    raise Unreadable("float", repr(number))
+
+
+def each(
+    values: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], Any]
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    """Return converted values, null where `convert` raises Unreadable, and these errors by
+    index."""
+    found, bad = [], {}
+    for i, value in enumerate(values):
+        try:
+            found.append(None if value is None else convert(value))
+        except Unreadable as error:
+            bad[i] = error
+            found.append(None)
+    return pa.array(found, kind), bad
+
+
+def in_the_calendar(at: pa.Array) -> pa.Array:
+    """Return whether times are in the years 1 to 9999."""
+    since = at.cast(pa.int64())
+    return pc.and_(pc.greater_equal(since, FIRST_MICROS), pc.less_equal(since, LAST_MICROS))

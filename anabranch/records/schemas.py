@@ -1,0 +1,95 @@
+"""The writers' schemas of a stream's records, by schema id. The driver asks the registry for them
+and passes them to the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame
+
+from anabranch.common.remote_errors import full_text
+from anabranch.config import Environment, Stream
+from anabranch.decode import avro
+from anabranch.decode.wire import UNLISTED, WriterSchema
+from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
+from anabranch.subjects.avro_names import Incompatible
+
+LOG = logging.getLogger(__name__)
+
+_KINDS = {"avro": "AVRO", "json_schema": "JSON"}
+_SCHEMA_ID = (
+    "IF(length(value) >= 5 AND substring(value, 1, 1) = X'00', "
+    "CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS BIGINT), NULL)"
+)
+
+
+class Schemas:
+    """The schemas that records of a stream had so far, each with its text or the error of all its
+    records. Without ids for a format that has no registry."""
+
+    def __init__(self, stream: Stream, registry: SchemaRegistryClient | None) -> None:
+        self._stream, self._registry = stream, registry
+        self.known: dict[int, WriterSchema] = {}
+
+    def learn(self, ids: Iterable[int]) -> bool:
+        """Ask the registry for schemas that are not known yet. Return whether there are any.
+
+        Raises Transient if the registry does not answer, ConfigurationError if it refuses.
+        """
+        new = sorted(set(ids) - self.known.keys())
+        for schema_id in new:
+            self.known[schema_id] = self._load(schema_id)
+        return bool(new)
+
+    def learn_from(self, records: DataFrame) -> None:
+        """Learn the schema ids of records, with a query of its own. Raises as `learn`."""
+        if self._registry is not None:
+            self.forget_missing()
+            found = records.selectExpr(f"{_SCHEMA_ID} AS id").distinct().collect()
+            self.learn(row.id for row in found if row.id is not None)
+
+    def forget_missing(self) -> None:
+        """Forget ids that the registry did not have: it may have them by now."""
+        missing = [
+            i for i, one in self.known.items() if one.error and one.error[0] == "unknown_schema"
+        ]
+        for schema_id in missing:
+            del self.known[schema_id]
+
+    def _load(self, schema_id: int) -> WriterSchema:
+        assert self._registry is not None
+        kind, subject = _KINDS[self._stream.format.type], self._stream.format.subject
+        schema = self._registry.schema(schema_id)
+        if schema is None:
+            why = "expected it in the schema registry, found none"
+            return WriterSchema(error=("unknown_schema", why))
+        if subject is not None and not self._registry.belongs(schema_id, subject):
+            why = f"expected a schema of subject {subject}, found another"
+            return WriterSchema(error=("wrong_subject", why))
+        if schema.type != kind:
+            why = f"expected type {kind}, found {schema.type}"
+            return WriterSchema(error=("incompatible_schema", why))
+        if kind == "AVRO":
+            try:
+                if schema.has_references:
+                    raise Incompatible(
+                        "expected a schema that stands alone, found references to other subjects"
+                    )
+                avro.plan(schema.text, avro.columns_of(self._stream.record_columns))
+            except Incompatible as incompatible:
+                return WriterSchema(error=("incompatible_schema", str(incompatible)))
+        return WriterSchema(schema.text)
+
+
+def open_schemas(environment: Environment, stream: Stream) -> Schemas:
+    """Raises ConfigurationError if the stream's format needs a registry and the environment has
+    none."""
+    needs_one = stream.format.needs_registry
+    return Schemas(stream, open_registry(environment, stream) if needs_one else None)
+
+
+def unlisted_ids(error: BaseException) -> list[int]:
+    """Return the schema ids, of records that failed a query, that its decoder was not given; none
+    for another error. Pure."""
+    return [int(number) for number in UNLISTED.findall(full_text(error))]
