@@ -46,8 +46,10 @@ _LONE_SURROGATE = re.compile(
 )
 _TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _WRONG = re.compile(
-    r"Expected `(.+?)`(?: \| `null`)?(?:, got `(.+?)`| (<=|>=) .*?)?(?: - at `\$(.*)`)?$"
+    r"Expected `([^`|]+?)(?: \| null)?`(?:, got `(.+?)`| [<>]= .*?)?(?: - at `\$(.*)`)?$"
 )
+# msgspec takes no other names of fields.
+_CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
 
 # msgspec refuses a value of another type, a number out of range, or bytes that are not UTF-8.
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
@@ -181,7 +183,9 @@ class JsonReader:
 
     def _learn(self, others: Mapping[str, Raw], any_value: set[str]) -> bool:
         new = sorted(others.keys() - set(self._learned)) if self._names_unknown else []
-        if len(self._learned) + len(new) > MOST_LEARNED:
+        if len(self._learned) + len(new) > MOST_LEARNED or not all(
+            map(_CAN_BE_LEARNED.fullmatch, new)
+        ):
             new = []
         if not new and any_value <= self._any_value:
             return False
@@ -395,13 +399,13 @@ def _as_texts(value: Any, kind: pa.DataType) -> Any:
 def _why(refusal: str, raw: Raw) -> Unreadable:
     """Return the error of a value that msgspec refused, with the path in it."""
     match = _WRONG.search(refusal)
-    if match is None or not match[4]:
+    if match is None or not match[3]:
         sent = bytes(raw)
         text = sent.decode(errors="replace")
         if sent.startswith(b'"'):
             text = msgspec.json.decode(sent, type=str)
         return Unreadable(match[1] if match else "another value", text)
-    return Unreadable(match[1], match[2] or "a number out of range", match[4])
+    return Unreadable(match[1], match[2] or "a number out of range", match[3])
 
 
 def _object(fields: Mapping[str, Raw]) -> str:

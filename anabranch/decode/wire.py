@@ -64,7 +64,8 @@ def split(
             for i in np.flatnonzero(ids == id).tolist():
                 errors.add(i, Errors.WHOLE, error[0], f"schema id {id}: {error[1]}")
             ids[ids == id] = -1
-    return pc.binary_slice(value, _HEADER), ids
+    # An end is given because Arrow 26 fails without one.
+    return pc.binary_slice(value, _HEADER, 2**31 - 1), ids
 
 
 def schema_ids(value: pa.Array) -> np.ndarray:

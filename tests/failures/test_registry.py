@@ -63,7 +63,7 @@ def send(
     at = at or datetime.now(UTC)
     value = {"event_id": event_id, "event_time": int(at.timestamp()) * 1_000_000}
     value |= {field["name"]: 7 for field in by["fields"][2:]}
-    one.send([(0, at, wired(schema_id, encode(one.spark, by, value)))])
+    one.send([(0, at, wired(schema_id, encode(by, value)))])
 
 
 def events(one: World) -> list[str]:

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.decoders import PLACE_COLUMNS
 from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
@@ -26,6 +25,7 @@ from batch_layer.duplicates import (
     names_event,
     without_empty_texts,
 )
+from batch_layer.packed_rows import PLACE_COLUMNS
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]

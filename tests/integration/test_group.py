@@ -147,9 +147,7 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
         ],
     }
     id, now = registry.register(subject, schema), datetime.now(UTC)
-    value = wired(
-        id, encode(spark, schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)})
-    )
+    value = wired(id, encode(schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)}))
     avro.send([(i % 2, now, value) for i in range(30)])
     streams = _jobs(plain, avro)
     group = GroupJob(spark, plain.job.environment.kafka, lambda: streams, available_now=True)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from anabranch.decode import REFUSED_FIELD
 from anabranch.offsets.hours import HourRange, shift
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges, size
-from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
+from anabranch.records import UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import (
     DRIFTS,

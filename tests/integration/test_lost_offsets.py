@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from world import BATCH, World, event, past_hour, spread
+from world import World, event, past_hour, spread
 
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import ledger, topic_change
@@ -38,14 +38,11 @@ def content(one: World) -> list[dict[str, Any]]:
     return sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
 
 
-@pytest.mark.parametrize(
-    ("set_back", "decoder"),
-    [(False, "workers"), pytest.param(True, "spark", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("set_back", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(
-    world: Make, set_back: bool, decoder: str
+    world: Make, set_back: bool
 ) -> None:
-    one, hour = world(batch=BATCH | {"decoder": decoder}), past_hour(1)
+    one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)
     one.apply()

@@ -1,9 +1,10 @@
-"""Record decoding: bytes in, verdict out; the same verdict in every session."""
+"""Records as frames: bytes in, verdict out; the same verdict in every session. tests/unit/decode has
+the decoder's own tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,9 +18,10 @@ from sessions import with_settings
 from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
+from anabranch.decode import ERROR_TEXT_LENGTH
 from anabranch.offsets.hours import HourRange
-from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, checks, dead, good, trim
-from anabranch.records.formats import json
+from anabranch.records import assign_hours, dead, good, trim
+from anabranch.records.schemas import Schemas
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -61,7 +63,7 @@ def kafka(spark: SparkSession, values: list[bytes | None], hour: str = HOUR) -> 
 
 
 def decode(frame: DataFrame, stream: Stream) -> DataFrame:
-    return records.decode(frame, stream, json.JsonFormat())
+    return records.decode(frame, stream, Schemas(stream, None))
 
 
 def judged(spark: SparkSession, values: list[bytes | None], stream: Stream = EVENTS) -> list[Row]:
@@ -77,7 +79,6 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
     settings = {
         "spark.sql.ansi.enabled": str(request.param).lower(),
         "spark.sql.session.timeZone": "UTC" if request.param else "America/St_Johns",
-        "spark.sql.json.enablePartialResults": str(request.param).lower(),
         "spark.sql.legacy.timeParserPolicy": "CORRECTED" if request.param else "LEGACY",
     }
     with with_settings(spark, settings) as session:
@@ -91,12 +92,9 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
     codes = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
     expected = {name: code for name, (_, code, _) in CASES.items()}
     assert {name: code for name, code in codes.items() if code != expected[name]} == {}
-    partial = session.conf.get("spark.sql.json.enablePartialResults") == "true"
     for (name, (_, code, words)), row in zip(CASES.items(), rows, strict=True):
         assert (row.error_text is None) == (code is None), name
-        # Without partial results Spark's parser does not name the field that it could not read.
-        names_field = partial or row.error_text != "expected the types of the schema, found another"
-        assert not names_field or words in (row.error_text or ""), (name, row.error_text)
+        assert words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
     assert set(codes.values()) - {None} == {
         "missing_required",
@@ -107,7 +105,6 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
         "malformed_json",
         "too_deep",
         "not_an_object",
-        "duplicate_key",
         "wrong_type",
         "unreadable_timestamp",
         "lone_surrogate",
@@ -171,93 +168,10 @@ def test_schema_is_the_streams(spark: SparkSession) -> None:
     assert fields == [*expected, ("ingest_hour", "string"), ("event_date", "date")]
 
 
-NOTATIONS = {
-    "2026-11-21T03:04:05Z": "03:04:05",
-    "2026-11-21T03:04:05.5Z": "03:04:05.5",
-    "2026-11-21T03:04:05": "03:04:05",
-    "2026-11-21 03:04:05.123456": "03:04:05.123456",
-    "2026-11-21T05:04:05+02:00": "03:04:05",
-    "2026-11-21T05:04:05+0200": "03:04:05",
-    "2026-11-21 05:04:05+02": "03:04:05",
-    "2026-11-20T22:34:05-04:30": "03:04:05",
-}
-
-
-def test_time_notations(session: SparkSession) -> None:
-    decoded = decode(kafka(session, [event(at=f'"at":"{text}"') for text in NOTATIONS]), EVENTS)
-    found = decoded.select(
-        "kafka_offset",
-        "error_text",
-        F.unix_micros("at").alias("at"),
-        F.col("event_date").cast("string"),
-    ).collect()
-    expected = [
-        (text, None, datetime.fromisoformat(f"2026-11-21T{moment}+00:00"), "2026-11-21")
-        for text, moment in NOTATIONS.items()
-    ]
-    texts = list(NOTATIONS)
-    begin = datetime(1970, 1, 1, tzinfo=UTC)
-    assert [
-        (texts[i], row.error_text, begin + timedelta(microseconds=row.at), row.event_date)
-        for i, row in enumerate(sorted(found, key=lambda row: row.kafka_offset))
-    ] == expected
-
-
 def test_event_date_is_utc_in_every_session(session: SparkSession) -> None:
     moments = ["2026-11-20T23:59:59.999999Z", "2026-11-21T00:00:00Z"]
     rows = judged(session, [event(at=f'"at":"{m}"') for m in moments])
     assert [r.event_date for r in rows] == [date(2026, 11, 20), date(2026, 11, 21)]
-
-
-def test_event_date_without_event_time_is_kafkas(session: SparkSession) -> None:
-    stream = make_stream("id STRING, at TIMESTAMP", "id")
-    rows = judged(session, [b'{"at":"0001-01-01T00:00:00Z"}', b"{}"], stream)
-    assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date())] * 2
-
-
-def test_optional_event_time_falls_back_to_kafkas(spark: SparkSession) -> None:
-    stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at", "past": "1 day"})
-    rows = judged(spark, [b"{}", b'{"at":"2026-11-20T03:00:00Z"}'], stream)
-    assert [(r.error_code, r.event_date) for r in rows] == [
-        (None, START.date()),
-        (None, date(2026, 11, 20)),
-    ]
-
-
-def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
-    """The same bytes, received in another hour, get another verdict; the present has no say."""
-    value = event()
-    codes = [
-        decode(kafka(spark, [value], hour), EVENTS).collect()[0].error_code
-        for hour in (
-            "2026-11-21T01",
-            "2026-11-21T02",
-            "2026-12-21T03",
-            "2026-12-21T04",
-            "2031-01-01T00",
-        )
-    ]
-    bad = "event_time_out_of_bounds"
-    assert codes == [bad, None, None, bad, bad]
-
-
-@pytest.mark.parametrize(
-    "micros", [259_166_304_000_000_000, 2**63 - 1, -62_135_596_800_000_001, -(2**62)]
-)
-def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
-    spark: SparkSession, micros: int
-) -> None:
-    """The hazard: a row of the year 10183, which no publish gets through PyIceberg."""
-    stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at"})
-    verdict = checks.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
-    moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
-    frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
-    rows = frame.selectExpr("micros", f"({verdict.error}).code AS code").collect()
-    assert {row.micros: row.code for row in rows} == {
-        micros: "event_time_out_of_bounds",
-        0: None,
-        None: None,
-    }
 
 
 @pytest.mark.parametrize("micros", [1_790_000_000_000_000_000, 2**63 - 1, -(2**62)])
@@ -268,21 +182,6 @@ def test_a_kafka_timestamp_outside_the_calendar_is_unknown_and_the_record_served
     odd = kafka(spark, [b"{}"]).withColumn("timestamp", F.expr(f"timestamp_micros({micros}L)"))
     [row] = decode(odd, stream).collect()
     assert (row.error_code, row.kafka_timestamp, row.event_date) == (None, None, START.date())
-
-
-def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
-    stream = make_stream("s STRING", "s")
-    values = [
-        b'{"s":5}',
-        b'{"s":true}',
-        b'{"s":{"a": [1]}}',
-        b'{"s":[1, 2]}',
-        b'{"s":""}',
-        b'{"s":"null"}',
-    ]
-    rows = judged(spark, [*values, b'{"s":null}'], stream)
-    assert [r.s for r in rows] == ["5", "true", '{"a":[1]}', "[1,2]", "", "null", None]
-    assert {r.error_code for r in rows} == {None}
 
 
 def test_column_names_that_are_words_of_sql(spark: SparkSession) -> None:
@@ -357,27 +256,6 @@ def test_headers_are_kept(spark: SparkSession) -> None:
     assert [(h.key, bytes(h.value)) for h in row.headers] == [("trace", b"1")]
 
 
-def test_values_are_parsed_once(spark: SparkSession) -> None:
-    """The filter on the verdict stays above the parsing: pushed below, every value would be parsed
-    again and again."""
-    spark.conf.set("spark.sql.debug.maxToStringFields", 1000)
-    decoded = decode(kafka(spark, [event()]), EVENTS)
-    plans = {
-        name: frame._jdf.queryExecution().optimizedPlan().toString()
-        for name, frame in (("good", good(decoded, EVENTS)), ("dead", dead(decoded, "t", "speed")))
-    }
-    spark.conf.unset("spark.sql.debug.maxToStringFields")
-    assert plans["good"].count("from_json(") == 1, (
-        "rows need no errors, so no value is read again for them"
-    )
-    # What BETWEEN compares is evaluated for every record, also where its branch is not taken: each
-    # time was read twice.
-    assert "_common_expr" not in plans["good"]
-    assert plans["dead"].count("from_json(") == 3, (
-        "one for the columns, two that only read what is broken"
-    )
-
-
 RECORDS = [(p, o) for p in range(3) for o in range(6)]
 
 
@@ -440,26 +318,3 @@ def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
     rows = trim(offsets(spark), {0: (1, 3), 2: (5, 5)}).collect()
     assert sorted((r.partition, r.offset) for r in rows) == [(0, 1), (0, 2)]
     assert trim(offsets(spark), {}).count() == 0
-
-
-@pytest.mark.full
-def test_a_stream_of_two_hundred_columns_is_read(spark: SparkSession) -> None:
-    """The hazard: an expression over all columns, of which Spark's optimizer derives a constraint
-    for each subset."""
-    types = ("STRING", "INT", "DOUBLE", "TIMESTAMP", "BOOLEAN", "DATE")
-    stream = make_stream(
-        ", ".join(["id STRING NOT NULL", *(f"c{i} {types[i % 6]}" for i in range(199))]), "id"
-    )
-    values: list[bytes | None] = [
-        b'{"id":"a","c0":"x","c1":5}',
-        b'{"id":"b","id":"b"}',
-        b'{"c0":"x"}',
-    ]
-    decoded = decode(kafka(spark, values), stream)
-    assert [(r.id, r.c0, r.c1) for r in good(decoded, stream).collect()] == [("a", "x", 5)]
-    assert [
-        r.error_code for r in dead(decoded, "t", "speed").orderBy("kafka_offset").collect()
-    ] == [
-        "duplicate_key",
-        "missing_required",
-    ]

@@ -1,4 +1,5 @@
-"""The speed layer lists schema ids once and reuses the list; a new id makes it list them again."""
+"""The registry is asked for each schema id once; a new id in a micro-batch makes the speed layer stage
+it again."""
 
 from __future__ import annotations
 
@@ -18,8 +19,7 @@ from anabranch.config import Registry as Settings
 from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.kafka.source import read_ranges
 from anabranch.records import decode
-from anabranch.records.formats.avro import AvroFormat
-from anabranch.records.formats.wire import is_unlisted_schema_id
+from anabranch.records.schemas import Schemas, unlisted_ids
 from speed_layer.micro_batch import MicroBatches
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Stream:
 
     def send(self, event_id: str, schema_id: int, by: dict[str, Any]) -> None:
         value = {"event_id": event_id} | {field["name"]: 7 for field in by["fields"][1:]}
-        self.one.send([(0, datetime.now(UTC), wired(schema_id, encode(self.one.spark, by, value)))])
+        self.one.send([(0, datetime.now(UTC), wired(schema_id, encode(by, value)))])
 
     def publish(self) -> int:
         """Publish a micro-batch; the number of jobs that Spark ran."""
@@ -91,13 +91,13 @@ def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
 
 
 @pytest.mark.full
-def test_later_micro_batches_reuse_the_list_of_schema_ids(stream: Stream) -> None:
+def test_later_micro_batches_have_the_schemas_already(stream: Stream) -> None:
     known = stream.new()
     jobs = []
     for event_id in ("a", "b", "c"):
         stream.send(event_id, *known)
         jobs.append(stream.publish())
-    assert jobs[0] > jobs[1] == jobs[2], "listed again"
+    assert jobs[0] > jobs[1] == jobs[2], "staged again"
     assert stream.events() == ["a", "b", "c"] and stream.one.dead() == []
 
 
@@ -142,19 +142,16 @@ def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(strea
     assert len(stream.one.dead()) == 1
 
 
-def test_a_query_with_cached_ids_fails_for_another_id(
+def test_a_query_fails_for_an_id_that_it_was_not_given(
     spark: SparkSession, stream: Stream, registry: SchemaRegistry
 ) -> None:
     (old_id, old), (new_id, new) = stream.new(), stream.new("level")
-    form = AvroFormat(
-        stream.one.job.stream,
-        SchemaRegistryClient(Settings(url=registry.url)),
-        cache_schema_ids=True,
-    )
+    schemas = Schemas(stream.one.job.stream, SchemaRegistryClient(Settings(url=registry.url)))
+    assert schemas.learn([old_id]) and not schemas.learn([old_id])
 
     def read(schema_id: int, by: dict[str, Any]) -> DataFrame:
         value = wired(
-            schema_id, encode(spark, by, {"event_id": "x"} | ({"level": 1} if by is new else {}))
+            schema_id, encode(by, {"event_id": "x"} | ({"level": 1} if by is new else {}))
         )
         kafka = (
             "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp "
@@ -162,11 +159,12 @@ def test_a_query_with_cached_ids_fails_for_another_id(
         )
         rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC))]
         frame = spark.createDataFrame(rows, kafka).withColumn("ingest_hour", F.lit("2026-11-21T03"))
-        return decode(frame, stream.one.job.stream, form, with_errors=False)
+        return decode(frame, stream.one.job.stream, schemas, with_errors=False)
 
     assert [row["is_dead"] for row in read(old_id, old).collect()] == [False]
     with pytest.raises(PySparkException) as raised:
         read(new_id, new).collect()
-    assert is_unlisted_schema_id(raised.value)
-    assert not is_unlisted_schema_id(PySparkException("of anything else"))
-    assert [row["is_dead"] for row in read(old_id, old).collect()] == [False]
+    assert set(unlisted_ids(raised.value)) == {new_id}
+    assert not unlisted_ids(PySparkException("of anything else"))
+    assert schemas.learn([new_id])
+    assert [row["is_dead"] for row in read(new_id, new).collect()] == [False]

@@ -27,7 +27,7 @@ from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import FUNCTIONS, parse_select
 from anabranch.offsets.hours import start_of
-from anabranch.records.formats.json import JsonFormat
+from anabranch.records.schemas import Schemas
 
 SECRET = "0123456789abcdef"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -149,7 +149,9 @@ def as_bytes(value: dict[str, Any] | None, n: int) -> bytes | None:
 def decoded(
     spark: SparkSession, stream: config.Stream, values: list[bytes | None]
 ) -> list[dict[str, Any]]:
-    rows = records.decode(frame_of(spark, values), stream, JsonFormat(), secret=SECRET.encode())
+    rows = records.decode(
+        frame_of(spark, values), stream, Schemas(stream, None), secret=SECRET.encode()
+    )
     found = rows.orderBy("kafka_offset").toArrow()
     times = {
         f.name: pa.timestamp("us", "UTC") for f in found.schema if pa.types.is_timestamp(f.type)
@@ -298,12 +300,9 @@ def test_values_of_masked_and_kafkas_columns_are_those_that_python_makes(
 
 def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
     secret = b"a secret longer than a block of SHA-256" * 3
-    rows = records.decode(
-        frame_of(spark, [b'{"id":"x"}']),
-        stream_of([{"id": {"hash": "id"}}]),
-        JsonFormat(),
-        secret=secret,
-    )
+    stream = stream_of([{"id": {"hash": "id"}}])
+    frame = frame_of(spark, [b'{"id":"x"}'])
+    rows = records.decode(frame, stream, Schemas(stream, None), secret=secret)
     assert [r.id for r in rows.collect()] == [hmac.new(secret, b"x", hashlib.sha256).hexdigest()]
 
 
@@ -362,7 +361,8 @@ def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
 )
 def test_a_wrong_expression_is_named(spark: SparkSession, item: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(found)):
-        records.decode(frame_of(spark, [b"{}"]), stream_of(["id", {"x": item}]), JsonFormat())
+        stream = stream_of(["id", {"x": item}])
+        records.decode(frame_of(spark, [b"{}"]), stream, Schemas(stream, None))
 
 
 def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(
@@ -386,7 +386,7 @@ def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(
     try:
         stream = stream_of(["id", {"mail": {"hash": "s"}}, {"also": {"hash": "concat(s, id)"}}])
         frame = frame_of(spark, [as_bytes({"s": "Ann"}, 0)])
-        rows = records.decode(frame, stream, JsonFormat(), secret=SECRET.encode())
+        rows = records.decode(frame, stream, Schemas(stream, None), secret=SECRET.encode())
         rows = records.good(rows.localCheckpoint(), stream).union(records.good(rows, stream))
         assert [row.mail for row in rows.collect()] == [
             hmac.new(SECRET.encode(), b"Ann", "sha256").hexdigest()

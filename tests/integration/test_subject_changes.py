@@ -72,9 +72,7 @@ class Topic:
         self.id = self.registry.register(f"{self.name}-next", self.schema)
 
     def send(self, event_id: str, at: datetime | None = None, **values: Any) -> None:
-        value = wired(
-            self.id, encode(self.one.spark, self.schema, {"event_id": event_id, **values})
-        )
+        value = wired(self.id, encode(self.schema, {"event_id": event_id, **values}))
         stamp = int((at or datetime.now(UTC)).timestamp() * 1000)
         producer = new_producer(self.one.job.environment.kafka)
         producer.send(self.name, value, key=b"k", partition=0, timestamp_ms=stamp)

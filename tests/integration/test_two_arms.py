@@ -18,7 +18,7 @@ import pytest
 from demo.story import poll
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
-from world import BATCH, DECODERS, Record, World, event, past_hour, spread
+from world import Record, World, event, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Transient
 from anabranch.common.output import plain
@@ -125,9 +125,8 @@ def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_
     assert one.contents() == one.acknowledged()
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make, decoder: str) -> None:
-    one = world(batch=BATCH | {"decoder": decoder})
+def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) -> None:
+    one = world()
     one.topic(1)
     hour, before = past_hour(1), past_hour(2)
     at = spread(hour, 3, "e", partitions=1)
@@ -421,13 +420,10 @@ def test_an_hour_that_has_not_ended_or_never_was_is_not_rebuilt(three_hours: Wor
         one.batch(past_hour(50))
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_aborted_transactions_and_control_records_are_explained_gaps(
-    world: Make, decoder: str
-) -> None:
+def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make) -> None:
     from kafka import KafkaProducer
 
-    one = world(batch=BATCH | {"decoder": decoder})
+    one = world()
     one.topic(1)
     at = spread(past_hour(1), 6, "t", partitions=1)
     servers = one.job.environment.kafka.bootstrap_servers

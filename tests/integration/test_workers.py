@@ -1,4 +1,4 @@
-"""Records that Python workers read and write, and those that they leave to Spark: each a row or a
+"""Records that Python workers decode and write, with a few dead letters beside them: each a row or a
 dead letter once."""
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def test_workers_go_through_neither_imports_nor_archives_at_every_task(spark: Sp
 
 OTHERS: tuple[tuple[str, str | None], ...] = (
     ("{not json", "malformed_json"),
-    ('{"event_id":"twice","event_id":"twice","event_time":"@"}', "duplicate_key"),
+    ('{"event_id":"once","event_id":"twice","event_time":"@"}', None),
     ('{"event_id":null,"event_time":"@"}', "missing_required"),
     ('{"event_id":"no time"}', "missing_required"),
     (
@@ -254,7 +254,7 @@ def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
     assert workers.records == 601, "expected every record to be seen by a worker once"
     require_exact(one, codes)
     assert set(writers(one)) == {BY_PYARROW}
-    # The batch layer reads all of it by Spark, and finds the same.
+    # The batch layer finds the same.
     assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
     assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
     assert plain(views.hours(one.job))[0]["counts"]["dead"] == len(codes)
@@ -273,8 +273,8 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9}, 9)
     with monkeypatch.context() as elsewhere:
-        # As on a cluster whose executors have no code of ours.
-        elsewhere.setattr(micro_batch, "can_use_workers", lambda spark: False)
+        # As for a table with properties that only Spark's writer supports.
+        elsewhere.setattr(micro_batch, "task_spec", lambda *_: None)
         one.send([(0, now, event(f"spark-{i}", now, **values[i % 3])) for i in range(9)])
         one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9, BY_SPARK: 9}, 9)
@@ -300,68 +300,33 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     )
 
 
-def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_after_it(
-    world: Make,
-    workers: Workers,
-    arm: Callable[[World], MicroBatches],
-    monkeypatch: pytest.MonkeyPatch,
+def test_spark_writes_a_micro_batch_with_too_many_dead_letters(
+    world: Make, workers: Workers, arm: Callable[[World], MicroBatches]
 ) -> None:
-    monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
     one = applied(world)
     by, now = arm(one), datetime.now(UTC)
+    codes: dict[tuple[int, int], str] = {}
 
-    def sent(left: int, ordinary: int) -> list[Record]:
-        """Records of which so many are left, over both partitions."""
-        values = [event(f"e{i}", now, level=i) for i in range(ordinary)]
-        values += [event(f"😀{i}", now, player="\\ud83d" if i % 2 else "p") for i in range(left)]
-        assert sum(b"\\u" in value for value in values) == left
-        return one.send([(i % 2, now, value) for i, value in enumerate(values)])
-
-    def publish_and_look(records: list[Record]) -> tuple[int, list[str]]:
-        """Return how many of the records workers saw, and who wrote the files that joined."""
-        seen, before = workers.records, writers(one)
+    def written(dead: int, ordinary: int) -> list[str]:
+        """Publish records of which so many are dead, over both partitions; return who wrote the
+        files that joined."""
+        values = [event(f"e{i}", now, level=i) for i in range(ordinary)] + [b"{"] * dead
+        records = one.send([(i % 2, now, value) for i, value in enumerate(values)])
+        codes.update(
+            {(r.partition, r.offset): "malformed_json" for r in records if r.value == b"{"}
+        )
+        before = writers(one)
         publish(one, by, records)
-        require_exact(one)
-        return workers.records - seen, sorted(writers(one) - before)
+        require_exact(one, codes)
+        return sorted(writers(one) - before)
 
-    # As many as may be left, and one more.
-    assert publish_and_look(sent(MOST_LEFT, 10)) == (MOST_LEFT + 10, [BY_PYARROW])
-    assert publish_and_look(sent(MOST_LEFT + 1, 10)) == (MOST_LEFT + 11, [BY_SPARK])
-    # The next two are spared, ordinary as they are; then it is tried again.
-    assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
-    assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
-    assert publish_and_look(sent(2, 10)) == (12, [BY_PYARROW])
-    assert publish_and_look(sent(0, 10)) == (10, [BY_PYARROW])
+    # As many as workers report, and one more.
+    assert written(MOST_LEFT, 10) == [BY_PYARROW]
+    assert written(MOST_LEFT + 1, 10) == [BY_SPARK]
+    assert written(2, 10) == [BY_PYARROW]
 
 
-def test_a_group_leaves_to_spark_as_many_micro_batches_as_a_single_stream(
-    world: Make, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
-    one = applied(world)
-    by, now = arm(one), datetime.now(UTC)
-
-    def next_ones() -> list[Record]:
-        return one.send([(i % 2, now, event(f"e{len(one.sent) + i}", now)) for i in range(4)])
-
-    def can_prepare(records: list[Record]) -> bool:
-        """Whether workers would stage the records, asked as by a group's coordinator."""
-        ranges = ranges_of(records)
-        by.decide(ranges)
-        return by.prepare(one.spark, ranges) is not None
-
-    records = next_ones()
-    assert can_prepare(records)
-    by.leave_to_spark(OSError("no such package"))
-    for _ in range(2):
-        assert not can_prepare(records)
-        publish(one, by, records)
-        records = next_ones()
-    assert can_prepare(records)
-    assert set(writers(one)) == {BY_SPARK}
-
-
-def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
+def test_nested_values_of_avro_are_read_by_workers(
     world: Make, workers: Workers, arm: Callable[[World], MicroBatches], registry: SchemaRegistry
 ) -> None:
     one, subject = new_avro_stream(world, registry)
@@ -369,18 +334,16 @@ def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
         {"name": "id", "type": "string"},
         {"name": "tags", "type": {"type": "array", "items": "int"}},
     ]
-    id, by = (
-        registry.register(subject, {"type": "record", "name": "event", "fields": kinds}),
-        arm(one),
-    )
-    for seen in (3, 3):
-        publish(
-            one,
-            by,
-            one.send([(0, datetime.now(UTC), wired(id, varint(1) + b"a\0")) for _ in range(3)]),
-        )
-        assert workers.records == seen
+    schema = {"type": "record", "name": "event", "fields": kinds}
+    id, by = registry.register(subject, schema), arm(one)
+    now, value = datetime.now(UTC), wired(id, varint(1) + b"a\0")
+    publish(one, by, one.send([(0, now, value) for _ in range(3)]))
+    # Once without the schema, and once with it.
+    assert workers.records == 6
+    publish(one, by, one.send([(0, now, value) for _ in range(3)]))
+    assert workers.records == 9
     assert [row["id"] for row in one.rows()] == ["a"] * 6
+    assert set(writers(one)) == {BY_PYARROW}
 
 
 def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_workers_in_turn(
@@ -467,27 +430,6 @@ def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored
         one.reopen()
 
 
-def test_on_a_cluster_spark_reads_a_micro_batch_that_a_worker_fails_on(
-    world: Make,
-    arm: Callable[[World], MicroBatches],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def without_packages(batches: Batches) -> Batches:
-        raise ModuleNotFoundError("No module named 'pyarrow'")
-
-    one = applied(world)
-    monkeypatch.setattr(micro_batch, "runs_here", lambda master: False)
-    _beside(monkeypatch, without_packages)
-    publish(one, arm(one), one.send(spread(past_hour(0), 40, "a")))
-    require_exact(one)
-    assert set(writers(one)) == {BY_SPARK}
-    [warning] = [
-        record.getMessage() for record in caplog.records if "workers failed" in record.getMessage()
-    ]
-    assert "No module named 'pyarrow'" in warning
-
-
 def test_a_disk_that_is_full_in_a_worker_passes(
     world: Make,
     tmp_path: Path,
@@ -554,29 +496,39 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     "stream",
     [
         {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"},
-        {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, tags ARRAY<STRING>"},
+        {
+            "schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, tags ARRAY<STRING>, "
+            "more MAP<STRING, STRUCT<n: INT, at: TIMESTAMP>>"
+        },
         {
             "format": "csv",
             "schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT",
         },
     ],
-    ids=["decimal", "array", "csv"],
+    ids=["decimal", "nested", "csv"],
 )
-def test_spark_reads_a_stream_that_workers_cannot_read(
+def test_every_type_and_format_is_read_and_written_by_workers_in_both_layers(
     world: Make, workers: Workers, stream: Any
 ) -> None:
     one = world(**stream)
     one.topic()
     one.apply()
-    now = datetime.now(UTC)
+    hour = past_hour(1)
+    at = start_of(hour).replace(minute=30)
 
     def value(i: int) -> bytes:
         if stream.get("format") == "csv":
-            return f"e{i},{now.isoformat()},{i}".encode()
-        return event(f"e{i}", now, price=f"{i}.25", tags=[f"t{i}"])
+            return f"e{i},{at.isoformat()},{i}".encode()
+        more = {"k": {"n": i, "at": at.isoformat()}}
+        return event(f"e{i}", at, price=f"{i}.25", tags=[f"t{i}", None], more=more)
 
-    sent = one.send([(i % 2, now, value(i)) for i in range(20)])
+    sent = one.send([(i % 2, at, value(i)) for i in range(20)])
     one.speed()
-    assert workers.records == 0
-    assert set(writers(one)) == {BY_SPARK}
+    assert workers.records == 20
+    assert set(writers(one)) == {BY_PYARROW}
+    by_speed = sorted(map(repr, one.rows()))
     assert one.contents() == sorted((r.partition, r.offset, f"e{i}") for i, r in enumerate(sent))
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    assert set(writers(one)) == {BY_PYARROW}
+    assert sorted(map(repr, one.rows())) == by_speed

@@ -1,11 +1,12 @@
-"""Values in Confluent's wire format, encoded by Avro's own Java library."""
+"""Values in Confluent's wire format."""
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
-from pyspark.sql import SparkSession
+import fastavro
 
 
 def wired(schema_id: int, payload: bytes) -> bytes:
@@ -13,19 +14,24 @@ def wired(schema_id: int, payload: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + payload
 
 
-def encode(spark: SparkSession, schema: Any, value: Any) -> bytes:
+def plain(schema: Any) -> Any:
+    """Return a schema without logical types: values as the numbers and bytes that are written."""
+    if isinstance(schema, dict):
+        return {
+            key: value if key in ("symbols", "name") else plain(value)
+            for key, value in schema.items()
+            if key not in ("logicalType", "precision", "scale")
+        }
+    return [plain(branch) for branch in schema] if isinstance(schema, list) else schema
+
+
+def encode(schema: Any, value: Any) -> bytes:
     """Return a value in Avro's binary encoding. `value`: in Avro's JSON encoding (`{"string": "a"}`
     in a union)."""
-    jvm: Any = spark._jvm
-    avro = jvm.org.apache.avro
-    parsed = avro.Schema.Parser().parse(json.dumps(schema))
-    decoder = avro.io.DecoderFactory.get().jsonDecoder(parsed, json.dumps(value))
-    datum = avro.generic.GenericDatumReader(parsed).read(None, decoder)
-    out = jvm.java.io.ByteArrayOutputStream()
-    encoder = avro.io.EncoderFactory.get().binaryEncoder(out, None)
-    avro.generic.GenericDatumWriter(parsed).write(datum, encoder)
-    encoder.flush()
-    return bytes(out.toByteArray())
+    [read] = fastavro.json_reader(io.StringIO(json.dumps(value)), plain(schema))
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(plain(schema)), read)
+    return out.getvalue()
 
 
 def varint(number: int) -> bytes:

@@ -48,9 +48,6 @@ SCHEMA = (
 
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
 
-DECODERS = ("workers", pytest.param("spark", marks=pytest.mark.full))
-"""The values of `batch.decoder`, as parameters; the default is `workers`."""
-
 
 @dataclass
 class Record:

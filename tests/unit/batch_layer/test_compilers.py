@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, decide, new_lake
 
 from anabranch.common.errors import Refused, Transient
-from anabranch.config.columns import parse_columns as columns
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -77,26 +75,9 @@ def test_an_hour_that_the_table_has_forgotten_is_as_large_as_the_ledger_has_it(
     assert share(lake, (FIRST, FIRST)) == 7 / BY_WORKERS
 
 
-def test_most_offsets_are_fewer_where_spark_decodes(lake: StreamLake) -> None:
-    batch = lake.stream.batch.model_copy(update={"decoder": "spark"})
-    by_spark = replace(lake, stream=lake.stream.model_copy(update={"batch": batch}))
-    assert share(by_spark, None) == 35 / BY_SPARK
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"columns": columns("id STRING, amount DECIMAL(9,2)")},
-        {"columns": columns("place STRUCT<lat: DOUBLE>")},
-        {"select": ()},
-    ],
-    ids=["decimal", "nested", "select"],
-)
-def test_most_offsets_are_fewer_for_columns_that_only_spark_reads(
-    lake: StreamLake, change: dict[str, Any]
-) -> None:
-    by_spark = replace(lake, stream=lake.stream.model_copy(update=change))
-    assert share(by_spark, None) == 35 / BY_SPARK
+def test_most_offsets_are_fewer_where_spark_computes_columns(lake: StreamLake) -> None:
+    selected = replace(lake, stream=lake.stream.model_copy(update={"select": ()}))
+    assert share(selected, None) == 35 / BY_SPARK
 
 
 def test_options_by_the_sum_of_the_shares() -> None:

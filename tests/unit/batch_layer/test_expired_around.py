@@ -24,7 +24,6 @@ from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import State
 from batch_layer.balance import Balance, Counted
 from batch_layer.build import Built, HourBuilder
-from batch_layer.decoders import Decoding
 from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -41,7 +40,7 @@ class Hours:
         self.passes = Passes(cast(Any, None))
         self.again: list[str] = []
 
-    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding) -> Built:
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         rows = self._lake.stage([(hour, 0, cut.starts[0])])
         account = HourAccount(good=1, dead=0, duplicate=0, gap=cut.offsets - 1)
         return Built(hour, cut, before, rows, None, account)
@@ -50,10 +49,10 @@ class Hours:
         return True
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: object, decoding: Decoding
+        self, hour: str, cut: Cut, before: int, state: State, together: object
     ) -> Built:
         self.again.append(hour)
-        return self.build(hour, cut, before, state, decoding)
+        return self.build(hour, cut, before, state)
 
     def lookback(self, hour: str) -> list[str]:
         return [shift(hour, -1)]

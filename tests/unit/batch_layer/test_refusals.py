@@ -12,12 +12,11 @@ from lakes import new_state, new_stream
 from anabranch import config
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Decoders, Kind, LedgerRow, RunFacts
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, State
 from batch_layer import refusals
 from batch_layer.refusals import (
     REBUILD_AFTER,
-    decoders_differed,
     is_still_valid,
     last_refusal,
     refusal_basis,
@@ -53,7 +52,6 @@ def test_nothing_changed_is_the_same_basis() -> None:
     [
         basis(new_stream(batch={"allow_gaps": ["retention"]})),
         basis(new_stream(event_time=None, start="latest")),
-        basis(new_stream(batch={"decoder": "spark"})),
         basis(suite=b"expectations: []"),
         basis(cut=Cut("t", {0: (10, 21)})),
         basis(cut=Cut("other", {0: (10, 20)})),
@@ -88,15 +86,6 @@ def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> No
     assert not is_still_valid(None, basis(), NOW)
     # Written before refusals said what they rest on.
     assert not is_still_valid(row("refused", "0f"), basis(), NOW)
-
-
-def test_a_refusal_for_decoders_that_differ_is_rebuilt_at_once() -> None:
-    differing = ({"partition": 0, "offset": 12, "columns": ["id"]},)
-    for decoders, is_valid in ((Decoders(9, 1, 9), True), (Decoders(9, 1, 9, differing), False)):
-        refusal = replace(row("refused"), run=RunFacts(NOW, decoders=decoders))
-        assert is_still_valid(refusal, basis(), NOW) is is_valid
-        assert decoders_differed(refusal) is not is_valid
-    assert not decoders_differed(row("refused"))
 
 
 def test_a_refusal_is_written_again_only_if_it_changed() -> None:

@@ -23,7 +23,6 @@ from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted, State, accepted_properties
 from batch_layer import todo
 from batch_layer.build import Built
-from batch_layer.decoders import Decoding
 from batch_layer.plan import fingerprint, plan_recheck
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 
@@ -41,7 +40,7 @@ class Hours:
         self.built: list[str] = []
         self.again: list[str] = []
 
-    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding) -> Built:
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         self.built.append(hour)
         rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
         self.meanwhile()
@@ -59,7 +58,6 @@ class Hours:
         before: int,
         state: State,
         together: Mapping[str, Built],
-        decoding: Decoding,
     ) -> Built | None:
         self.again.append(hour)
         return None

@@ -26,6 +26,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
+from anabranch.decode import DecodeSpec
 from anabranch.iceberg import admin, parquet_writer, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO, write_files
@@ -502,7 +503,7 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     batches += [
         narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))
     ]
-    run = fast_staging._rows_task(fast_staging.TaskSpec((), None, target, True))
+    run = fast_staging._rows_task(fast_staging.TaskSpec(DecodeSpec((), None, "json"), target))
     [reported] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
     assert reported["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [

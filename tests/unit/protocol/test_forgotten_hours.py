@@ -21,7 +21,6 @@ from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.build import Built
-from batch_layer.decoders import Decoding
 from batch_layer.plan import Rebuilt, acceptance_reason, plan_publish
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
@@ -39,9 +38,7 @@ class Hours:
         self._lake = lake
         self.again: list[str] = []
 
-    def build(
-        self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED
-    ) -> Built:
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         return Built(
             hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, account(cut)
         )
@@ -56,10 +53,9 @@ class Hours:
         before: int,
         state: State,
         rebuilt: Mapping[str, Built],
-        decoding: Decoding,
     ) -> Built:
         self.again.append(hour)
-        return self.build(hour, cut, before, state, decoding)
+        return self.build(hour, cut, before, state)
 
     def lookback(self, hour: str) -> list[str]:
         return [shift(hour, -1)]
@@ -212,9 +208,9 @@ def test_the_second_restatement_of_a_forgotten_hour_finds_the_first(lake: Stream
     mine, hours = rebuilder(lake)
     build = hours.build
 
-    def meanwhile(hour: str, cut: Cut, before: int, state: State, decoding: Decoding) -> Built:
+    def meanwhile(hour: str, cut: Cut, before: int, state: State) -> Built:
         hours.build = build  # type: ignore[method-assign]
-        made = build(hour, cut, before, state, decoding)
+        made = build(hour, cut, before, state)
         assert restate(rebuilder(lake)[0], 3).revision == 2
         settle(lake)
         accept(lake, 0, [0, 1], [8], revision=2)

@@ -15,7 +15,6 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import (
     Account,
-    Decoders,
     Diff,
     HourAccount,
     LedgerRow,
@@ -89,11 +88,6 @@ def test_a_decision_waits_as_it_always_did_and_comes_back(row: LedgerRow, text: 
     [
         RunFacts(NOW),
         RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b"),
-        RunFacts(NOW, decoders=Decoders(900, 3, 20)),
-        RunFacts(
-            NOW,
-            decoders=Decoders(900, 3, 20, ({"partition": 1, "offset": 7, "columns": ["level"]},)),
-        ),
     ],
 )
 def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:

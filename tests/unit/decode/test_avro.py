@@ -1,0 +1,329 @@
+"""Avro: what encoders write is read completely, and any other bytes have a verdict; over a batch and
+one by one alike."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import struct
+from datetime import date, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import fastavro
+import format_cases
+import pytest
+from budget import budget
+from cases import decoded, expect, spec_of
+from format_cases import of, record
+from kafka_batches import AT, COLUMNS, EPOCH, START, micros
+from wire import plain, varint, wired
+
+from anabranch.config.columns import columns_ddl, parse_columns
+from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, avro
+from anabranch.subjects.avro_names import Incompatible, parse
+
+MICROS = of("timestamp-micros")
+DATE = of("date", "int")
+DDL = columns_ddl(COLUMNS)
+EVENT = record(
+    ("id", "string"),
+    ("at", ["null", MICROS]),
+    ("level", ["int", "null"]),
+    ("total", ["null", "long"]),
+    ("amount", ["null", "double"]),
+    ("ok", ["null", "boolean"]),
+    ("day", ["null", DATE]),
+    ("name", ["null", "string"]),
+)
+# The same, and an array, so that its values are read one by one.
+ONE_BY_ONE = {
+    **EVENT,
+    "fields": [*EVENT["fields"], {"name": "x", "type": {"type": "array", "items": "int"}}],
+}
+
+
+def spec(schemas: dict[int, Any], ddl: str = DDL, **given: Any) -> DecodeSpec:
+    columns, known = avro.columns_of(parse_columns(ddl)), {}
+    for id, schema in schemas.items():
+        if isinstance(schema, WriterSchema):
+            known[id] = schema
+            continue
+        try:
+            avro.plan(json.dumps(schema), columns)
+            known[id] = WriterSchema(json.dumps(schema))
+        except Incompatible as why:
+            known[id] = WriterSchema(error=("incompatible_schema", str(why)))
+    return spec_of(ddl, "avro", schemas=known, **given)
+
+
+def encoded(value: dict[str, Any], schema: Any = EVENT, id: int = 7) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(plain(schema)), value)
+    return wired(id, out.getvalue())
+
+
+def good(i: int) -> dict[str, Any]:
+    return {
+        "id": f"a{i}",
+        "at": micros(AT) + i,
+        "level": i - 3,
+        "total": 10**12 * i,
+        "amount": i / 7 + 1,
+        "ok": i % 2 == 0,
+        "day": 20_000 + i,
+        "name": None if i % 3 == 0 else "é😀" * i,
+    }
+
+
+def expected(value: dict[str, Any]) -> dict[str, Any]:
+    at, day = value["at"], value["day"]
+    return {name: value[name] for name in good(0)} | {
+        "at": None if at is None else EPOCH + timedelta(microseconds=at),
+        "day": None if day is None else date(1970, 1, 1) + timedelta(days=day),
+    }
+
+
+def rows(result: Decoded) -> list[dict[str, Any]]:
+    return result.rows.select([column.name for column in COLUMNS]).to_pylist()
+
+
+def test_cases_of_two_versions_of_a_schema() -> None:
+    ids = SimpleNamespace(v1=1, v2=2, incompatible=3, without_time=4, recursive=5, foreign=7)
+    foreign = WriterSchema(error=("wrong_subject", "expected a schema of subject s, found another"))
+    missing = WriterSchema(
+        error=("unknown_schema", "expected it in the schema registry, found none")
+    )
+    schemas = {
+        1: format_cases.V1,
+        2: format_cases.V2,
+        3: record(("event_id", "int"), ("event_time", "long")),
+        4: record(("event_id", "string")),
+        5: record(("event_id", "string"), ("next", ["null", "shop.Event"])),
+        7: foreign,
+        **dict.fromkeys((0, 2**31 - 1, 2**32 - 2**24), missing),
+        0xFFFFFFFF: missing,
+    }
+    cases = format_cases.avro_cases(ids, START)
+    result = expect(spec(schemas, format_cases.DDL, event_time=format_cases.EVENT_TIME), cases)
+    read = dict(zip(cases, result.rows.to_pylist(), strict=True))
+    new = read["second version"]
+    assert (new["day"], new["color"], new["raw"]) == (date(2024, 10, 4), "GREEN", b"\1\xff")
+    assert (new["tags"], dict(new["scores"]), new["price"]) == (["x", None], {"k": 0.5}, 5)
+    # Nanoseconds round down, before 1970 too.
+    assert new["nested"] == {"at": EPOCH - timedelta(microseconds=2), "n": 3, "more": None}
+    assert math.isnan(read["not a number"]["amount"])
+    assert str(read["largest decimal"]["price"]) == "99999999.99"
+
+
+@pytest.mark.parametrize("schema", [EVENT, ONE_BY_ONE], ids=["over a batch", "one by one"])
+def test_random_values_are_read_as_they_were_written(schema: Any) -> None:
+    dice = random.Random(3)
+    numbers = (0, 1, -1, 63, 64, -64, -65, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1)
+    values = [
+        {
+            "id": "".join(dice.choices("aé\0😀\n", k=dice.randrange(300))),
+            "at": dice.choice((None, micros(AT))),
+            "level": dice.choice((None, *numbers[:9])),
+            "total": dice.choice((None, *numbers)),
+            "amount": dice.choice((None, 1.5, -1e308, 5e-324, math.inf, -0.0)),
+            "ok": dice.choice((None, True, False)),
+            "day": dice.choice((None, 0, -719_162, 2_932_896)),
+            "name": dice.choice((None, "", "x" * 200)),
+            "x": [1, 2],
+        }
+        for _ in range(500)
+    ]
+    result = decoded(spec({7: schema}), [encoded(value, schema) for value in values])
+    assert not result.errors
+    assert rows(result) == [expected(value) for value in values]
+
+
+@pytest.mark.parametrize("seed", range(budget(2, 8)))
+def test_changed_bytes_are_read_as_fastavro_reads_them_or_refused(seed: int) -> None:
+    """fastavro takes a negative index of a union or enum from the end, and any byte as true; no
+    encoder writes these."""
+    dice, parsed = random.Random(seed), fastavro.parse_schema(plain(EVENT))
+    values = []
+    for i in range(1_500):
+        value = bytearray(encoded(good(i % 40)))
+        for _ in range(dice.randrange(1, 4)):
+            place = dice.randrange(5, len(value)) if len(value) > 5 else 5
+            match dice.randrange(3):
+                case 0:
+                    value[place : place + 1] = bytes(
+                        [dice.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF))]
+                    )
+                case 1:
+                    del value[place : place + 1]
+                case _:
+                    value.insert(place, dice.choice((0, 2, 0x80, 0xFF)))
+        values.append(bytes(value))
+    result = decoded(spec({7: EVENT}), list(values))
+    number = 0
+    for i, (value, row) in enumerate(zip(values, rows(result), strict=True)):
+        stream = io.BytesIO(value[5:])
+        try:
+            read = fastavro.schemaless_reader(stream, parsed, parsed)
+        except Exception:
+            read = None
+        is_whole = read is not None and stream.tell() == len(value) - 5
+        if i not in result.errors:
+            number += 1
+            assert is_whole, value
+            assert row == expected(read) or math.isnan(row["amount"] or 0)
+        elif is_whole and encoded(read) == value:
+            assert result.errors[i][0] in ("unreadable_timestamp", "malformed_avro"), value
+            assert result.errors[i][0] == "unreadable_timestamp", value
+    assert 50 < number < 1_450
+
+
+TEXT = varint(1) + b"a"
+
+
+@pytest.mark.parametrize(
+    ("value", "fields", "code"),
+    [
+        (TEXT + varint(5) + b"\0", [("level", "int")], "malformed_avro"),
+        (TEXT, [("level", "int")], "malformed_avro"),
+        (TEXT + b"\x8a\0", [("level", "int")], None),
+        (TEXT + varint(2**31), [("level", "int")], "malformed_avro"),
+        (TEXT + varint(2**31), [("other", "int")], "malformed_avro"),
+        (TEXT + b"\xff" * 9 + b"\1", [("total", "long")], None),
+        (TEXT + b"\xff" * 9 + b"\2", [("total", "long")], "malformed_avro"),
+        (TEXT + b"\xff" * 10 + b"\1", [("total", "long")], "malformed_avro"),
+        (TEXT + b"\xff" * 10, [("total", "long")], "malformed_avro"),
+        (TEXT + b"\2\xff", [("name", "string")], "invalid_utf8"),
+        (TEXT + b"\2\xff", [("name", "bytes")], "invalid_utf8"),
+        (TEXT + b"\2\xff", [("other", "string")], None),
+        (TEXT + varint(-1) + b"a", [("name", "string")], "malformed_avro"),
+        (TEXT + varint(2**40) + b"a", [("name", "string")], "malformed_avro"),
+        (TEXT + varint(2**62) + b"a", [("name", "string")], "malformed_avro"),
+        (TEXT + b"\2", [("ok", "boolean")], "malformed_avro"),
+        (TEXT + struct.pack("<d", -0.0), [("amount", "double")], None),
+        (TEXT + b"\0" * 7, [("amount", "double")], "malformed_avro"),
+        (TEXT + varint(2), [("level", ["null", "int"])], "malformed_avro"),
+        (TEXT + varint(-1), [("level", ["null", "int"])], "malformed_avro"),
+        (TEXT + varint(2), [("name", {"type": "enum", "name": "e", "symbols": ["A", "B"]})], "malformed_avro"),
+        (TEXT + varint(-1), [("other", {"type": "enum", "name": "e", "symbols": ["A", "B"]})], "malformed_avro"),
+        (TEXT + varint(2_932_897), [("day", DATE)], "unreadable_timestamp"),
+        (TEXT + varint(253_402_300_800_000_000), [("at", MICROS)], "unreadable_timestamp"),
+        (TEXT + varint(253_402_300_800_000), [("at", of("timestamp-millis"))], "unreadable_timestamp"),
+        (TEXT + varint(2) + b"\2\4" + b"\0", [("x", {"type": "array", "items": "int"})], None),
+        (TEXT + varint(-2) + varint(2) + b"\2\4" + b"\0", [("x", {"type": "array", "items": "int"})], None),
+        (TEXT + varint(3) + b"\2\4" + b"\0", [("x", {"type": "array", "items": "int"})], "malformed_avro"),
+        (TEXT + varint(2**40) + b"\2\4" + b"\0", [("x", {"type": "array", "items": "int"})], "malformed_avro"),
+        (TEXT + varint(1) + b"\2k\2" + b"\0", [("x", {"type": "map", "values": "int"})], None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_one_by_one", [False, True])
+def test_odd_bytes(value: bytes, fields: Any, code: str | None, is_one_by_one: bool) -> None:
+    more = [("more", {"type": "array", "items": "int"})] if is_one_by_one else []
+    schema = record(("id", "string"), *fields, *more)
+    odd = wired(8, value + (b"\0" if is_one_by_one else b""))
+    result = decoded(spec({7: EVENT, 8: schema}), [encoded(good(1)), odd, encoded(good(2))])
+    assert result.rows["id"].to_pylist()[::2] == ["a1", "a2"]
+    assert {i: found for i, (found, _) in result.errors.items()} == ({1: code} if code else {})
+    if code is None:
+        assert rows(result)[1]["id"] == "a"
+
+
+def test_records_of_several_schemas_keep_their_order() -> None:
+    older = record(("name", "string"), ("id", "string"))
+    values = [
+        encoded(good(i)) if i % 3 else encoded({"name": f"n{i}", "id": f"a{i}"}, older, id=4)
+        for i in range(50)
+    ]
+    result = decoded(spec({7: EVENT, 4: older}), list(values))
+    assert not result.errors
+    assert result.rows["id"].to_pylist() == [f"a{i}" for i in range(50)]
+    assert result.rows["kafka_offset"].to_pylist() == list(range(100, 150))
+
+
+def test_ids_that_are_not_listed_are_reported() -> None:
+    values = [encoded(good(1)), encoded(good(2), id=8), None, b"\0\0\0\0", encoded(good(3), id=9)]
+    with pytest.raises(UnlistedSchema) as failure:
+        decoded(spec({7: EVENT}), values)
+    assert failure.value.ids == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "written", "message"),
+    [
+        ("c INT", "long", "c: expected a type readable as int, found long"),
+        ("c BIGINT", "double", "found double"),
+        ("c STRING", "int", "found int"),
+        ("c STRING", "null", "found null"),
+        ("c BOOLEAN", "int", "found int"),
+        ("c DATE", "int", "found int"),
+        ("c TIMESTAMP", "long", "found long"),
+        ("c TIMESTAMP", of("time-micros"), "found long (time-micros)"),
+        ("c TIMESTAMP", [of("timestamp-millis"), MICROS], "found a union of long (timestamp-millis), long"),
+        ("c STRING", ["null", "string", "int"], "found int"),
+        ("c STRING", ["null"], "found a union of null"),
+        ("c STRING", ["string", {"type": "enum", "name": "e", "symbols": ["A"]}], "found a union of string, enum"),
+        ("c DECIMAL(10,2)", of("decimal", "bytes", precision=10, scale=3), "found bytes (decimal)"),
+        ("c DECIMAL(10,2)", of("decimal", "bytes", precision=2, scale=3), "found bytes"),
+        ("c DECIMAL(10,2)", "double", "found double"),
+        ("c BINARY", of("decimal", "bytes", precision=4, scale=0), "found bytes (decimal)"),
+        ("c ARRAY<INT>", {"type": "array", "items": "string"}, "c[]: expected a type readable as int"),
+        ("c ARRAY<INT>", {"type": "map", "values": "int"}, "c: expected a type readable as array<int>, found map"),
+        ("c MAP<STRING, DATE>", {"type": "map", "values": "int"}, "c{}: expected a type readable as date"),
+        ("c STRUCT<n: INT>", record(("n", "long"), name="In"), "c.n: expected a type readable as int"),
+        ("c STRUCT<n: INT>", record(("m", "long"), name="In"), "c: expected a field of n, found none"),
+        ("c STRUCT<n: INT>", [record(("n", "int"), name="A"), record(("n", "int"), name="B")], "a union of record, record"),
+        ("c STRING, d STRING NOT NULL", "string", "d: expected a field for the NOT NULL column, found none"),
+        ("d STRING", "string", "expected a field of d, found none"),
+    ],
+)  # fmt: skip
+def test_types_that_cannot_become_columns(ddl: str, written: Any, message: str) -> None:
+    schemas = spec({1: record(("c", written))}, ddl).schemas
+    assert schemas[1].error is not None
+    assert schemas[1].error[0] == "incompatible_schema"
+    assert message in schemas[1].error[1]
+
+
+def test_fields_without_a_column_are_read_over() -> None:
+    fixed = {"type": "fixed", "name": "g", "size": 3}
+    others = [("a", "null"), ("b", "boolean"), ("c", "float"), ("d", "double"), ("e", ["string", "null"]), ("f", "bytes"), ("g", fixed), ("h", "long")]  # fmt: skip
+    schema = record(*others, ("id", "string"))
+    value = {"a": None, "b": True, "c": 1.0, "d": 2.0, "e": None, "f": b"x", "g": b"abc", "h": 2**40, "id": "a"}  # fmt: skip
+    assert decoded(spec({7: schema}), [encoded(value, schema)]).rows["id"].to_pylist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "expected an Avro schema, found one that is not"),
+        ('{"type": "record", "name": "E"}', "expected an Avro schema"),
+        ('{"name": "E"}', "expected an Avro schema"),
+        ("5", "expected an Avro schema"),
+        (json.dumps(record(("a", "Nowhere"))), "found the name shop.Nowhere without its definition"),
+        (json.dumps(record(("next", ["null", "Event"]))), "expected no type that contains itself, found shop.Event"),
+        (json.dumps(record(("a", {"type": "array", "items": "null"}))), "expected arrays of items that take bytes"),
+        (json.dumps(record(("a", {"type": "array", "items": record(name="Z")}))), "items that take bytes"),
+        ("[" * 5000, "expected an Avro schema"),
+        ('{"type":' * 150 + '"int"' + "}" * 150, "expected at most 100 levels"),
+    ],
+)  # fmt: skip
+def test_invalid_schemas_and_schemas_of_endless_work(schema: str, message: str) -> None:
+    with pytest.raises(Incompatible, match=message):
+        parse(schema)
+
+
+def test_names_follow_their_namespace() -> None:
+    inner = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int"}]}
+    node = parse(json.dumps(record(("a", inner), ("b", "In"), ("c", "shop.In"))))
+    assert [field.name for field in node.fields.values()] == ["shop.In"] * 3
+
+
+def test_a_schema_that_doubles_at_each_level_is_refused() -> None:
+    """The hazard: a payload of no bytes that is 2^50 records."""
+    schema: Any = "null"
+    for level in range(50):
+        before = f"shop.R{level - 1}" if level else "null"
+        schema = record(("a", schema), ("b", before), name=f"R{level}")
+    with pytest.raises(Incompatible, match="expected at most 10000 types, found more"):
+        parse(json.dumps(schema))

@@ -1,0 +1,90 @@
+"""CSV, raw bytes, and JSON in Confluent's wire format: a row or a verdict for each value."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from types import SimpleNamespace
+
+import format_cases
+import pyarrow as pa
+import pytest
+import worst
+from cases import decoded, expect, spec_of
+from format_cases import CSV_DDL, EVENT_TIME, RAW_DDL
+from kafka_batches import START, new_batch
+from wire import wired
+
+from anabranch.decode import Decoder, UnlistedSchema, WriterSchema
+
+
+def test_lines_of_csv() -> None:
+    cases = format_cases.csv_cases(START)
+    result = expect(spec_of(CSV_DDL, "csv", EVENT_TIME, delimiter=";"), cases)
+    read = dict(zip(cases, result.rows.to_pylist(), strict=True))
+    plain, quoted = read["plain"], read["quoted"]
+    assert (plain["event_id"], plain["level"], plain["amount"], plain["ok"]) == ("a", 7, 1.5, True)
+    assert (plain["price"], plain["day"], plain["raw"]) == (
+        Decimal("2.35"),
+        date(2024, 2, 29),
+        b"hi",
+    )
+    assert (plain["small"], plain["total"]) == (0.5, 9007199254740993)
+    assert (quoted["event_id"], quoted["level"]) == ('b;"quoted"\n line', 7)
+    assert (quoted["raw"], quoted["total"]) == (b"", None)
+    assert read["blanks are text"]["event_id"] == " d "
+    assert read["empty text in NOT NULL"]["event_id"] == ""
+    assert read["1 MB of quotes"]["event_id"] == '"' * 500_000
+
+
+def test_the_worst_lines_of_a_megabyte() -> None:
+    expect(spec_of(worst.CSV_DDL, "csv"), worst.csv_cases())
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", "|", "\\", "'", ".", "]", "^", "-", "é", "😀"])
+def test_any_delimiter(delimiter: str) -> None:
+    spec = spec_of("a STRING, b STRING, c INT", "csv", delimiter=delimiter)
+    lines = [
+        delimiter.join(fields).encode() for fields in (("x", f'"{delimiter}"', "1"), ("", "", ""))
+    ]
+    result = decoded(spec, [*lines])
+    assert not result.errors
+    assert [list(row.values())[:3] for row in result.rows.to_pylist()] == [
+        ["x", delimiter, 1],
+        [None] * 3,
+    ]
+
+
+def test_raw_bytes() -> None:
+    cases: dict[str, format_cases.Case] = {
+        "any bytes": (bytes(range(256)), None, ""),
+        "no bytes": (b"", None, ""),
+        "null": (None, "missing_required", "value"),
+    }
+    keys = pa.array([b"k", b"\xff", None], pa.binary())
+    batch = new_batch([value for value, _, _ in cases.values()]).append_column("key", keys)
+    result = Decoder(spec_of(RAW_DDL, "raw")).decode(batch)
+    assert result.rows["value"].to_pylist() == [value for value, _, _ in cases.values()]
+    assert result.rows["key"].to_pylist() == ["k", None, None]
+    assert result.errors == {
+        1: ("invalid_utf8", "key: expected UTF-8, found bytes that are not"),
+        2: ("missing_required", "value: expected binary NOT NULL, found null or no such field"),
+    }
+    texts = Decoder(spec_of("key STRING, value STRING", "raw")).decode(batch)
+    assert {i: code for i, (code, _) in texts.errors.items()} == {
+        0: "invalid_utf8",
+        1: "invalid_utf8",
+    }
+    assert texts.rows["value"].to_pylist() == [None, "", None]
+
+
+def test_json_with_schema_ids() -> None:
+    other = WriterSchema(error=("wrong_subject", "expected a schema of subject s, found another"))
+    missing = WriterSchema(
+        error=("unknown_schema", "expected it in the schema registry, found none")
+    )
+    schemas = {6: WriterSchema("{}"), 1: other, 2**31 - 1: missing}
+    spec = spec_of(format_cases.DDL, "json_schema", EVENT_TIME, schemas=schemas, lists_unknown=True)
+    expect(spec, format_cases.json_schema_cases(SimpleNamespace(json=6, v1=1), START))
+    with pytest.raises(UnlistedSchema, match="schema id 9: expected it among those listed"):
+        decoded(spec, [wired(9, b"{}")])
