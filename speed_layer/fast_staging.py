@@ -23,8 +23,8 @@ from anabranch.offsets.partition_sql import arrays
 from anabranch.records import packed_files
 
 MOST_LEFT = 2_000
-"""Maximum number of records of a micro-batch that workers may leave to Spark. With more, Spark
-reads the whole micro-batch."""
+"""Maximum number of records of a micro-batch whose places workers report. With more, Spark writes
+the whole micro-batch."""
 
 _REMEDY = "none of it is published: start the speed layer again, and report this"
 
@@ -80,7 +80,7 @@ def task_spec(
 def stage_certain(
     frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
 ) -> Certain:
-    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
+    """Write the good records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
     not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
     left."""
     columns = frame.select("key", "partition", "offset", "timestamp", "value", "ingest_hour")

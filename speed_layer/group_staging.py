@@ -41,7 +41,7 @@ _LONGEST_ERROR = 2_000
 def stage_group(
     frame: DataFrame, prepared: Mapping[str, PreparedBatch]
 ) -> dict[str, Certain | Exception]:
-    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic. Readers do not see
+    """Write the good records of `frame` (Kafka's columns) in tasks, by topic. Readers do not see
     the rows.
 
     `prepared` has an entry for each topic of the frame. Returns by topic the files and the records

@@ -264,7 +264,7 @@ class MicroBatches:
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose certain records workers have staged. `read` loads the records
+        """Publish `ranges`, whose good records workers have staged. `read` loads the records
         that they left, or all records if the staged rows are no longer valid. Returns and raises
         like `publish`."""
         with fields(offsets=ranges_to_keys(ranges)):

@@ -130,11 +130,6 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     is_flag=True,
     help="Publish an hour despite gaps or a failed quality gate; needs --why.",
 )
-@click.option(
-    "--audit",
-    is_flag=True,
-    help="Decode all records twice, by Python workers and by Spark, and compare.",
-)
 @click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
 @click.option(
@@ -169,7 +164,6 @@ def batch(
     backlog: int | None,
     restate: bool,
     accept: bool,
-    audit: bool,
     why: str | None,
     seal_only: bool,
     lineage_only: bool,
@@ -219,7 +213,7 @@ def batch(
         sys.exit(show(_send_lineage(chosen, span)))
     flags = [
         flag
-        for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit))
+        for flag, given in (("--restate", restate), ("--accept", accept))
         if given
     ]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]

@@ -6,6 +6,7 @@ orphan removal finds them.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ _METRICS = "write.metadata.metrics"
 # The bytes of buffered rows above which each open file gets a row group.
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
+_ID = re.compile(r"\b[0-9]+: ")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def has_columns(table: Table, columns: Schema) -> bool:
 
 
 def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
-    return {f.name: (str(f.field_type), f.required) for f in schema.fields}
+    # Without the ids of nested fields, which the table has assigned.
+    return {f.name: (_ID.sub("", str(f.field_type)), f.required) for f in schema.fields}
 
 
 def has_own_layout(table: Table) -> bool:

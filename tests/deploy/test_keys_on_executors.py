@@ -102,7 +102,7 @@ def run_speed(one: World, cluster: SparkCluster, keys: Keys) -> None:
         keys.revoke(speed)
         publish("after")
         assert speed.terminate() == 0, speed.log[-4000:]
-    assert "executors: Python workers read certain records" in speed.log
+    assert "executors: Python workers decode records" in speed.log
     assert one.contents() == one.acknowledged()
 
 

@@ -146,12 +146,9 @@ def findings(facts: LocalFacts) -> list[Finding]:
         )
     if facts.packed is not None:
         differs, file = facts.packed
-        expected = (
-            f"the packages of this installation in {file}; without them Spark reads all records, "
-            "more slowly"
-        )
+        expected = f"the packages of this installation in {file}, or no job starts"
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
-        made.append(warning(Issue.PACKED, "this machine", expected, differs, remedy))
+        made.append(error(Issue.PACKED, "this machine", expected, differs, remedy))
     if facts.exposed:
         expected = (
             "an encrypted connection to executors, which receive secrets of the configuration"

@@ -546,7 +546,7 @@ def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
 
     assert found(installed()) == []
     [finding] = found(installed() | {"pyarrow": "1.0"})
-    assert (finding.severity, finding.remedy) == ("warning", f"anabranch pack --to {tmp_path}")
+    assert (finding.severity, finding.remedy) == ("error", f"anabranch pack --to {tmp_path}")
     assert finding.found.endswith("found 1.0")
     assert "found none" in found({})[0].found
     file.write_bytes(b"no archive")
