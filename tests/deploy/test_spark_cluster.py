@@ -22,7 +22,7 @@ from running import PUBLISHED, TRIED_AGAIN, publishes
 from spark_ui import SparkUi
 from waiting import wait_for
 from world import World, closed_at_the_end, past_hour, spread
-from writers import BY_PYARROW, BY_SPARK, writers
+from writers import BY_PYARROW, writers
 
 from anabranch.cli import main
 from speed_layer.pack import python_version
@@ -329,17 +329,12 @@ def test_the_decoded_hour_survives_dynamic_allocation_of_executors(
 
 
 @LONG
-@pytest.mark.parametrize(
-    ("conf", "writer"),
-    [({}, BY_PYARROW), ({"spark.pyspark.python": "/nowhere/python"}, BY_SPARK)],
-    ids=["Python workers", "Spark"],
-)
 def test_a_worker_killed_in_the_middle_of_a_micro_batch(
-    on_postgres: Make, cluster: SparkCluster, tmp_path: Path, conf: dict[str, str], writer: str
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
     speed_conf = AS_STAGED | {"max_offsets_per_trigger": 20_000}
-    one = on_postgres({"spark.cores.max": "2"} | conf, speed=speed_conf)
+    one = on_postgres({"spark.cores.max": "2"}, speed=speed_conf)
     one.send_now(200_000, "e")
     set_conf(one, ui.settings)
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
@@ -349,7 +344,7 @@ def test_a_worker_killed_in_the_middle_of_a_micro_batch(
         speed.until(lambda: one.published == 200_100, "what came later to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
     assert_lost_in_a_task(ui, host)
-    assert set(writers(one)) == {writer}
+    assert set(writers(one)) == {BY_PYARROW}
     assert_exact(one, speed.log, batches=0)
     assert not re.search("Traceback", speed.log)
 

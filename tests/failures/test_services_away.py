@@ -56,8 +56,8 @@ def _logged(caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", logger=name)
 
 
-# A type that Spark alone reads, so that the speed layer's rows are staged by a commit.
-BY_SPARK = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"
+# Spark computes selected columns, so the speed layer stages their rows by a commit.
+BY_SPARK = ["event_id", "event_time"]
 
 
 def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -411,7 +411,7 @@ def test_postgres_that_accepts_and_does_not_answer(
 def test_postgres_stage_that_lands_and_whose_answer_is_lost(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres, schema=BY_SPARK)
+    one = _on_postgres(behind, proxied_postgres, select=BY_SPARK)
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
@@ -427,7 +427,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
 def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres, schema=BY_SPARK)
+    one = _on_postgres(behind, proxied_postgres, select=BY_SPARK)
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
