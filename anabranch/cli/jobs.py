@@ -211,11 +211,7 @@ def batch(
         sys.exit(show(_seal(one, span) if one is not None else _seal_many(chosen, span)))
     if lineage_only:
         sys.exit(show(_send_lineage(chosen, span)))
-    flags = [
-        flag
-        for flag, given in (("--restate", restate), ("--accept", accept))
-        if given
-    ]
+    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
     for flag, number in (("--at-once", at_once), ("--backlog", backlog)):
         options += [flag, str(number)] if number is not None else []

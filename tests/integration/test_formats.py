@@ -29,6 +29,8 @@ from anabranch.offsets.hours import start_of
 
 Make = Callable[..., World]
 
+ANY_SHARE = {"max_dead": "100 %"}
+
 
 class Ids:
     """The ids of what is registered for one test, under subjects of its own."""
@@ -95,7 +97,7 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
 def test_avro_through_both_layers(world: Make, registry: SchemaRegistry) -> None:
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "avro", "subject": ids.subject}
-    one = world(registry.url, schema=DDL, format=form, event_time=EVENT_TIME)
+    one = world(registry.url, schema=DDL, format=form, event_time=EVENT_TIME, quality=ANY_SHARE)
     through_both_layers(one, avro_cases(ids, start), start)
 
 
@@ -104,14 +106,14 @@ def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) 
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "json_schema", "subject": f"{ids.subject}-json"}
     through_both_layers(
-        world(registry.url, schema=DDL, format=form), json_schema_cases(ids, start), start
+        world(registry.url, schema=DDL, format=form, quality=ANY_SHARE), json_schema_cases(ids, start), start
     )
 
 
 @pytest.mark.full
 def test_csv_through_both_layers(world: Make) -> None:
     start = start_of(past_hour(1))
-    one = world(schema=CSV_DDL, format={"type": "csv", "delimiter": ";"})
+    one = world(schema=CSV_DDL, format={"type": "csv", "delimiter": ";"}, quality=ANY_SHARE)
     # Values of a megabyte are tested with the decoders, above.
     small = {name: case for name, case in csv_cases(start).items() if len(case[0] or b"") < 1_000}
     through_both_layers(one, small, start)
