@@ -113,7 +113,10 @@ def is_family(path: Path) -> bool:
         return False  # Reading the file reports the error.
 
 
-def read(path: Path, expected: str = "a configuration file") -> dict[str, Any]:
+_YAML = "readable YAML"
+
+
+def read(path: Path, expected: str = _YAML) -> dict[str, Any]:
     """Read a file of keys as written; `expected` is for messages. Raises Mistake."""
     try:
         data = _load(path.read_text(encoding="utf-8"))
@@ -123,7 +126,8 @@ def read(path: Path, expected: str = "a configuration file") -> dict[str, Any]:
         raise Mistake(f"{path}: expected {expected}, found: {_explain(error)}") from None
     except FileNotFoundError:
         raise Mistake(
-            f"{path}: expected {expected}, found no file (choose the folder with --conf)"
+            f"{path}: expected {'a configuration file' if expected == _YAML else expected}, found "
+            "none (choose the folder with --conf)"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise Mistake(f"{path}: expected {expected}, found: {error}") from error

@@ -13,7 +13,7 @@ from commands import Command, started
 from flaky_s3 import FlakyS3, running_flaky_s3
 from s3_proxy import Authority, new_authority, running_s3_proxy
 from shared_keys import shared_keys
-from world import BATCH, World, past_hour, spread
+from world import World, past_hour, spread
 
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
@@ -106,10 +106,10 @@ def run_speed(one: World, cluster: SparkCluster, keys: Keys) -> None:
     assert one.contents() == one.acknowledged()
 
 
-def run_batch(
-    one: World, cluster: SparkCluster, keys: Keys, hours: list[str], decoder: str
-) -> None:
-    one.configure(batch=BATCH | {"decoder": decoder})
+def run_batch(one: World, cluster: SparkCluster, keys: Keys, hours: list[str], writer: str) -> None:
+    # Spark writes the rows of a stream with a sort order.
+    one.configure(files={"sort": ["event_id"]} if writer == "spark" else {})
+    one.apply()
     with started(
         one, "batch", one.name, "--hour", "..".join(hours), "--master", cluster.master
     ) as batch:
@@ -118,7 +118,7 @@ def run_batch(
         )
         keys.revoke(batch)
         assert batch.wait() == 0, batch.log[-4000:]
-    assert ("executors", WRITERS[decoder]) in keys.clients()
+    assert ("executors", WRITERS[writer]) in keys.clients()
     assert {one.state.served_by(hour) for hour in hours} == {"batch"}
     assert one.contents() == one.acknowledged()
 

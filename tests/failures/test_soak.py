@@ -21,7 +21,7 @@ from budget import budget
 from cluster import HOSTS, SparkCluster, running_cluster
 from commands import ROOT, Command, run, started
 from confluent_kafka import Message, Producer
-from world import BATCH, World, past_hour, spread
+from world import World, past_hour, spread
 
 SEED = 20261121
 KILLS = 10
@@ -169,11 +169,9 @@ def test_a_soak_on_two_workers_one_of_them_killed_every_minute_loses_and_repeats
 
 
 def rebuild(one: World, hours: list[str], master: str, done: threading.Event) -> int:
-    """Rebuild one of the hours after the other, each decoder in turn, until `done`; returns how
-    many were."""
+    """Rebuild one of the hours after the other, until `done`; returns how many were."""
     number = 0
     while not done.is_set():
-        one.configure(batch=BATCH | {"decoder": ("spark", "workers")[number % 2]})
         restate = ("--restate",) if number >= len(hours) else ()
         run(
             one,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from world import BATCH, World, event, past_hour, spread
+from world import World, event, past_hour, spread
 
 from anabranch.offsets.hours import start_of
 
@@ -15,7 +15,7 @@ from anabranch.offsets.hours import start_of
     "change", ["ADD PARTITION FIELD bucket(4, player)", "DROP PARTITION FIELD ingest_hour"]
 )
 def test_another_default_spec_stops_no_layer(world: Callable[..., World], change: str) -> None:
-    one, hours = world(batch=BATCH | {"decoder": "spark"}), [past_hour(2), past_hour(1)]
+    one, hours = world(files={"sort": ["event_id"]}), [past_hour(2), past_hour(1)]
     one.topic(1)
     one.send([*spread(hours[0], 20, "a", partitions=1), (0, start_of(hours[0]), b"no JSON")])
     at = start_of(hours[1])

@@ -106,7 +106,9 @@ def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) 
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "json_schema", "subject": f"{ids.subject}-json"}
     through_both_layers(
-        world(registry.url, schema=DDL, format=form, quality=ANY_SHARE), json_schema_cases(ids, start), start
+        world(registry.url, schema=DDL, format=form, quality=ANY_SHARE),
+        json_schema_cases(ids, start),
+        start,
     )
 
 
