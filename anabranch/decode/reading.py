@@ -1,4 +1,4 @@
-"""What a format reads of a batch of values."""
+"""The result of reading a batch of values, with the errors of its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: a row or a verdict for each value, whatever stands beside it."""
+"""JSON: a row or a verdict for each value, in any batch."""
 
 from __future__ import annotations
 
