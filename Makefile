@@ -44,8 +44,9 @@ format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-docs: $(READY) ## write the generated pages: commands, configuration, fail points
+docs: $(READY) ## write the generated pages (commands, configuration), and build the site into site/
 	@$(BIN)/python tests/support/reference_pages.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, many, metadata or sizing; ARGS=--help
 	@$(if $(filter $(WHAT),$(BENCHMARKS)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))

@@ -120,7 +120,7 @@ def on_cluster(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster
 ) -> Iterator[Callable[..., World]]:
     """Makes a stream on the three brokers, with a topic of `configs` that is on the nodes
-    `replicas`; its user has the rights that docs/how-to/deploy/requirements.md names. `kafka` adds
+    `replicas`; its user has the rights that docs/reference/requirements.md names. `kafka` adds
     keys to the section of that name."""
     from waiting import wait_for
     from world import World

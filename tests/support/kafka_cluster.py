@@ -83,7 +83,7 @@ class KafkaCluster:
         return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
 
     def allow(self, topic: str, group: str) -> None:
-        """Create the ACLs that docs/how-to/deploy/requirements.md requires."""
+        """Create the ACLs that docs/reference/requirements.md requires."""
         topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
         rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
         rights.append((ResourceType.GROUP, group, ACLOperation.READ))

@@ -1,0 +1,54 @@
+"""Print the size of the project: `.venv/bin/python tests/support/project_size.py`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import configuration_page
+
+from anabranch import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ("anabranch/", "batch_layer/", "dags/", "serving_layer/", "speed_layer/")
+
+
+def main() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    source = [name for name in files if name.startswith(SOURCE) and name.endswith(".py")]
+    tests = [name for name in files if name.startswith("tests/") and name.endswith(".py")]
+    pages = [name for name in files if name.endswith(".md")]
+    keys = [configuration_page.environment_keys, configuration_page.stream_keys]
+    figures = {
+        "lines of source": sum(len(text(name).splitlines()) for name in source),
+        "modules": len(source),
+        "lines of tests": sum(len(text(name).splitlines()) for name in tests),
+        "words of docs": sum(len(text(name).split()) for name in pages),
+        "commands": commands(cli.main),
+        "configuration keys": sum(1 for of_file in keys for _ in of_file()),
+        "make targets": len(re.findall(r"(?m)^[a-z-]+:.*##? |^[a-z-]+:.*#: ", text("Makefile"))),
+    }
+    for name, number in figures.items():
+        click.echo(f"{name:20} {number:7,}")
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def commands(group: click.Group) -> int:
+    """Return the number of commands, those of nested groups included."""
+    children = [
+        group.get_command(click.Context(group), n)
+        for n in group.list_commands(click.Context(group))
+    ]
+    return sum(commands(one) if isinstance(one, click.Group) else 1 for one in children)
+
+
+if __name__ == "__main__":
+    main()
