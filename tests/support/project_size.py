@@ -23,14 +23,14 @@ def main() -> None:
     source = [name for name in files if name.startswith(SOURCE) and name.endswith(".py")]
     tests = [name for name in files if name.startswith("tests/") and name.endswith(".py")]
     pages = [name for name in files if name.endswith(".md")]
-    keys = [configuration_page.environment_keys, configuration_page.stream_keys]
+    models = configuration_page.FILES.values()
     figures = {
         "lines of source": sum(len(text(name).splitlines()) for name in source),
         "modules": len(source),
         "lines of tests": sum(len(text(name).splitlines()) for name in tests),
         "words of docs": sum(len(text(name).split()) for name in pages),
         "commands": commands(cli.main),
-        "configuration keys": sum(1 for of_file in keys for _ in of_file()),
+        "configuration keys": sum(1 for one in models for _ in configuration_page.keys(one)),
         "make targets": len(re.findall(r"(?m)^[a-z-]+:.*##? |^[a-z-]+:.*#: ", text("Makefile"))),
     }
     for name, number in figures.items():
