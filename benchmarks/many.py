@@ -53,7 +53,6 @@ from anabranch.protocol import apply
 COMMANDS = (
     ("status",),
     ("hours",),
-    ("metrics",),
     ("audit",),
     ("maintain", "--dry-run"),
     ("doctor",),
