@@ -65,8 +65,8 @@ CONTEXT = Context(prec=2_100, rounding=ROUND_HALF_UP)
 
 
 class Unreadable(ValueError):
-    """A value that is not of its type, with the `expected` type, the text `found`, and its `path` in
-    the column (`.a[0]`)."""
+    """A value that is not of its type, with the `expected` type, the text `found`, and its `path`
+    in the column (`.a[0]`)."""
 
     def __init__(self, expected: str, found: str, path: str = "") -> None:
         super().__init__(expected, found, path)
