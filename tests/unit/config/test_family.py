@@ -215,56 +215,6 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
     assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"topics": {"pattern": "app-("}}, "topics.pattern: expected a regular expression (RE2"),
-        (
-            {"topics": {"pattern": "app-(?=x)(.*)"}},
-            "topics.pattern: expected a regular expression (RE2",
-        ),
-        ({"topics": {"pattern": r"(a)\1"}}, "topics.pattern: expected a regular expression (RE2"),
-        (
-            {"topics": {"pattern": "app-([[:alpha:]]+)"}},
-            "topics.pattern: expected a character class such as [a-z], found [:alpha:]",
-        ),
-        (
-            {"topics": {"pattern": "app-(.*)", "exclude": "app-[a-z[:^digit:]]+"}},
-            "topics.exclude: expected a character class such as [a-z], found [:^digit:]",
-        ),
-        (
-            {"topics": {"pattern": "app-(.*)", "exclude": "["}},
-            "topics.exclude: expected a regular expression",
-        ),
-        (
-            {"topics": {"patern": "app-(.*)"}},
-            "topics.patern: unknown key 'patern', did you mean 'pattern'?",
-        ),
-        ({"topics": "app-.*"}, "topics: expected a mapping of keys"),
-        ({"table": "raw.{2}"}, "table: expected groups of topics.pattern (0, 1), found {2}"),
-        ({"table": "raw.{team}"}, "table: expected groups of topics.pattern (0, 1), found {team}"),
-        ({"table": "raw.events"}, "table: expected a group of topics.pattern such as {1}"),
-        (
-            {"table": "{1}.events"},
-            "table: expected namespace.table with groups only after the point",
-        ),
-        (
-            {"table": "raw.a-{1}"},
-            "table: expected namespace.table with groups only after the point",
-        ),
-        ({"table": None}, "table: required key, found none"),
-        ({"name": "app"}, "name: expected a group of topics.pattern such as {1}"),
-        ({"topic": "app-x"}, "topic: expected topic or topics, found both"),
-        ({"schema": "id STRIN"}, "schema: column id: unknown type 'STRIN'"),
-        ({"key": "other"}, "key: expected a column of the schema"),
-        ({"sped": {}}, "sped: unknown key 'sped'"),
-    ],
-)
-def test_a_mistake_in_a_familys_file(conf: Path, values: dict[str, Any], said: str) -> None:
-    message = refusal(conf, **values)
-    assert message.startswith(f"{conf}/streams/app.yaml: {said}"), message
-
-
 def test_a_topic_whose_table_is_not_legal_is_named(conf: Path) -> None:
     said = summary(expand([family(conf)], ["app-2024", "app-ok"]))
     assert said["app_ok"] == ("app-ok", "raw.ok")

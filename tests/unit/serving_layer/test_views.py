@@ -689,55 +689,6 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": "0 seconds"}, "w.window: expected a window longer than nothing"),
-        ({"window": "5 minuets"}, "w.window: expected a duration"),
-        ({"group": ["town"]}, "views.w: group: expected columns of the schema, found 'town'"),
-        ({"group": ["ratio"]}, "views.w: group: expected a column of type .*, found ratio DOUBLE"),
-        (
-            {"group": ["country", "country"]},
-            "views.w: expected each name once .*, found 'country' twice",
-        ),
-        ({"aggregates": {}}, "w.aggregates: expected names with what each is"),
-        (
-            {"aggregates": {"a": "sum(town)"}},
-            "views.w: aggregates.a: expected a column of the schema, found 'town'",
-        ),
-        (
-            {"aggregates": {"a": "sum(country)"}},
-            "views.w: aggregates.a: expected .*, found country STRING",
-        ),
-        (
-            {"aggregates": {"a": "approx_distinct(ratio)"}},
-            "aggregates.a: expected .*, found ratio DOUBLE",
-        ),
-        (
-            {"aggregates": {"a": "median(n)"}},
-            r"w.aggregates: a: expected count, or one of .*, found 'median\(n\)'",
-        ),
-        ({"aggregates": {"a": "sum"}}, "w.aggregates: a: expected count, or one of"),
-        (
-            {"aggregates": {"late": "count"}},
-            "views.w: expected each name once .*, found 'late' twice",
-        ),
-        (
-            {"aggregates": {"Country": "count"}, "group": "country"},
-            "views.w: expected each name once",
-        ),
-        ({"aggregates": {"a-b": "count"}}, "w.aggregates: a-b: expected a name of letters"),
-        (
-            {"every": "1 hour"},
-            "w.every: unknown key .every., expected one of aggregates, group, window",
-        ),
-    ],
-)
-def test_a_mistake_in_a_view_is_reported(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        with_views(w={"window": "5 minutes", "aggregates": {"events": "count"}} | changes)
-
-
 def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
     view = {"window": "5 minutes", "aggregates": {"events": "count"}}
     with pytest.raises(ValueError, match="views: expected event_time, whose"):
