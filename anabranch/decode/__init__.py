@@ -56,7 +56,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What a decoder needs of a stream. Picklable.
+    """The part of a stream's settings that a decoder needs. Picklable.
 
     `columns`: the fields that are read from a record. `schemas`: the writers' schemas by id, for a
     format with a schema registry. `rescued`: the column for the fields without

@@ -2,7 +2,7 @@
 
 - STRING takes a text, and any other JSON value as its text as sent. Other types take values of
   their own JSON type only (`anabranch.decode.values` has the texts of times, numbers and bytes; a
-  DECIMAL may stand in quotes): a number in quotes, `3.5` for INT or `1e999` for DOUBLE is
+  DECIMAL may be in quotes): a number in quotes, `3.5` for INT or `1e999` for DOUBLE is
   `wrong_type`.
 - A name that an object repeats counts once, at every level: the last one.
 - Values are read by a typed decoder of msgspec, in one pass. A record that it refuses is read again
