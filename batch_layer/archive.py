@@ -87,6 +87,8 @@ def _write(
 ) -> bool:
     """Try to archive the records. Return True if nothing is left to archive."""
     lake, stream, catalog = job.lake, job.stream, job.environment.catalog.name
+    # List the files before the records are compared with them: a file that is added later is in
+    # `has`, but not in `had`, and the commit is refused. Else its records would be archived twice.
     had = _paths(lake.load(stream.archive_table), hour)
     if had:
         there = read_archive(job, spark, hour, cut).selectExpr(

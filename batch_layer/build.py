@@ -168,13 +168,15 @@ class HourBuilder:
         topic."""
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
-            # Step 1: read and decode.
+            # Steps 1 and 2 of `batch_layer.rebuild`: read and decode, find duplicates.
             frames = self._frames(hour, cut, state, {})
             reach(Step.BATCH_DECODED)
             if frames.read.to_archive is not None:
                 self.passes.begin("write the archive")
+                # Decision 55: before the rows, so that a refused hour is archived too, and Kafka
+                # may delete its records.
                 write_archive(self._job, self._spark, frames.read.to_archive, hour, cut, state)
-            # Passes 2 to 5: stage and check.
+            # Steps 2 to 5: stage, then check the staged files.
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
 
@@ -260,6 +262,8 @@ class HourBuilder:
         counts, few = count_records(read)
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for records missing in Kafka")
+            # Decision 41: fill from the archive and the table before an offset counts as a gap.
+            # Else a restatement would drop rows that `main` has and Kafka has deleted.
             filled = self.reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
                 counts, few = count_records(filled)
@@ -275,7 +279,11 @@ class HourBuilder:
                 to_archive=without(whole, erased) if whole is not None else None,
             )
             rest_counts, few = count_records(read)
+            # `held` counts erased records too: without them, their offsets would look missing in
+            # Kafka.
             counts = replace(rest_counts, held=counts.held)
+        # Step 2 of `batch_layer.rebuild`, first half. Erased records are left out before: an erased
+        # original would otherwise remove a row that has to stay.
         self.passes.begin("find duplicates")
         named = in_one_task(
             read.good(self._stream, [*PLACE_COLUMNS, *self._stream.key]), cut.offsets
@@ -298,6 +306,8 @@ class HourBuilder:
             for h in lookback
             if h in together and state.overrides.get(h, "batch") == "batch"
         ]
+        # Hours that are rebuilt together are read as staged, not as `main` serves them: an event
+        # that a new revision drops there would be dropped here too, and be in no hour.
         not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
         main = self._read_table(state.heads["main"])
         return (
@@ -322,6 +332,7 @@ class HourBuilder:
         # If whole partitions of the topic make enough files, write them without a shuffle. A
         # stream's sort order needs a shuffle, so that files do not overlap.
         is_unmoved = files == 1 or (files <= frames.read.partitions and not sort)
+        # Step 2, second half: stage. Readers do not see the files before the publish.
         self.passes.begin("write the rows")
         # Rows are sorted by date within one hour, so a task has one open file at a time. Without
         # these settings Iceberg would sort by date alone.
@@ -359,6 +370,9 @@ class HourBuilder:
                 stream.dead_letters_table,
                 new_id(),
                 options | by_own_spec(lake.load(stream.dead_letters_table)),
+                # Decision 42: a branch keeps the snapshot while a publish names it. Without the
+                # branch, another program's expiry would delete dead letters that are not published
+                # yet.
                 protected=True,
             )
         reach(Step.BATCH_STAGED)
@@ -394,6 +408,8 @@ class HourBuilder:
         rows = in_one_task(
             read_staged(self._spark, self._catalog, self._stream.table, built.rows), cut.offsets
         )
+        # Step 3: close the balance over the files, not over the frames that they were written from.
+        # Else a row that the writer lost or wrote twice would be accepted.
         self.passes.begin("count what was staged")
         of_speed = files_of(state.table, "speed", built.hour)
         layers = self._layers(frames, rows, built.hour, state, of_speed)
@@ -407,12 +423,14 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         objections += self._too_many(balance, built)
         reach(Step.BATCH_BALANCED)
+        # Step 4.
         self.passes.begin("compare with the speed layer")
         unread = coverage.unread_ranges(state, built.hour, cut)
         if hashes is not None and duplicates.few is not None:
             differing = compare_hashes(*hashes, duplicates.few, unread)
         else:
             differing = layer_diff.compare(*layers, duplicates.places, unread)
+        # Step 5.
         self.passes.begin("judge the quality")
         quality = run_suite(
             rows,
@@ -571,10 +589,14 @@ class HourBuilder:
         self.passes.begin("explain missing offsets by Kafka's log")
         lost, missing = split_missing(missing_offsets(frames.places, incomplete), read.in_kafka)
         seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
+        # Ask again after the log was read: if the topic was recreated meanwhile, the classes are
+        # those of another log's batches, and lost records would count as allowed gaps.
         if missing:
             self.reader.require_topic(cut)
         counts = {name: {p: of.counts.get(name, 0) for p, of in seen.items()} for name in EXPLAINED}
         gaps = classify_gaps({p: of.count for p, of in missing.items()}, counts)
+        # Decision 41: an offset without a source keeps the class of the accepted revision. Else a
+        # restatement would count that revision's duplicates and erased records as gaps.
         before = self._job.ledger.partitions_before(state, built.hour)
         stored = count(read.accepted, cut.ranges).distinct if read.accepted is not None else {}
         erased, lost, gaps = classify_erased(lost, gaps, before, self._erased(frames, cut))

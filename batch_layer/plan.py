@@ -180,6 +180,8 @@ def fingerprint(
         if state.served_by(hour) == "batch":
             served |= {f"{hour} {path}" for path in files.get(hour, ())}
         elif hour in unread:
+            # Decision 16: acceptance does not wait for the speed layer. `unread` records that
+            # duplicates of the later rows have to be found again.
             served.add(f"{hour} speed, in part")
         else:
             served.add(f"{hour} speed {rows.get(hour, 0)}")
@@ -215,13 +217,18 @@ def check_publish(
 ) -> PublishCheck:
     """Check whether an hour that was staged over revision `before`, with the look-back's
     fingerprint `staged_lookback`, may be published now."""
+    # Decision 50: an expired hour is never published again, also if it was staged before it
+    # expired.
     if state.is_expired(hour):
         return PublishCheck.EXPIRED
+    # Another run published a newer revision. This one would replace it by rows that were decided
+    # before it.
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
         return PublishCheck.OVERTAKEN
     # A speed branch that was set back loses its newest seals.
     if not state.is_sealed(hour):
         return PublishCheck.UNSEALED
+    # Decision 42: files of an expired snapshot may be deleted at any time.
     if staged_snapshot(state.table, wap_id) is None:
         return PublishCheck.GONE
     if needs_merge(state):
@@ -286,6 +293,7 @@ def plan_publish(
             r.accepted.revision,
             r.accepted.cut,
             now,
+            # The same decision has the same id in each attempt, so the ledger has its row once.
             id=f"{r.staged.wap_id}-{r.hour}",
             served="batch" if r.hour in by_batch else "speed",
             reason=r.reason,
@@ -308,12 +316,16 @@ def plan_publish(
     done = {r.hour for r in rebuilt}
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in done}
     return Publish(
+        # The id of the publish is that of its stage, so a later attempt finds the landed publish in
+        # the metadata instead of publishing the hour again.
         id=rebuilt[0].staged.wap_id,
         changes=changes,
         timeline=replace(state.timeline, sealed=sealed),
         decisions=rows,
         dead_letters=tuple(item for r in rebuilt for item in r.letters),
         tags=tuple(tags),
+        # Decision 42: the commit fails if another program expired one of these snapshots since the
+        # load; else `main` would name deleted files.
         staged={r.staged.wap_id: r.staged.snapshot_id for r in rebuilt},
     )
 

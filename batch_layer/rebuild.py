@@ -6,7 +6,9 @@ nothing.
 3. Close the balance over the staged files.
 4. Compare with the speed layer.
 5. Run the quality gate on the staged rows.
-6. Publish to `batch` and `main`, then the ledger and the dead letters.
+6. Decide again later accepted hours whose duplicates the hour changes.
+7. Refuse, or publish to `batch` and `main` in one commit.
+8. Complete: publish the dead letters, then write the ledger.
 
 An account that does not close is never published. Objections of the stream's rules (a class of
 gaps, the quality gate) refuse the hour too, unless an operator accepts it with a reason, which the
@@ -207,14 +209,20 @@ class Rebuilder:
             return Result(
                 hour, "unchanged", before, "already accepted; --restate publishes a new revision"
             )
+        # Decision 56: Kafka never had the records of an imported hour, so a rebuild would publish
+        # it empty.
         require_of_kafka(state, hour)
         self._require_kept(state, hour, before)
+        # The cut of the accepted revision: offsets between two cuts would be in two hours or in
+        # none.
         cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:
             return next(
                 iter(self.accept_empty([hour])),
                 Result(hour, "unchanged", before, "it has no records"),
             )
+        # An hour of another log, or below a restart of the log: Kafka has other records at its
+        # offsets, and they would be published as this hour's.
         if not before and (
             gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
         ):
@@ -292,11 +300,16 @@ class Rebuilder:
         """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
         against it."""
         began = self._job.lake.clock.now()
+        # Steps 1 to 5 (`HourBuilder`).
         first = self._with_run_facts(began, self._hours.build(hour, cut, before, state))
         built = [first]
+        # Step 6: decide again the accepted hours whose look-back has this hour. Decision 16: else
+        # an event of this hour that one of them has too would stay in two accepted hours.
         if not _refusals(first, request.accept):
             state, following = self._recheck_following(first, state)
             built += [self._with_run_facts(began, b) for b in following]
+        # Step 7: refuse, or publish. One refusal refuses all hours: published alone, the hour would
+        # leave events twice, or drop them in both hours.
         reasons_to_refuse = _refusals(first, request.accept)
         for b in built[1:]:
             by_choice = state.accepted[b.hour].by_choice
@@ -308,7 +321,6 @@ class Rebuilder:
             return self._refuse(
                 state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, request.act
             )
-        # Step 6: publish.
         reasons = {hour: plan.acceptance_reason(first.objections, request.accept, request.why)}
         why = f"decided again after {hour}"
         reasons |= {b.hour: plan.acceptance_reason(b.objections, True, why) for b in built[1:]}
@@ -337,6 +349,8 @@ class Rebuilder:
                     hour, accepted.cut, accepted.revision, state, together
                 )
                 if again is not None:
+                    # Decision 50: without the expired rows of its look-back, their duplicates would
+                    # return as rows.
                     self._require_kept(state, hour, accepted.revision)
                     LOG.info(
                         "stream %s: rechecking duplicates hour=%s after=%s",
@@ -374,7 +388,11 @@ class Rebuilder:
         by_batch = {h for h in around if state.served_by(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
+        # Decision 41: the speed layer may publish records that Kafka has deleted since the read. An
+        # hour that counts them as gaps would take them from `main`.
         read = plan.may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
+        # Decision 51: rows that were staged before an erasure's request would bring erased records
+        # back.
         read = read.union(*(marks_of(state, b.hour, b.cut) for b in built))
         return (
             plan.fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
@@ -437,6 +455,8 @@ class Rebuilder:
             # Another run may have restated one of the hours since, and the state may no longer list
             # it.
             state = self._job.ledger.remembering(state, [b.hour for b in built])
+            # Compare the look-back of the fresh state with the one that duplicates were dropped
+            # against. If it changed, an event may be in two hours, or in none.
             around = self._surroundings(built, state, unread)
             for b in built:
                 verdict = plan.check_publish(
@@ -485,7 +505,11 @@ class Rebuilder:
             )
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
+        # Before the request: if its answer is lost, the next attempt of this run recognises the
+        # publish by this id and does not restate the hour.
         self._begun[hour] = (built[0].rows.wap_id, result)
+        # Step 7: all hours in one commit, so `main` never has an event in both of two hours that
+        # were decided together, or in none.
         published = self.publisher.run(decide, f"hour {hour} of {stream.name}")
         if published.landed is None:
             self._discard(built)
@@ -494,8 +518,9 @@ class Rebuilder:
             reason = f"another run published first: revision {revision} is accepted"
             return Result(hour, "unchanged", revision, reason)
         self._meter.landed(published.landed.seconds)
+        # Step 8: complete, dead letters before the ledger, so that the ledger's rows state that
+        # they are complete (decision 52). After a crash the branches still name both.
         reach(Step.BATCH_PUBLISHED)
-        # First, so that the ledger's rows state that they are complete.
         self.publisher.complete_dead_letters(published.state)
         reach(Step.BATCH_DEAD_LETTERS)
         self.publisher.record_decisions(published.state)

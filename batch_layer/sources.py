@@ -209,6 +209,8 @@ class HourReader:
         """Return the part of the cut that Kafka's log still has. Raises PositionError like
         `read`."""
         topic, kafka = self.require_topic(cut), self._job.kafka
+        # A log that lost its end has other records at these offsets from now on: they would be
+        # published as this hour's.
         end = Position(cut.topic_id, dict(cut.ends))
         check_log_end(
             end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}"
@@ -292,8 +294,10 @@ class HourReader:
             DataFrame.unionByName, (frame.select(*PLACE_COLUMNS, "_rank") for frame in ranked)
         )
         found = (
+            # Kafka first: a record that Kafka has and the table has too would be a row twice.
             places.join(read.places.select(*PLACE_COLUMNS), PLACE_COLUMNS, "left_anti")
             .groupBy(*PLACE_COLUMNS)
+            # One source for each offset: the branches have most records twice.
             .agg(F.min("_rank").alias("_rank"))
         )
         found = cached(found)

@@ -104,6 +104,14 @@ class SpeedJob:
     def run(self) -> None:
         """Start from the table, and restart after transient failures, for ever.
 
+        1. Start: recover what an earlier publisher left unfinished, and catch up to the position at
+           which the stream reads (`StreamStart.run`).
+        2. Read: start a query at that position, with a new checkpoint.
+        3. Publish: submit each micro-batch with the range of its offsets. The next one is staged
+           meanwhile.
+        4. Stop: end the query between two micro-batches, and wait for the running publish.
+        5. After a failure, continue with step 1; nothing of the failed query is used again.
+
         A publish or an idle trigger resets the retries. Raises terminal errors, and Transient when
         the time is over. Returns when a stop is requested.
         """
@@ -123,7 +131,11 @@ class SpeedJob:
         with explained(self._spark, f"run stream {self._job.stream.name}"):
             if self._has_new_columns():
                 return
+            # Step 1: start. The position is the table's, never Spark's: a checkpoint may be older
+            # than the table, and its offsets would be published twice, or newer, and they would be
+            # lost.
             position = self._start.run()
+            # Step 2: read, with a new checkpoint folder for each attempt.
             clear_abandoned(datetime.now(UTC))
             with temporary_folder("checkpoint") as checkpoint:
                 self._stream(position, checkpoint)
@@ -155,6 +167,8 @@ class SpeedJob:
                 if self._stop.is_set():
                     return
             try:
+                # If the query went on after a failed micro-batch, the next range would include the
+                # failed one's offsets, but not its records: they would be lost.
                 if self._stop.is_set() or self._failure is not None:
                     return
                 try:
@@ -165,9 +179,14 @@ class SpeedJob:
                         if reaches_log_end(ranges, limit)
                         else None
                     )
+                    # Step 3: publish. The range begins where the previous one ended, so no offset
+                    # is between two micro-batches; a publish compares it with the position.
                     self._count(self._batches.submit(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
                     if not self._available_now:
+                        # Read the clock after the submit: Spark asks for the log's end later than
+                        # this. An earlier promise is true, a later one would claim records that the
+                        # micro-batch does not have (decision 23).
                         log_end_read["after"] = clock.elapsed()
                 except Exception as error:
                     self._failure = error
@@ -204,14 +223,18 @@ class SpeedJob:
                     self._idle += 1
                     self._note_progress()
             if query.isActive:
+                # Step 4: stop. A query that is stopped inside a micro-batch interrupts its staging.
                 with self._running:
                     query.stop()
             query.awaitTermination(30)
         except StreamingQueryException as error:
             raise self._cause(error) from error
         finally:
+            # Wait for the publish on every exit. Else the next attempt would load a position that
+            # this publish is about to move, and stage its offsets again.
             _stop_quietly(query)
             self._wait()
+        # Step 5: the failure ends this attempt, and the next one starts from the table.
         if self._failure is not None:
             raise self._cause(self._failure)
 

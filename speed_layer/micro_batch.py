@@ -130,7 +130,10 @@ class MicroBatches:
         Return the resulting state. Raises ConfigurationError if the format needs a registry and the
         environment has none."""
         _ = self._schemas
+        # Recover before the first decision: decisions and dead letters of a crashed publish wait on
+        # the branches, and rows on `speed` may be missing on `main`.
         state = self._publisher.recover()
+        # A guess from a decision before the restart would use hours and a position of that time.
         self._decided = None
         self._clock.start_from(state)
         self._compaction.begin()
@@ -158,6 +161,8 @@ class MicroBatches:
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._stage_ahead(read, ranges)
         try:
+            # Decision 20: publish nothing after a publish that failed. Its offsets are not in the
+            # table, and the position would move past them.
             published = self.wait()
         except BaseException:
             with suppress(AnabranchError):
@@ -283,7 +288,15 @@ class MicroBatches:
         read_until: datetime | None,
     ) -> tuple[int, bool]:
         """Publish the part of `ranges` in decided hours. Return the number of offsets, and whether
-        that was all of `ranges`."""
+        that was all of `ranges`.
+
+        1. Decide: load the state after Kafka's answers, and compare `ranges` and the staged rows
+           with it. Offsets of undecided hours get a publish of boundaries first.
+        2. Stage, unless the staged rows are still valid; then decide again.
+        3. Publish rows, position and the names of the dead letters in one commit.
+        4. Finish: merge hours that `main` retained, publish the dead letters, commit the offsets
+           for lag monitors. The next publish repeats what a crash prevented.
+        """
         if staged is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
@@ -295,9 +308,11 @@ class MicroBatches:
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
             require_columns(state.table, self._stream)
-            # Read the clock after the heads: orphan removal may have deleted staged files by their
-            # age.
+            # Read the clock after the heads. Decision 21: an age by an earlier clock may name files
+            # that orphan removal deleted before the heads were loaded: their rows would be lost.
             plan = plan_micro_batch(decided, ranges, staged, self._lake.clock.now())
+            # Other offsets or hours than the staged ones are due: the staged rows would be
+            # published twice, or in the wrong hour.
             if plan.next in (Next.DONE, Next.RESTART, Next.DECIDE):
                 self._discard(staged)
                 staged = None
@@ -307,7 +322,8 @@ class MicroBatches:
                 raise self._restart(decided, ranges)
             if plan.next is Next.DECIDE:
                 return Decision(state, plan_boundary_publish(decided, new_id()), (decided, plan))
-            # A publisher at the head of the queue goes first. Staged rows stay valid meanwhile.
+            # Decision 8: a publisher at the head of the queue goes first. Staged rows stay valid
+            # meanwhile.
             if self._queue.wait_if_first(state.table.properties):
                 return Again.AGAIN
             # Step 2: stage, unless the staged rows are still valid.
@@ -321,11 +337,14 @@ class MicroBatches:
                 merge.merge(self._lake, self._stream)
                 return Again.AGAIN
             # Step 3: publish.
+            # Step 3: publish.
             hours = {f.file_path: hour_of_file(state.table, f) for f in staged.rows.files}
             measured = self._measured(state, staged, hours, time.monotonic() - ready)
             publish = plan_publish(decided, plan, staged, hours, read_until, measured)
             return Decision(state, publish, (decided, plan))
 
+        # Without turns of its own: decision 8. The layer publishes between two turns of other
+        # publishers.
         ended = self._publisher.run(decide, f"stream {self._stream.name}", take_turns=False)
         (decided, plan), landed = ended.result, ended.landed
         if landed is None:
@@ -336,6 +355,8 @@ class MicroBatches:
         if staged is None:
             self._log_boundaries(decided)
             return 0, False
+        # Step 4: finish. The position has moved with the rows, so a failure from here on does not
+        # publish them again.
         self._meter.landed(landed.seconds)
         merged = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
         self._finish_publish(landed.publish, staged, merged)
@@ -397,6 +418,8 @@ class MicroBatches:
         self._move(decided, publish, "retention deleted these offsets")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
+        # Not retried: the caller plans again from the table. If an override meanwhile gave a
+        # skipped hour to the speed layer, its offsets would never be read.
         if self._publisher.land(decided.state, publish, decided.now) is None:
             return False
         reach(Step.SPEED_SKIPPED)
@@ -464,6 +487,7 @@ class MicroBatches:
             try:
                 return stage()
             except (PySparkException, Py4JError) as error:
+                # Without a new schema the same error would follow without end.
                 if not self._schemas.learn(unlisted_ids(error)):
                     raise
 
@@ -504,6 +528,8 @@ class MicroBatches:
         self, frame: DataFrame, plan: Plan, decided: ResolvedState, left_out: ErasureFilter
     ) -> StagedBatch:
         topic_id = decided.position.topic_id
+        # Decision 51: the publish compares these marks with the branches. Without them, rows that
+        # were staged before an erasure's request would bring erased records back.
         marks = erasure_marks(decided.state, topic_id, plan.by_hour)
         left = decoded = self._decode(frame, plan, with_errors=True).cache()
         try:
@@ -598,6 +624,8 @@ class MicroBatches:
                     dead = self._stage_dead(decoded, plan, topic_id)
             finally:
                 left.unpersist()
+            # Decision 21: each record that was read is a row or a dead letter. Without this check,
+            # records that neither writer has would be lost, since the position moves past them.
             if rows.rows + (dead.rows if dead else 0) != certain.seen:
                 raise Transient(
                     f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} "
@@ -630,6 +658,8 @@ class MicroBatches:
     ) -> None:
         """Run the steps after a publish, or after the merge that follows it. The next publish
         repeats steps that a crash prevented."""
+        # Each of these steps waits on a branch or follows from the position, so a crash between
+        # them loses nothing.
         self._queue.published()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
@@ -662,8 +692,9 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        # Do not delete files of workers, because a publish that named them may have landed. Orphan
-        # removal deletes those without a snapshot.
+        # Decision 21: do not delete files of workers, because a publish whose answer was lost may
+        # name them and still land; `main` would name deleted files. Orphan removal deletes those
+        # without a snapshot.
         if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:

@@ -65,6 +65,7 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
             {} if state.is_expired(hour) else (batch if layer == "batch" else speed).get(hour, {})
         )
         have = main.get(hour, {})
+        # Compare paths, so the merge is idempotent: a repeated merge adds no file twice.
         if set(wanted) == set(have):
             continue
         add = tuple(f for path, f in wanted.items() if path not in have)

@@ -1,13 +1,9 @@
 """The publish protocol: decide on a fresh load, commit, and decide again after a refusal. `run` is
 the only loop.
 
-1. Stage: write rows to files and one snapshot that no branch refers to
-   (`anabranch.iceberg.staging`). The batch layer stages before the loop, the speed layer inside its
-   first decision, which assigns the hours.
-2. Check: `decide` reads the state and the staged rows. It returns a publish, or no publish if
-   nothing is left to do, or `Again` if it did something else first.
-3. Publish: one commit (`land`) moves all branches of the publish and requires the heads that step 2
-   read.
+Rows are staged before a publish: files, and one snapshot that no branch refers to
+(`anabranch.iceberg.staging`). The batch layer stages before the loop, the speed layer inside its
+first decision, which assigns the hours.
 
 A publish that is not worth an immediate second attempt (a compaction, a position moved past hours
 of the batch layer) is decided and landed once; its caller loads and decides again.
@@ -148,6 +144,7 @@ def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
     """Return a tag of a branch's head that expires TAG_AGE after `now`. Iceberg counts the age from
     the snapshot's timestamp."""
     made = head(state.table, branch)
+    # An idle branch's head may be older than TAG_AGE, so its tag would expire at once.
     age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
     return Tag(name, made.snapshot_id, age)
 
@@ -156,6 +153,8 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     """Return the commit of a publish: the properties of each branch, the watermarks of `main`,
     expiry, and the three heads that it requires. Pure."""
     content = dict(state.content)
+    # `main` records these ids when it is merged. Without them, a `main` that was rolled back would
+    # count as merged and keep fewer rows than its layers.
     content |= {
         c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows
     }
@@ -195,6 +194,8 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     gone = expired_tags(state.table, now)
     return Commit(
         id=publish.id,
+        # Decision 1: all three heads. Without one of them, a publish would land over rows, hours or
+        # a position that its decision did not see.
         heads=state.heads,
         changes=tuple(changes),
         tags=publish.tags,
@@ -218,7 +219,8 @@ def _watermarks(state: State, publish: Publish) -> dict[str, str]:
 def land(
     lake: Lake, state: State, publish: Publish, now: datetime, entry: QueueEntry | None = None
 ) -> Landed | None:
-    """Commit the publish over the heads of `state` and remove `entry` from the queue: step 3.
+    """Commit the publish over the heads of `state` and remove `entry` from the queue: step 3 of
+    `run`.
 
     Returns None if the commit is refused: a head moved, and the caller has to load and decide
     again. Raises Transient if the outcome stays unknown.
@@ -239,8 +241,14 @@ def run(
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
 ) -> Published[T]:
-    """Commit the publish that `decide` returns; after each refusal, call `decide` again. `decide`
-    loads the state itself.
+    """Commit the publish that `decide` returns; after each refusal, call `decide` again.
+
+    1. Decide: `decide` loads the state itself and checks the staged rows. It returns a publish, or
+       no publish if nothing is left to do, or `Again` if it did something else first.
+    2. Wait: if other publishers are first in the queue, wait for them, then decide again.
+    3. Land: one commit (`land`) moves all branches of the publish, requires the heads that step 1
+       read, and removes this publisher's turn.
+    4. Refused: a head moved. Join the queue if refusals repeat, pause, and continue with step 1.
 
     With `take_turns`, join the publish queue if refusals repeat, wait for the publishers before it
     (`anabranch.protocol.publish_queue`), and pause after each refusal; raises Transient after
@@ -249,6 +257,8 @@ def run(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     refusals = 0
+    # The context removes the turn on every exit: decision 8. A turn that is left over delays all
+    # other publishers until its timeout.
     with queue_entry(lake, table_name, what, take_turns) as entry:
         began = time.monotonic()
         while True:
@@ -257,18 +267,25 @@ def run(
                     f"{what}: expected a publish within {timeout}, found {refusals} refusals; try "
                     "again"
                 )
+            # Step 1: decide. A repeated decision needs a new load: to send the same publish again
+            # over new heads would publish offsets a second time that another publisher published
+            # meanwhile.
             decision = decide()
             if isinstance(decision, Again):
                 continue
             state, publish = decision.state, decision.publish
             if publish is None:
                 return Published(decision, None)
+            # Step 2: wait. The heads have moved during the wait, so the decision is made again.
             if entry.wait_for_others(state.table.properties, deadline):
                 began = time.monotonic()
                 continue
+            # Step 3: land. `Lake.land` sends the commit once, and returns None only if it cannot
+            # land any more (decision 12); else the next decision would publish the rows again.
             if (landed := land(lake, state, publish, lake.clock.now(), entry)) is not None:
                 entry.landed()
                 return Published(decision, landed)
+            # Step 4: refused, nothing is published.
             refusals += 1
             TALLY.count(REFUSED)
             LOG.info(

@@ -155,6 +155,8 @@ def turn_to_yield_to(queue: Queue, waited: str | None, has_yielded: bool) -> Tur
     It waits once for each turn, and for at most one turn in each micro-batch, so it publishes
     between any two turns.
     """
+    # Decision 8: one wait between two publishes, else a queue of long publishes would keep fresh
+    # rows from readers.
     return None if has_yielded else turn_before(queue, None, waited)
 
 
@@ -238,6 +240,8 @@ def wait_for_turn(
     """
     if turn is None or turn == waited:
         return turn
+    # Decision 8: measure the timeout from now by this process's clock. By another machine's time, a
+    # living publisher's turn might be removed at once, or a dead one's never.
     began, pause, stop = time.monotonic(), 0.05, stop or threading.Event()
     ahead = _find(lake, table_name, turn)
     if ahead is not None:

@@ -92,6 +92,8 @@ class Publisher:
         `state` are complete; if it does not, the publisher's next ledger rows state it.
         """
         if not by_ledger:
+            # The dead letters come before the ledger, whose rows may state that they are complete:
+            # decision 52.
             self.publish_dead_letters(state)
         elif not self.knows_complete(state):
             self.complete_dead_letters(state)
@@ -113,6 +115,8 @@ class Publisher:
         """Publish the dead letters that wait in `state`; unless some were lost, the next ledger
         rows state that the letters of `state` are complete. Raises Transient."""
         self.publish_dead_letters(state)
+        # A statement about an hour with lost dead letters would be final, and no batch run would
+        # restate the hour: decision 12.
         if not dead_letters.lost_hours(self.lake, self.stream, state):
             self._complete = Complete.of(state)
 
@@ -123,6 +127,8 @@ class Publisher:
             return True
         stated = self.ledger.complete_letters()
         known = [self._complete, Complete.from_json(stated) if stated else None]
+        # Without a statement about this state, the dead letters of a crashed publish would stay
+        # missing: decision 52.
         if not any(complete is not None and complete.covers(state) for complete in known):
             return False
         self._confirmed |= Confirmed(letters=state.waiting_letters)
