@@ -27,6 +27,8 @@ def is_apart(one: datetime, other: datetime) -> bool:
 
 def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> bool:
     """Return whether this machine's clock must be compared before use. Pure."""
+    # The machine's clock was set since: a suspended process would judge the age of its files by a
+    # time before its sleep.
     if last is None or is_apart(wall, last.says(elapsed)):
         return True
     return timedelta(seconds=elapsed - last.elapsed) > COMPARED_FOR
@@ -77,6 +79,8 @@ class Clock:
         """Compare this machine's clock with the other clock; return its time. Raises Transient."""
         store_time = self._ask() if self._ask is not None else None
         wall, elapsed = self._wall(), self._elapsed()
+        # Decision 4: a fast clock would seal hours that have not ended. By a slow one, staged files
+        # would look younger than they are (decision 21).
         if store_time is not None and is_apart(wall, store_time):
             raise Transient(
                 f"clock: expected this machine ({wall.isoformat()}) and the object store "

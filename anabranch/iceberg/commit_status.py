@@ -33,6 +33,7 @@ class CommitFate(Enum):
 def classify_commit(table: Table, commit: Commit) -> CommitFate:
     """Return the outcome of a commit whose answer was lost, according to the current table.
     Pure."""
+    # First: a commit that landed has moved the heads itself, and would count as refused below.
     if has_landed(table, commit.id):
         return CommitFate.LANDED
     refs = table.metadata.refs
@@ -45,6 +46,7 @@ def classify_commit(table: Table, commit: Commit) -> CommitFate:
         _comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes
     ):
         return CommitFate.NEVER
+    # Snapshots in between are expired, and one of them may be this commit.
     return CommitFate.FORGOTTEN
 
 

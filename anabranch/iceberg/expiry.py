@@ -49,6 +49,8 @@ def plan_expiry(
     }
     refs = {name: ref for name, ref in table.metadata.refs.items() if name not in dropped}
     kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}
+    # The newest publish of a branch has its state. Commits of other programs above it have none
+    # (decision 38).
     kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
     removed, unstaged = [], []
@@ -56,12 +58,17 @@ def plan_expiry(
         wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
         if wap_id is None:
             unstaged.append(s)
+        # Decision 12: `waiting` has no limit of age. A publish names these dead letters, and their
+        # records are at no other place once Kafka has deleted them.
         elif wap_id in published or (s.timestamp_ms < day_ago and wap_id not in waiting):
             removed.append(s.snapshot_id)
         elif s.parent_snapshot_id is not None:
+            # The staged rows are the difference to the parent: without it they cannot be read.
             kept.add(s.parent_snapshot_id)
     unstaged.sort(key=lambda s: s.sequence_number or 0, reverse=True)
     old = 0.0
+    # Decisions 50 and 51: the rows are gone from the branches. Without this bound, snapshots of an
+    # idle table would keep them until a hundred newer ones exist.
     if gone_before is not None:
         old = min(gone_before, now - SNAPSHOTS_OF_EXPIRED).timestamp() * 1000
     removed += [

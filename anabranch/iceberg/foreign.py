@@ -76,6 +76,8 @@ def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | Non
             touched = [
                 snapshots.count(snapshot, f"{how}-data-files") for how in ("added", "deleted")
             ]
+            # An operation other than `replace` may have any effect on rows. Counts by hour do not
+            # show a deleted row and an inserted one of the same hour.
             if any(touched) or snapshots.count(snapshot, "added-delete-files"):
                 return (
                     f"whose operation is {operation_of(snapshot)} ({touched[0]} files added, "
@@ -84,6 +86,8 @@ def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | Non
     head = commits[0]
     with lake_errors(f"count the rows of {'.'.join(table.name())}"):
         before, after = (_rows_by_hour(table, s) for s in (base, head))
+    # By hour: a compaction that loses rows of one hour would otherwise be accepted, and the next
+    # publish would carry its loss forward.
     differing = sorted(
         h for h in before.keys() | after.keys() if before.get(h, 0) != after.get(h, 0)
     )

@@ -171,6 +171,8 @@ class Lake:
         table = self.find(name)
         if table is None:
             raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        # Decision 37: in each load, so that no command can omit it. Two streams in one table would
+        # move each other's position to another topic's offsets.
         if self._require is not None:
             self._require(name, table)
         return table
@@ -234,7 +236,11 @@ class Lake:
         """
         require_writable(table)
         if commit.changes:
+            # Decision 38: rows that another program inserted or deleted would otherwise be carried
+            # into this publish as if they were accounted for.
             check_foreign_commits(table)
+        # Read the clock before the manifests are written: from here on they are unreferenced, and
+        # orphan removal judges them by their age.
         began = self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit, began)
         # PyIceberg's transaction has one requirement of each type, so it would check one branch.
@@ -248,6 +254,8 @@ class Lake:
         at(Step.COMMIT_PREPARED)
         note(publish=commit.id)
         if (
+            # Decision 38: other programs' orphan removal moves no head, so no requirement refuses a
+            # commit that names files which it deleted. Only their age excludes it.
             commit.heads
             and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN
         ):
@@ -263,6 +271,8 @@ class Lake:
             return None
         try:
             at(Step.COMMIT_REQUEST_LOST)
+            # Decision 1: one request, without a retry. A repetition over new heads would publish
+            # the rows of an outdated decision.
             landed = self.catalog.commit_table(table, requirements, prepared.updates)
             at(Step.COMMIT_ANSWER_LOST)
             at(Step.COMMIT_LANDED)
@@ -294,6 +304,8 @@ class Lake:
                 table.name(),
                 one_line(error),
             )
+            # Decision 12: without an answer the commit may still land. To count it as refused would
+            # publish its rows twice, and to delete its files would leave `main` with missing ones.
             return self._settle(table, commit)
         # The catalog refused, so no snapshot will ever refer to the written files. After a lost
         # answer, maintenance deletes them.
@@ -368,6 +380,7 @@ class Lake:
         a head that it requires, so that it has landed before or never will. Raises Transient if the
         outcome is unknown after half a minute, or can no longer be known.
         """
+        # No snapshot shows whether it landed; the caller sends it again, with the same effect.
         if not commit.changes:
             return None
         name = ".".join(table.name())
@@ -376,6 +389,8 @@ class Lake:
             try:
                 fresh = self.load(name)
                 fate = classify_commit(fresh, commit)
+                # Decision 12: a commit that `main` contains may look refused once its snapshot is
+                # gone, and its files would be deleted under it.
                 if fate is CommitFate.FORGOTTEN:
                     raise _Unknown(
                         f"commit {commit.id} of {name}: expected to learn whether it landed, "
@@ -385,6 +400,9 @@ class Lake:
                 # Glue compares a version that has changed since: no retry of this request can land.
                 if fate is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
                     fate = CommitFate.NEVER
+                # Decision 12: no time to wait is certainly enough. The empty commit moves a head
+                # that the open one requires, so it cannot land after this process has decided
+                # again.
                 if fate is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
                     fate = CommitFate.NEVER
                 if fate is not CommitFate.OPEN:
@@ -441,6 +459,8 @@ class Lake:
         """
         for _ in range(10):
             table = self.load(name)
+            # Again for each attempt: another process may have written the same rows meanwhile, and
+            # they would be in the ledger twice.
             new_rows = rows(table)
             if new_rows is None:
                 return table

@@ -258,7 +258,8 @@ def append(
 ) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`; return the updates of the commit that appends it. `complete_letters`
     becomes the summary property COMPLETE. Raises OSError."""
-    # Rows of egress tables have no decisions.
+    # Decision 52: the metadata shows whether a decision is recorded, so a retry finds its rows
+    # without reading files. Rows of egress tables have no decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _MOST_NAMED_ROWS
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
     stated = {COMPLETE: complete_letters} if complete_letters else {}
@@ -344,6 +345,8 @@ def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
     if not files or snapshot is None:
         return ()
     newest = _NEWEST.ask(table)
+    # Decision 50: in the commit that removes the rows. Without it, a consumer's token of a removed
+    # row looks like one of another ledger, and every hour is delivered again.
     through = max(removed_through(table), *(newest[f.file_path] for f in files))
     properties = _properties(table, commit_id, max(0, count(snapshot, MERGED) - len(files)))
     removal = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})

@@ -85,6 +85,7 @@ def plan_orphans(
             "the paths in its metadata"
         )
     unreferenced = [f for f in listed if same_file(f.path) not in named]
+    # The age is for files that a running writer has not published yet (decision 21).
     return [f for f in unreferenced if f.modified < before], [
         f for f in unreferenced if f.modified >= before
     ]

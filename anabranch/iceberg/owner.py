@@ -57,6 +57,8 @@ def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[
     def require(name: str, table: Table) -> None:
         if name != stream.table or (owner := read_owner(table)) is None:
             return
+        # The name decides, not the topic (decision 37): `topic:` may change, and a recreated topic
+        # looks like another stream's.
         if owner.stream in (stream.name, renamed_from):
             return
         raise AnotherStreamsTable(

@@ -60,6 +60,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             summaries.append(summary)
             snapshot = writer.write(change, summary)
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
+            # Decision 38: the tag moves in the same commit. No expiry removes a tagged snapshot, so
+            # a compaction and expiry by another program do not remove the newest state.
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
             updates.append(
                 set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG)
@@ -67,6 +69,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             for name, ends in change.tags.items():
                 age = max(1, ends - snapshot.timestamp_ms)
                 updates.append(set_ref(name, snapshot.snapshot_id, SnapshotRefType.TAG, age))
+    # Decision 35: in the commit of the snapshots that refer to them. A snapshot without its
+    # properties has no position and no accepted hours.
     held = table.metadata.properties
     if put := {k: v for k, v in state.items() if held.get(k) != v} | dict(commit.set_properties):
         updates.append(SetPropertiesUpdate(updates=put))
@@ -112,6 +116,7 @@ def _writing(table: Table, what: str, now: datetime) -> Iterator[SnapshotWriter]
         try:
             yield writer
         except Exception:
+            # Nothing was sent, so no snapshot can refer to them.
             delete_quietly(table, writer.written)
             raise
 

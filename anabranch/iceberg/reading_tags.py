@@ -31,6 +31,8 @@ def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Ite
     expired, or if other commits come first for a quarter of a minute.
     """
     tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}
+    # Decision 39: the speed layer expires all but the newest hundred snapshots, 100 s with a
+    # trigger of 2 s; a rebuild reads for longer.
     _hold(lake, table_name, tags)
     try:
         yield

@@ -53,6 +53,8 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     timestamps. Unrelated files are sorted by timestamp, empty files last. Pure."""
     left, ordered = list(candidates), list[Candidate]()
     while left:
+        # Decision 6: the chain of files decides, not numbers, which a restored catalog uses again.
+        # An older file would lose the publishes after it.
         tips = [c for c in left if not any(same_file(c.path) in other.past for other in left)]
         newest = max(tips or left, key=lambda c: (not c.empty, c.updated_ms, c.number, c.path))
         left.remove(newest)
@@ -103,6 +105,8 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
     passed: list[str] = []
     for candidate in newest_first(candidate for candidate, _ in read):
         table = tables[candidate.path]
+        # A refused commit has deleted its manifests, so its metadata file is incomplete. To
+        # register it would lose the rows of these manifests.
         wrong = candidate.broken if table is None else _why_not(table, location, listed)
         if wrong is None:
             admin.register(lake, name, candidate.path)

@@ -101,6 +101,8 @@ def rewrite(
     try:
         with lake_errors(f"compact {len(sources)} files into {path}"):
             new_file = _write_like(table, path, first, read_batches(table, sources, is_stopped))
+            # Decision 15: read the new file back and compare it before any commit names it. A fault
+            # of a writer would otherwise replace good rows.
             _require_same(table, new_file, sources, is_stopped)
     except BaseException:
         delete_quietly(table, [path])

@@ -92,6 +92,7 @@ class SnapshotWriter(ManifestWriter):
         kept: list[HourManifest] = []
         to_read: list[HourManifest] = []
         for manifest in content.manifests:
+            # Decision 14: all files of the manifest are of removed hours, so it is omitted unread.
             if manifest.is_within(ordered):
                 content.removed_files += manifest.files
                 content.removed_rows += manifest.rows
@@ -120,6 +121,8 @@ class SnapshotWriter(ManifestWriter):
             )
             made = self._write_once(key, manifest.manifest.partition_spec_id, left)
             kept += [made] if made is not None else []
+        # The rows of a file that is not there may be in another file: they would be doubled by the
+        # files that this change adds in its place.
         if missing:
             raise ValueError(
                 f"table {'.'.join(self._table.name())}: expected to remove {sorted(missing)[0]} "

@@ -118,6 +118,8 @@ def newest_publish(table: Table, branch: str) -> Snapshot | None:
         or (tagged.sequence_number or 0) <= (last.sequence_number or 0)
     ):
         return last
+    # Decision 52: a rollback of `main` reverts rows, but no decisions: overrides and acceptances of
+    # empty hours would be lost with it.
     return tagged if _is_readable(table, tagged) else last
 
 
@@ -166,6 +168,8 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
     if snapshot is None:
         return {}
     is_rolled_back = snapshot is not last_publish(table, branch)
+    # Decision 52: merged from nothing, so that the next publisher merges `main` again. Else the
+    # rows of the rollback would count as complete.
     return _load_state(table, snapshot) | ({MERGED: "{}"} if is_rolled_back else {})
 
 

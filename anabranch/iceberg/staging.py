@@ -84,8 +84,12 @@ def stage(
     session = frame.sparkSession
     began = time.monotonic()
     setting = "spark.wap.branch" if protected else "spark.wap.id"
+    # Decision 42: publishes name dead letters for any time, so their snapshot gets a branch in the
+    # commit that adds it. Rows can be staged again.
     session.conf.set(setting, staged_ref(wap_id) if protected else wap_id)
     try:
+        # Decision 5: not `main`. If Iceberg's client repeats a stage that had landed, it moves the
+        # target branch to it: the rows would be visible unchecked, and twice after their publish.
         target = (
             f"{catalog}.{table_name}" if protected else f"{catalog}.{table_name}.branch_{STAGING}"
         )
@@ -96,7 +100,11 @@ def stage(
             writer = writer.option(key, value)
         writer.append()
     finally:
+        # The next stage of the session would otherwise write under the same id, and one publish
+        # would name two stages.
         session.conf.unset(setting)
+    # Read the files from the table, not from the writer: only they are in the snapshot that the
+    # publish requires.
     staged = find_staged(lake.load(table_name), wap_id)
     if staged is None:
         raise Transient(

@@ -244,6 +244,8 @@ def _text_of(table: Table, digest: str) -> str:
     """Return the text of a hash. Raises StateGone if a part of it is missing or changed."""
     value = table.metadata.properties.get(STATE + digest)
     text = _unpacked(value) if value is not None else None
+    # A text that another program changed would be used as position or accepted hours; rows would be
+    # read twice or skipped.
     if text is None or _digest(text) != digest:
         found = "none" if value is None else f"{len(value)} other characters"
         name = ".".join(table.name())
