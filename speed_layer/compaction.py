@@ -66,6 +66,8 @@ def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, Da
     )
     shared: dict[str, dict[str, DataFile]] = {}
     for path, data_file in speed.items():
+        # On both branches: a file that only one of them has is replaced on neither, since a commit
+        # has to remove all sources on both.
         if path in main and (hour := hour_of_file(table, data_file)) in hours:
             shared.setdefault(hour, {})[path] = data_file
     return shared
@@ -262,6 +264,8 @@ class Compaction:
     def _delete(self, done: Iterable[Rewritten]) -> None:
         """Delete files for which no commit was requested; orphan removal handles the others."""
         paths = [one.file.file_path for one in done]
+        # Decision 15: a commit whose answer was lost may name the files, and `main` would have
+        # missing ones.
         if paths and not self._commit_requested:
             with suppress(AnabranchError):
                 delete_quietly(self._lake.load(self._stream.table), paths)

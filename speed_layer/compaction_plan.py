@@ -65,6 +65,8 @@ def _by_kind(files: Iterable[DataFile], schemas: Mapping[str, str]) -> list[list
     """Group files that can become one file, the largest group first."""
     kinds: dict[object, list[DataFile]] = defaultdict(list)
     for f in files:
+        # Decision 15: a file's columns distinguish old rows from new ones, so files of different
+        # columns stay apart.
         columns = frozenset({*(f.column_sizes or ()), *(f.value_counts or ())})
         kind = (
             f.spec_id,
@@ -149,11 +151,14 @@ def plan_replacement(
     served = {path for hour, files in shared.items() if is_served(state, hour) for path in files}
     sources = tuple(f for one in done for f in one.sources)
     if (
+        # Decision 15: no snapshot refers to the new file, so orphan removal deletes it once it is
+        # old; the commit would name a deleted file.
         is_stale(began, now)
         or not state.is_merged
         or not all(f.file_path in served for f in sources)
     ):
         return None
     new = tuple(one.file for one in done)
+    # On both branches in one commit: a merge compares their files, and would restore the sources.
     changes = tuple(Change(branch, new, sources, rewrites=True) for branch in ("speed", "main"))
     return Publish(id, changes, state.timeline)

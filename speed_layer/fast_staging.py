@@ -102,6 +102,8 @@ def certain_from(reports: list[Row], table: Table, attempt: str, began: datetime
     for row in reports:
         for record in row.left or ():
             left.setdefault(record.partition, []).append(record.offset)
+    # Decision 21: a record that is neither written nor left would be lost, since the publish moves
+    # the position past it.
     if (number := sum(map(len, left.values()))) != seen - written.rows:
         raise Unexpected(
             f"stage {attempt}: expected each of {seen} records to be written or left to "
@@ -155,10 +157,13 @@ class CertainTask:
 
     def read(self, batch: pa.RecordBatch) -> None:
         """Decode the next records (Kafka's columns and `ingest_hour`) and write the good ones."""
+        # Count before decoding, so that a record which the decoder drops is noticed.
         self._seen += len(batch)
         try:
             decoded = self._decoder.decode(batch)
         except UnlistedSchema as error:
+            # Decision 65: the records are staged again with the schema. As dead letters they would
+            # be lost for readers although the registry knows their schema.
             self._unlisted.update(error.ids)
             return
         if decoded.errors:

@@ -240,6 +240,7 @@ class Member:
             # it is certain that nothing has changed.
             with self._turns.turn() if self.failure is None else nullcontext():
                 position = self._start.run()
+                # Work from before the restart has ranges and staged rows of another position.
                 self._drop_work()
                 self._continue_from(self.batches.decide({p: (o, o) for p, o in position.items()}))
             while (work := self._inbox.get()) is not None:
@@ -429,6 +430,8 @@ class GroupJob:
         changed = stream.topic in self._described and partitions_changed(
             member.position, topic.partitions if topic is not None else None
         )
+        # An end below the position, or other partitions: the log lost its end or the topic was
+        # recreated. The stream's own decision finds which; a read from here would skip new records.
         if isinstance(ends, AnabranchError) or is_behind(member.position, ends) or changed:
             member.hand(Work({p: (o, o) for p, o in member.position.items()}, only_decide=True))
             return None
@@ -464,6 +467,8 @@ class GroupJob:
         first = set(unique_topics({name: self._members[name].job.stream.topic for name in in_turn}))
         for name, waiting in due.items():
             member = self._members[name]
+            # Decision 44: two streams of one topic are staged in turn, since workers split the
+            # records by topic.
             if name not in first:
                 continue
             member.last = asked_at
@@ -520,6 +525,8 @@ class GroupJob:
         for topic, name in by_topic.items():
             member, result, ranges = self._members[name], staged[topic], due[name].ranges
             if isinstance(result, Exception):
+                # Decision 44: only this stream restarts from its table; the other streams' files
+                # are complete.
                 member.hand(Work(ranges, error=result))
             else:
                 member.hand(
@@ -539,6 +546,8 @@ class GroupJob:
         by_topic: Mapping[str, str],
     ) -> DataFrame:
         ids = {topic: prepared[name].decided.position.topic_id for topic, name in by_topic.items()}
+        # Decision 44: cached consumers may have fetched records of the deleted topic, which would
+        # be published as records of the new one.
         if any(self._topic_ids.get(topic, id) != id for topic, id in ids.items()):
             self._reader = _new_reader()
         self._topic_ids |= ids

@@ -57,6 +57,8 @@ def stage_group(
     staged: dict[str, Certain | Exception] = {}
     for topic, rows in by_topic.items():
         one = prepared[topic]
+        # One failed task of a topic: its other tasks' files lack records, so none of them is
+        # published.
         if (error := next((row.error for row in rows if row.error), None)) is not None:
             staged[topic] = Transient(
                 f"stage {one.attempt}: a worker failed with records of topic {topic}: {error}"
@@ -80,6 +82,7 @@ def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> p
     # An offset's hour is the first whose end is above it. Its index is the number of ends at or
     # below the offset: ends never decrease.
     places = np.searchsorted(np.asarray(ends), offsets.to_numpy(), side="right")
+    # An offset after the last decided hour has no hour, and must not get the last one.
     if len(places) and places.max() >= len(names):
         at = offsets[int(places.argmax())].as_py()
         raise ValueError(

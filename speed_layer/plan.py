@@ -87,10 +87,16 @@ def plan_micro_batch(
         return Plan(Next.RESTART, {}, False, [], {})
     relation = classify(ranges, position.offsets)
     if relation in (RangeRelation.PUBLISHED, RangeRelation.AHEAD):
+        # A range ahead of the position leaves offsets out. To publish it would move the position
+        # past them.
         step = Next.DONE if relation is RangeRelation.PUBLISHED else Next.RESTART
         return Plan(step, {}, False, [], {})
+    # Offsets below the position are published. A restart, or Spark's own retry, may read them
+    # again.
     left = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
+    # Only offsets of decided hours: an hour that is guessed may end elsewhere, and the row would be
+    # in another hour than in the batch layer's cut.
     todo = within_hours(left, hours)
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
@@ -98,6 +104,8 @@ def plan_micro_batch(
     # Keep only the micro-batch's own hours, usually one: each hour costs a comparison per record.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     matches = staged is not None and _matches_decision(staged, state, position, by_hour)
+    # Decision 20: early staging is a guess. Rows that were staged for another topic, split or set
+    # of erasures, or whose files may be gone, are staged again.
     if staged is None or not matches or not _still_exists(state, staged, now):
         step = Next.STAGE
     else:
@@ -157,6 +165,8 @@ def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) ->
 
 
 def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bool:
+    # Decision 21: no snapshot refers to workers' files, so only their age excludes that orphan
+    # removal deleted them.
     if isinstance(staged.rows, Written):
         assert now is not None, "the age of files needs a clock that is read after the state"
         return is_young(staged.rows, now)
@@ -185,12 +195,18 @@ def plan_publish(
     )
     to_main = _files_for_main(decided.state, staged, hour_of)
     return Publish(
+        # The id of the attempt identifies the publish after a lost answer, and expires its staged
+        # snapshot.
         id=staged.attempt,
         changes=(Change("speed", files), Change("main", to_main, properties=measured or {})),
         timeline=decided.timeline,
+        # In the commit of the rows: in a second one, a crash between the two would publish the
+        # offsets twice or lose them.
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
+        # The log ended after the whole range, not after this part of it.
         read_until=read_until if plan.whole else None,
+        # Decision 42: refused if another program has expired the snapshot since the load.
         staged={staged.rows.wap_id: staged.rows.snapshot_id}
         if isinstance(staged.rows, Staged)
         else {},
@@ -200,6 +216,8 @@ def plan_publish(
 def _files_for_main(
     state: State, staged: StagedBatch, hour_of: Mapping[str, str]
 ) -> tuple[DataFile, ...]:
+    # An hour that `batch` serves has these records already, and so may `main` in a retained hour:
+    # its rows would be there twice.
     direct = {
         h
         for h in hour_of.values()
@@ -297,6 +315,8 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
     hours: list[str] = []
     to = dict(position)
     for (hour, cut), by_batch in zip(remaining, served, strict=True):
+        # Never skip an hour that `batch` does not serve: `main` would have no rows of it until it
+        # is accepted.
         if not by_batch:
             break
         hours.append(hour)
@@ -340,6 +360,7 @@ def plan_skip_lost(
         "ranges": ranges_to_keys(lost),
         "hours": sorted(hours),
     }
+    # In the commit that moves the position, so no offset is passed over without a record of it.
     properties = {LOST: lost_entries(decided.state, [entry])}
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
     moved = advance(position, lost)

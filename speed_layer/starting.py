@@ -55,6 +55,8 @@ class StreamStart:
         if job.creates_tables and not is_created(job.lake, job.stream):
             for change in apply(job.environment, job.stream, job.lake, job.kafka):
                 LOG.info("stream %s: %s", job.stream.name, change)
+        # Before the position is read: a merge or a ledger row of a crashed publish is completed
+        # first.
         state = self._batches.recover()
         reach(Step.SPEED_RECOVERED)
         require_columns(state.table, self._job.stream)
@@ -85,6 +87,8 @@ class StreamStart:
                 if self._batches.skip(step):
                     self._note_progress()
                 continue
+            # Read after the position was loaded. Retention may delete offsets that were not read:
+            # without this check their loss would not be recorded.
             starts = job.kafka.log_starts(topic)
             check_log_end(
                 position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic

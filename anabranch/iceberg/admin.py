@@ -162,6 +162,7 @@ def commit_updates(
         if not updates:
             return
         lake.clock.now(table.metadata.last_updated_ms)
+        # The table may have been dropped and created again since the load.
         requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *required)
         try:
             landed = lake.catalog.commit_table(table, requirements, tuple(updates))
@@ -207,6 +208,8 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
         # In a table without a snapshot, PyIceberg can require only that main does not exist, which
         # suffices.
         if branch == "main" or not is_new:
+            # Another `apply` may have created the branch, and a job moved it since: to set it to
+            # the head of `main` would drop its publishes.
             requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
         if branch != "main" or not is_new:
             updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))

@@ -370,6 +370,8 @@ def unused_properties(
     `summaries`, `needed`: the summaries and state properties of its snapshots. Empty if the commit
     does not require all branches' heads: another publish that refers to one of the properties may
     land first. Pure."""
+    # Decision 35: without all heads, a publish that relies on a property (and so does not set it
+    # again) may land first, and its state would be gone.
     if not (commit.changes and commit.heads.keys() >= set(BRANCHES)):
         return ()
     expired = set(commit.expire)

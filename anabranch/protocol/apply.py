@@ -115,6 +115,8 @@ def apply(
         # A dropped ledger is restored from the state on the branches, partials of a view from the
         # rows, and deliveries by delivering again.
         if name in missing and name not in derived:
+            # Decision 6: a new table beside the files of a lost one would have only the records
+            # that Kafka still has.
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     if not missing & {stream.table, stream.hours_table}:
         table = lake.load(stream.table)
@@ -146,6 +148,8 @@ def apply(
     changes += apply_design(lake, stream.table, rows_design(stream))
     if not first and not lake.load(stream.table).metadata.refs:
         first = _beginning(stream, kafka)
+    # The position is in the first commit, so no job ever starts without one and reads from Kafka's
+    # default.
     created = admin.add_branches(lake, stream.table, first)
     changes += [f"created branch {b} of {stream.table}" for b in created]
     if "main" in created and first:
@@ -263,6 +267,8 @@ def record_owner(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Posi
         topic = kafka.describe(stream.topic)
         if topic is None:
             return False
+        # Decision 37: a recreated topic and another stream's topic look the same, so the owner is
+        # not known.
         if topic.id != position.topic_id:
             raise AnotherStreamsTable(
                 f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was "

@@ -43,6 +43,8 @@ def plan_archive(
     a state loaded after `table`, the records were read with the current erasures. An erasure is
     first recorded on the branches, then moves this head.
     """
+    # Decision 55: an added file may have some of these records, which would be archived twice; with
+    # a new erasure, some of them have to be left out.
     if set(had) != set(has) or not is_current:
         return None
     expire = plan_expiry(table, staged.wap_id, now)

@@ -17,6 +17,7 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
     """
     if layer == "batch":
         return None if state.is_accepted(hour) else "the batch layer has not accepted it"
+    # Decision 56: the swap would remove the imported rows, which no other branch than `batch` has.
     if hour <= state.timeline.imported_through:
         return "it was imported: the speed layer has never read it"
     if state.timeline.is_skipped(hour):

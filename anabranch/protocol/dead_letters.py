@@ -148,6 +148,8 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
     is_named = item["id"] in state.waiting_letters
     if not is_named or item["layer"] != "batch":
         return is_named
+    # A newer revision has its own set; this one would replace it by dead letters of the former
+    # revision.
     accepted = state.accepted.get(item["hour"])
     return accepted is not None and bool(accepted.revision == item["revision"])
 
@@ -228,10 +230,14 @@ def plan_commit(
         )
 
     return Commit(
+        # The set's own id: it identifies the commit after a lost answer, and in each process that
+        # finds the set unpublished.
         id=id,
         heads=heads(table),
         changes=tuple(replace(c, properties=properties_of(c.branch)) for c in changes),
         expire=plan_expiry(table, id, now, waiting=waiting),
+        # Decision 42: refused if another program has expired the snapshot since the load. The next
+        # attempt then copies the files that are left.
         staged={id: staged.snapshot_id} if staged is not None else {},
     )
 
@@ -250,6 +256,8 @@ def is_named(state: State, staged: Staged) -> bool:
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
     """Discard staged dead letters that their publisher will not publish, unless a publish of rows
     names them."""
+    # Decision 12: the publish of rows that names them may have landed after its answer was lost.
+    # Without these files its dead letters would be lost.
     if is_named(load_state(lake, stream.table), staged):
         LOG.info(
             "dead letters %s of %s: kept, since a publish refers to them",
@@ -313,6 +321,7 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
     """Publish a set of dead letters if it is due; return the table after it, or None if the publish
     was refused or has to be decided again."""
     layer, hour = item["layer"], item.get("hour")
+    # Its id is in the snapshots of this table: a second publish would repeat its records.
     if is_done(table, item):
         return table
     # Load the rows' state after the dead letters table: a later acceptance then changes that table,
@@ -326,10 +335,14 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
             hour,
         )
         return table
+    # Before the copies are written, since their age counts from here.
     began = lake.clock.now(table.metadata.last_updated_ms)
     files, gone = _files(table, item)
     expired = Expired.of_branches(branch_properties(table, branch) for branch in BRANCHES)
+    # Decision 50: dead letters that were staged before their hour expired would come back.
     files = tuple(f for f in files if hour_of_file(table, f) not in expired)
+    # The branches record a limited number of ids. A set that is older than these is found by its
+    # files, or their copies.
     if files and not hour and _is_published(table, layer, files, item["paths"]):
         LOG.info("dead letters %s: already published on branch %s", item["id"], layer)
         return table
@@ -448,4 +461,5 @@ def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list
     """Return the ids that a branch records as published after `id`: the newest _REMEMBERED, and all
     that still wait. Pure."""
     ids = [*before, id]
+    # A set that still waits on a branch is published again if its id is forgotten.
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

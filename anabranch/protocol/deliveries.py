@@ -78,6 +78,7 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
 
     def missing(table: Table) -> pa.Table | None:
         with lake_errors(f"read table {name}"):
+            # Again for each attempt: another process may have recorded the delivery meanwhile.
             known = read(table, [delivery.hour], ("delivery_id", "hour"))
         if delivery.delivery_id in known["delivery_id"].to_pylist():
             return None

@@ -43,6 +43,8 @@ class Erasure:
     @property
     def mark(self) -> str:
         """The mark of rows that were staged with the erasure; it changes when places are added."""
+        # Decision 51: rows that were staged before places were added have another mark, and are
+        # staged again.
         return f"{self.id}:{self.places}"
 
     def covered(self, hour: str, topic_id: str, ranges: Ranges) -> Ranges:

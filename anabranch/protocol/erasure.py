@@ -146,6 +146,9 @@ def plan_letters(
 def _can_replace(
     rewritten: Rewritten, files_by_branch: Mapping[str, Files], began: datetime, now: datetime
 ) -> bool:
+    # Decision 38: no snapshot refers to the new files yet, so only their age excludes that orphan
+    # removal deleted them. A source that is gone was replaced by a file with the same rows: to add
+    # its rewritten rows would double them.
     return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(files_by_branch))
 
 
@@ -156,6 +159,8 @@ def _replacements(
 ) -> tuple[Change, ...]:
     """Return the changes that replace the files of `rewritten` on each branch that has them."""
     changes = []
+    # On every branch that has the file, in one commit: a merge or a rollback would bring the erased
+    # rows back from another branch.
     for branch in BRANCHES:
         removed = tuple(
             f for path, f in by_path({branch: files_by_branch[branch]}).items() if path in rewritten
@@ -193,8 +198,11 @@ def plan_forget(
     def is_over(one: Erasure) -> bool:
         if one.done is None or now < one.until or one.id not in finished:
             return False
+        # Decision 55: a rebuild decodes archived records, and leaves erased ones out only while the
+        # branches record the erasure.
         if any(may_be_archived(one, hour) for hour in archived):
             return False
+        # Decision 51: while Kafka has a covered record, a layer may read it again.
         is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
         return _has_left_log(state, one) or is_gone
 
@@ -298,6 +306,8 @@ def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
 
 def _recording(state: State, erasure: Erasure, id: str) -> Publish:
     properties = _erasures_property(state, erasure)
+    # Decision 51: it moves every head, so a publish that was decided before it is refused, and its
+    # rows are staged again without the erased records.
     return Publish(
         id, tuple(Change(branch, properties=properties) for branch in BRANCHES), state.timeline
     )

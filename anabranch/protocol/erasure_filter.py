@@ -82,6 +82,7 @@ def load_filter(
 
     def values(one: Erasure, hour: str) -> HashedValues:
         request = requests[one.id]
+        # An error, not an empty filter: erased records would come back as rows.
         if (key := keys.get(request.key)) is None:
             raise ConfigurationError(
                 f"erasure.key: expected the key {request.key} of erasure {one.id}, found "
@@ -97,6 +98,8 @@ def load_filter(
             HourFilter(
                 hour,
                 tuple(values(one, hour) for one in erasures),
+                # Decision 51: places that still wait for their ledger row count too, else their
+                # dead letters would be staged again.
                 frozenset(places_of(with_waiting(state, hour, history)).get(hour, ())),
             )
             for hour, erasures in covering.items()

@@ -141,6 +141,8 @@ def plan_import(
     """
     hours = tuple(sorted(one.hour for one in imported))
     timeline = state.timeline
+    # Decision 56: a gap would count as complete without an account, and an hour that is imported
+    # twice would have its rows twice.
     is_next = list(hours) == hours_between(hours[0], timeline.first)
     if not is_next or abs(now - began) > NAMED_WITHIN:
         return None
@@ -151,6 +153,8 @@ def plan_import(
         KEPT: json.dumps([h for h in state.retained_hours if h not in hours])
     }
     changes = (
+        # `clear` removes what an earlier import left there: the same import adds files again after
+        # `batch` was set back (decision 56).
         Change("batch", files, properties=batch_properties, clear=hours),
         Change("main", files, properties=main_properties, clear=hours),
     )

@@ -273,6 +273,8 @@ class Ledger:
                 )
             return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
 
+        # Decision 12: an append whose answer is lost needs no fence. The next attempt requires the
+        # same head, so one of the two is refused and looks for missing rows again.
         table = self._lake.append(self._name, missing, stated)
         self._complete_letters = complete_letters(table)
         recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
@@ -310,6 +312,8 @@ class Ledger:
         while True:
             state = load_state(self._lake, rows_table)
             before, table = table, self._lake.load(self._name)
+            # A publish removes confirmed decisions from the branches. Between two loads a decision
+            # may have been in neither.
             if table.metadata.current_snapshot_id == before.metadata.current_snapshot_id:
                 break
         recorded = self._history(table, hours, without)
@@ -393,6 +397,7 @@ class Ledger:
         if not state.is_accepted(hour) or hour in state.accepted:
             return state.accepted.get(hour)
         last = last_accepted(self.history([hour]))
+        # Without its cut the hour would be built over other offsets than its accepted revision.
         if last is None:
             raise Refused(
                 f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour "
@@ -426,6 +431,8 @@ def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
     older = {
         row.hour
         for id, row in wanted.items()
+        # A decision is made before its row is appended, and by another clock: without the margin, a
+        # row just before `since` would be appended twice.
         if id not in named and row.recorded_at < since + _MAX_CLOCK_DIFFERENCE
     }
     if not older:

@@ -108,6 +108,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     def decide() -> Decision[Served] | Again:
         state = load_state(lake, stream.table)
         require_sealed(state, stream, hour)
+        # Decision 50: no layer has rows of an expired hour, so a swap would serve an empty one.
         require_kept(state, hour)
         overrides, layer = plan_override(state, hour, choice)
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)

@@ -44,6 +44,7 @@ def plan_rows(
             kind, revision = "accepted", accepted.revision if accepted is not None else 1
             if not state.is_expired(hour):
                 account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
+        # Two processes that restore at once write the same id, so the second append finds its row.
         id = f"restored-{hour}-{kind}-{revision}"
         rows.append(
             ledger.decision(
@@ -80,6 +81,7 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     stream_ledger = Ledger(lake, stream.hours_table)
     stream_ledger.record_waiting(state)
     known = {row.hour for row in stream_ledger.history(without=ledger.BULKY)}
+    # Decision 50: hours before it were removed by retention and are not lost.
     first = stream_ledger.first_hour()
     if not missing_hours(state, known, first):
         return 0

@@ -73,6 +73,7 @@ def plan_due(
     for hour in candidates:
         if (hold := state.holds.of(hour)) is not None:
             kept[hour] = hold.reason
+        # Decision 50: an hour without an account would lose its records without a trace.
         elif not state.is_accepted(hour):
             kept[hour] = "it is not accepted"
         elif (reason := reasons.get(hour) or _undelivered_reason(hour, undelivered)) is not None:
@@ -122,6 +123,7 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
 def _look_back_reasons(state: State, lookback: int) -> dict[str, str]:
     """Return why hours are kept that are in the look-back of an hour that is not accepted or will
     be rebuilt, by hour."""
+    # Decision 50: duplicates of expired rows would be accepted as rows.
     undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
     undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {
         state.timeline.open
@@ -134,6 +136,7 @@ def _look_back_reasons(state: State, lookback: int) -> dict[str, str]:
 
 
 def _undelivered_reason(hour: str, undelivered: Undelivered) -> str | None:
+    # A target that lacks the hour could not get it any more: decision 50.
     waits = sorted(
         target for target, hours in undelivered.items() if hours is None or hour in hours
     )
@@ -161,6 +164,8 @@ def plan_expire(
     main_properties = {KEPT: json.dumps([h for h in state.retained_hours if h not in gone])}
     if overrides != state.overrides:
         main_properties[OVERRIDES] = json.dumps(overrides, sort_keys=True)
+    # On every branch in one commit (decision 50): a merge, or a branch that is set back, would
+    # restore the rows from the branch that still has them.
     changes = tuple(
         Change(
             b, properties=properties | (main_properties if b == "main" else {}), clear=tuple(hours)
@@ -170,6 +175,7 @@ def plan_expire(
     rows = tuple(
         ledger.decision(h, "expired", revisions.get(h, 0), None, now, f"{id}-{h}", reason=reason)
         for h in hours
+        # Once in the ledger, also if a later maintenance removes rows that a branch brought back.
         if not state.is_expired(h)
     )
     return Publish(id, changes, plan_uncovered(state, speed_hours, hours), decisions=rows)

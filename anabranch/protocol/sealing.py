@@ -106,6 +106,8 @@ def ask(
     wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, needed, at_most)
     if not wanted:
         return offsets
+    # The last stable offset: records of open transactions are not readable yet, and an hour that
+    # ends after them would be built without them.
     ends = kafka.stable_ends(topic, position.offsets)
     check_log_end(position, ends, topic_name)
     # No end is below the position or below the hours that are already decided.
@@ -128,6 +130,8 @@ def ask(
         answers[hour] = _correct_answers(
             kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen
         )
+        # Decision 2: an end that was used stays. Another end would put its offsets into two hours,
+        # or into none.
         known = timeline.boundaries.get(hour, {})
         for p, low in lows.items():
             lows[p] = (
@@ -260,6 +264,8 @@ class BoundaryResolver:
                     raise
                 state, fresh = load_state(self._lake, self._stream.table), True
                 continue
+            # Load after Kafka has answered: these heads are what the commit requires, so a publish
+            # between the answers and this load is seen, not overwritten.
             state = self._last = load_state(self._lake, self._stream.table)
             fresh = True
             if (decided := resolve_state(state, offsets)) is not None:
@@ -336,7 +342,10 @@ def seal(
             reach(Step.SEAL_DECIDED)
         return Decision(decided.state, publish, None)
 
+    # A fast clock would seal hours whose records are still arriving.
     check_clock(lake, state)
+    # Before the first seal: decisions of a crashed publish come first in the ledger, whose order
+    # consumers follow (decision 23).
     publisher.finish(state, by_ledger=True)
     resolver.start_from(state)
     while (published := publisher.run(decide, f"seal {stream.name}")).landed is not None:
@@ -350,6 +359,7 @@ def seal(
             f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0],
         )
         state, sealed = published.state, (*sealed, *now)
+        # After each commit, so that few decisions wait on a branch.
         publisher.record_decisions(state)
         reach(Step.SEAL_RECORDED)
         check_clock(lake, state)

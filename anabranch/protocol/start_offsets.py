@@ -68,6 +68,8 @@ def parse_start(text: str) -> StartChoice:
 def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
     """Read the topic's log. An end below the offsets `reached` is believed only if the brokers
     repeat it."""
+    # A replaced leader that does not know it yet returns an earlier end, and the log would look as
+    # if it had lost published records.
     return Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic, reached))
 
 

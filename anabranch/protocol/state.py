@@ -197,8 +197,12 @@ def read_state(table: Table) -> State:
             (p.sequence_number or 0) if (p := publishes[b]) else 0,
         ),
     )
+    # Every publish writes the timeline, and the newest one counts: a branch that is set back loses
+    # no seal, no end of an hour and no adoption (decision 36).
     timeline = _with_imported(Timeline.from_json(properties[newest][TIMELINE]), properties["batch"])
     accepted, waiting = read_accepted(properties)
+    # Decision 50: the furthest of the three branches counts, so a branch that is set back restores
+    # no expired hour.
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
     # Older versions write hours that only `main` lists as sealed.
@@ -215,6 +219,8 @@ def read_state(table: Table) -> State:
         accepted=accepted,
         settled_before=properties["batch"].get(SETTLED, timeline.first),
         overrides=json.loads(properties["main"].get(OVERRIDES, "{}")),
+        # From all branches, each id once: a publish writes its decisions on each branch that it
+        # moves, and one of them may be set back before the ledger has the row.
         decisions=tuple(map(LedgerRow.from_waiting, _union(properties.values(), DECISIONS))),
         dead_letters=_union(properties.values(), DEAD_LETTERS),
         merged=json.loads(properties["main"].get(MERGED, "{}")),
@@ -222,6 +228,8 @@ def read_state(table: Table) -> State:
         content={b: properties[b].get(CONTENT, "") for b in ("speed", "batch")},
         branch_properties=properties,
         expired=expired,
+        # The newest record of the three counts: a branch that is set back releases no hold, and
+        # undoes no erasure (decisions 50 and 51).
         holds=Holds.of_branches(properties.values()),
         erasures=Erasures.of_branches(properties.values()),
     )
@@ -277,10 +285,13 @@ def read_accepted(
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
+    # `main` has the rows of the speed layer of an hour with such an override: on a recreated
+    # `batch` they would count as accepted rows.
     is_recreated = MERGED in properties["batch"] and CONTENT not in properties["batch"]
     overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if is_recreated else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
     accepted |= {h: known[h] for h in main_only_hours(properties)}
+    # Their cuts stay, so that the hours are rebuilt within the same offsets.
     lost = {h for h in known if h not in accepted and (h >= settled or h in batch)}
     return accepted, {h: known[h].cut for h in lost}
 
@@ -321,6 +332,7 @@ def empty_hours_changes(
     all branches move: `batch` lists the hours too, and recorded decisions are removed from `batch`
     and `speed`. `measured`: the measurements that the publish writes to `main`.
     """
+    # Decision 52: a bound for what only one branch knows.
     if len(main_only_hours(state.branch_properties)) + len(hours) > MAX_MAIN_ONLY_HOURS:
         batch = Change("batch", properties=accepted_properties(state, hours))
         return Change("speed"), batch, Change("main", properties=measured)
@@ -362,6 +374,7 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     )
     waits |= {h for h, a in accepted.items() if a.unread or state.overrides.get(h) == "speed"}
     old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits]
+    # In order, up to the first hour that has to stay: all hours before SETTLED count as accepted.
     for hour in old:
         ends = accepted[hour].cut.ends
         behind = hour >= state.timeline.since and any(
@@ -423,6 +436,8 @@ def check_topic(
         )
     if position.topic_id not in ("", topic.id):
         raise PositionError(_another_log(position, topic, name, read_from))
+    # Kafka never removes partitions: this is another topic, and its offsets would be read as the
+    # next ones of the position's log.
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
             f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} "
@@ -453,6 +468,8 @@ def _another_log(position: Position, topic: Topic, name: str, read_from: str) ->
 def check_log_end(position: Position, ends: Offsets, name: str, what: str = "the position") -> None:
     """Raise PositionError with the lost offsets if a partition's log ends below `position`, which
     `what` names in the message. `ends` must be read after the position was loaded."""
+    # Decision 48: a log that lost its end gives new records the offsets of published ones. To read
+    # on from the position would skip them.
     lost = {p: (ends[p], o) for p, o in position.offsets.items() if ends.get(p, o) < o}
     if lost:
         raise PositionError(

@@ -90,6 +90,8 @@ def plan_begins(
     if left is None:
         return dict(chosen or log.starts)
     begins = {p: left.ended.get(p, 0) for p in log.topic.partitions}
+    # Decision 36: a log that lost its end meanwhile has new records below the ends of its sealed
+    # hours; they would be skipped.
     begins |= _lost_ends(begins, log.ends, unpublished)
     if below := sorted(p for p, o in (chosen or {}).items() if o < begins[p]):
         raise Refused(
@@ -138,7 +140,8 @@ def plan_adopt(
     `begins_ms` are the times of the last publish from that log and from the log that the stream
     continues in, in milliseconds since the epoch.
     """
-    # Published offsets belong to the first hour without an end or to an earlier one.
+    # Published offsets belong to the first hour without an end or to an earlier one. Decision 36:
+    # this hour is sealed, so that no hour has offsets of two logs.
     current_hour = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
     until = end_of(current_hour)
     no_answers: dict[str, dict[int, Stamped | None]] = {
@@ -166,6 +169,9 @@ def plan_adopt(
         current_hour, position.topic_id, dict(continues_at), begins_ms=begins_ms, replaced=replaced
     )
     if is_left:
+        # Decision 36: the ends of the sealed hours, not the position. The offsets between the two
+        # belong to sealed hours, which the batch layer builds; read from the position on, they
+        # would be in a second hour.
         left = replace(left, ended=dict(closed.start), read_ms=read_ms)
     adopted = replace(
         closed,
@@ -242,6 +248,8 @@ def adopt(
         reached = position.offsets if is_same else left.ended if left is not None else {}
         log = read_log(kafka, topic, reached)
         chosen = resolve_start(choice, kafka, log) if choice is not None and not is_same else None
+        # Decision 36: Kafka does not distinguish a recreated topic from a mirror. Read from its
+        # start, a mirror would be published a second time.
         if chosen is None and must_choose(timeline, position, log):
             raise Refused(question(stream.name, kafka, position, log))
         # Records received after the last publish from the log cannot have been published.
@@ -296,6 +304,8 @@ def last_read_ms(state: State) -> int:
     newest = state.timeline.adoptions[-1] if state.timeline.adoptions else None
     offsets = state.position.offsets.items()
     if (
+        # Decision 36: an adoption is a publish, but not of records. By its time, a record of a log
+        # that lost its end between check and adoption would count as published, and be lost.
         newest is not None
         and newest.begins_ms
         and all(o == newest.begins.get(p, 0) for p, o in offsets)

@@ -62,11 +62,14 @@ def plan_watermarks(
     which the speed layer jumped over, and that is not accepted, holds both back.
     """
     candidates = [before.fresh_through]
+    # Decision 23: a `main` that is not merged may lack rows of its layers, so it promises nothing
+    # new.
     if is_merged:
         by_speed = _served_by_speed(state)
         lacking = _first_lacking(state, by_speed)
         last = _last_complete(state, by_speed, lacking)
         candidates.append(end_of(last) if last is not None else None)
+        # Decision 23: `read_until` says nothing about an hour that the speed layer jumped over.
         candidates.append(read_until if lacking is None else None)
     return Watermarks(
         complete_through(state), max((m for m in candidates if m is not None), default=None)
@@ -81,6 +84,8 @@ def complete_through(state: State) -> str | None:
     waiting = min((h for h in timeline.sealed if h not in state.accepted), default=timeline.open)
     while hour < waiting and state.is_accepted(hour):
         hour = shift(hour, 1)
+    # Decision 23: a refused or waiting hour holds the promise back, also if later hours are
+    # accepted.
     hour = min(hour, waiting)
     return shift(hour, -1) if hour > timeline.first else None
 
