@@ -88,6 +88,8 @@ class Balance:
         """Return the reasons why the account does not close, partition by partition."""
         problems = []
         for p, account in self.partitions.items():
+            # Each term is counted by itself, so an offset that no term has, or two have, shows here
+            # instead of being lost or doubled in `main`.
             if account.offsets != account.total:
                 start, end = self.cut.ranges[p]
                 problems.append(
@@ -101,6 +103,8 @@ class Balance:
                     f"partition {p}: expected duplicates with other content among "
                     f"{account.duplicate} duplicates, found {account.conflicts}"
                 )
+        # Decision 41: a problem, not an objection: no operator can accept an hour without a record
+        # that the log contains.
         for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
             at = ", ".join(
                 str(s) if e == s + 1 else f"{s} to {e - 1}"
@@ -116,8 +120,10 @@ class Balance:
                 )
             )
         for name, counted in (("rows", self.good), ("dead letters", self.dead)):
+            # A row outside the cut belongs to another hour, which has it too.
             if counted.outside:
                 problems.append(f"{name}: expected none outside the cut, found {counted.outside}")
+            # Distinct offsets alone would hide a row that was staged twice.
             if counted.rows - counted.outside != sum(counted.distinct.values()):
                 twice = counted.rows - counted.outside - sum(counted.distinct.values())
                 problems.append(f"{name}: expected each offset once, found {twice} more")
@@ -149,6 +155,7 @@ def classify_gaps(missing: Mapping[int, int], seen: Mapping[str, Mapping[int, in
     inferred.
     """
     explained = {name: dict(counts) for name, counts in seen.items() if name in EXPLAINED}
+    # Nothing is inferred from the topic's settings (decision 41): they do not show the past.
     rest = {
         p: n - sum(counts.get(p, 0) for counts in explained.values()) for p, n in missing.items()
     }
@@ -178,6 +185,8 @@ def classify_unheld(
     compacted = gaps.setdefault("compacted", {})
     for p in sorted({*lost, *compacted}):
         left, account = lost.get(p, 0), before.get(p)
+        # Decision 41: only while all rows and dead letters of the accepted revision exist. Else an
+        # offset may be one of its rows, and would be dropped as a duplicate or a gap.
         if account is not None and stored.get(p, 0) == account.good + account.dead:
             for name, count in account.gaps.items():
                 taken = min(left, max(0, count - gaps_in_kafka.get(name, {}).get(p, 0)))
@@ -222,6 +231,8 @@ def classify_erased(
     left, gaps = dict(lost), {name: dict(counts) for name, counts in gaps_in_kafka.items()}
     compacted, found = gaps.get("compacted", {}), Offsets()
     for p, account in before.items():
+        # Erased records that were read again are counted already: their number must not explain
+        # other offsets.
         spare = max(0, (account.erased or 0) - erased.get(p, 0))
         gone = max(0, compacted.get(p, 0) - account.gaps.get("compacted", 0))
         deleted = min(left.get(p, 0), spare)

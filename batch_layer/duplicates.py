@@ -45,7 +45,10 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     the key columns of the rows that `main` serves in the look-back. Deterministic: the same rows
     give the same result with any partitioning."""
     rows = without_empty_texts(rows, key)
+    # Decision 10: records whose key is null in every part would count as one event, and all but one
+    # of them would be lost.
     place_if_unnamed = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
+    # Offset and partition are unique, so each attempt and each partitioning keep the same record.
     first = Window.partitionBy(*key, place_if_unnamed).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
     if served is None:
@@ -105,6 +108,7 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
         # Spark plans no work for limit(0).
         return Duplicates(rows.select(*PLACE_COLUMNS).limit(0), _NO_PLACES)
     suspects = cached(named.join(_broadcast_few(several, few), "_hash", "left_semi"), is_lazy=True)
+    # Decision 22: the rule compares keys. By hashes, two events with one hash would become one row.
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
     return Duplicates(
         *_computed(
@@ -224,6 +228,8 @@ def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
 def key_hash(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Column:
     """Return the column `_hash`, the hash of a row's key. Keys are hashed in the common type of
     both sides, so that equal keys of an old and a wider type have equal hashes."""
+    # By its own type, an old row of a narrower type would have another hash, and its duplicate
+    # would not be found.
     kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
     return _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
 
@@ -249,5 +255,7 @@ def names_event(key: Sequence[str]) -> Column:
 def _same(rows: DataFrame, known: DataFrame, key: Sequence[str]) -> Column:
     condition = F.lit(True)
     for column in key:
+        # Null equals null in a part of the key, as in the window: else a repeated event with such a
+        # part would stay a row in both hours.
         condition = condition & rows[column].eqNullSafe(known[f"_served_{column}"])
     return condition

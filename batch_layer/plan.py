@@ -156,6 +156,8 @@ def revision_now(state: State, hour: str, before: int) -> int:
 def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
     """Return the accepted hours whose duplicates were dropped against an incomplete look-back that
     is complete now, each with the hours that were incomplete. Pure."""
+    # Decision 16: without this restatement, an event that both hours have would stay in two
+    # accepted hours.
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
     return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 

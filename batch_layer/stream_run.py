@@ -154,6 +154,8 @@ class StreamRun:
 
     def _rebuild_waiting(self, request: RebuildRequest) -> None:
         with self._turn():
+            # Recover before the first rebuild: the merge, dead letters and ledger rows that a crash
+            # prevented are completed, so no hour is built beside an incomplete publish.
             state = self._recover(self._seal(None))
             waiting = self._call(lambda: todo.waiting(self._job, state))
             if empty := empty_hours(state, waiting):

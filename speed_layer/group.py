@@ -467,8 +467,8 @@ class GroupJob:
         first = set(unique_topics({name: self._members[name].job.stream.topic for name in in_turn}))
         for name, waiting in due.items():
             member = self._members[name]
-            # Decision 44: two streams of one topic are staged in turn, since workers split the
-            # records by topic.
+            # Decision 44: two streams of one topic are staged in turn, since one read cannot have
+            # two ranges of a topic.
             if name not in first:
                 continue
             member.last = asked_at
