@@ -227,6 +227,7 @@ class Compaction:
         Raises Transient."""
         state = load_state(self._lake, self._stream.table)
         now = datetime.now(UTC)
+        # Decision 15: it waits while the batch layer has its turn, which this commit would refuse.
         if should_wait(state, self._began, now):
             return
         hours = {hour_of_file(state.table, one.file) for one in self._waiting}

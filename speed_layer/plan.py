@@ -327,6 +327,8 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
 def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
     """Plan the publish that moves the position past hours that the batch layer serves. Return None
     if the next step has changed meanwhile: a position never moves back. Pure."""
+    # Planned again from the fresh state: the position may have moved, and must not move back to
+    # published offsets.
     if plan_catch_up(decided.state, decided.position.offsets) != skip:
         return None
     to = Position(decided.position.topic_id, skip.to)

@@ -87,6 +87,7 @@ def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
     if not any(change.now is None for change in changes):
         return changes
     files = data_files(table)
+    # Under a new id, all old rows would have null in the column.
     return [c for c in changes if c.now is not None or has_values(files, _leaves(c.field))]
 
 
@@ -201,6 +202,7 @@ def _require_unused(table: Table, name: str, changes: Sequence[ForeignChange]) -
         if change.replaced_by is None:
             continue
         files = data_files(table) if files is None else files
+        # The old field comes back under its id, so values under the new id would be hidden.
         if has_values(files, _leaves(fields[change.replaced_by])):
             raise Refused(
                 f"{change.words(name)}, and rows were written to a new column of this name: "

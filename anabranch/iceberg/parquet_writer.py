@@ -221,10 +221,13 @@ class FileWriter:
     def _file(self, day: int, hour: str) -> _OpenFile | None:
         if (known := self._open.get((day, hour))) is not None:
             return known
+        # The caller leaves these rows to Spark, so they are not lost.
         if len(self._open) == MOST_OPEN_FILES:
             return None
         event_date = date.fromordinal(_EPOCH.toordinal() + day).isoformat()
         name = f"event_date={event_date}/ingest_hour={hour}"
+        # Decision 21: a new name for each attempt of a task. The driver publishes the files of one
+        # attempt; under one name, a slow earlier attempt would overwrite a published file.
         path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
         footers: list[pq.FileMetaData] = []
         sink = self._target.io.new_output(path).create()

@@ -95,6 +95,7 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             return []
     except MetadataGone as error:
         LOG.warning("%s", error)
+        # Only the catalog's entry goes; the files stay, and one of them is registered below.
         admin.forget(lake, name)
     location = admin.new_location(lake, name, schema)
     files = [f.path for f in list_files(environment, location)]

@@ -82,6 +82,8 @@ class Holds:
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Holds:
         """Return the newest record of the holds on any branch."""
         never = datetime.min.replace(tzinfo=UTC)
+        # Decision 50: a branch that is set back has an older record, by which held hours would
+        # expire.
         return max(map(Holds.from_properties, branches), key=lambda holds: holds.changed or never)
 
 

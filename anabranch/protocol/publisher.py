@@ -135,4 +135,6 @@ class Publisher:
         return True
 
     def _confirming(self, planned: Publish) -> Publish:
+        # Only entries that were found written: an entry that is removed earlier would be lost if
+        # its row is not in the ledger.
         return replace(planned, confirmed=self._confirmed)

@@ -35,6 +35,7 @@ class HourShare:
 
 def is_too_many(count: int, records: int, most: float) -> bool:
     """Return True if `count` of an hour's records are more than the share `most`. Pure."""
+    # Decision 64: one bad record in a quiet night must not refuse an hour; 0 % allows none at all.
     return count > most * records and (count >= LEAST or not most)
 
 
