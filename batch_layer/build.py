@@ -423,14 +423,14 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         objections += self._too_many(balance, built)
         reach(Step.BATCH_BALANCED)
-        # Step 4.
+        # Step 4: a difference is an account of what readers saw before, and refuses nothing.
         self.passes.begin("compare with the speed layer")
         unread = coverage.unread_ranges(state, built.hour, cut)
         if hashes is not None and duplicates.few is not None:
             differing = compare_hashes(*hashes, duplicates.few, unread)
         else:
             differing = layer_diff.compare(*layers, duplicates.places, unread)
-        # Step 5.
+        # Step 5: judge the staged rows, which are those that the publish adds.
         self.passes.begin("judge the quality")
         quality = run_suite(
             rows,

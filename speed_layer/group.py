@@ -342,19 +342,30 @@ class GroupJob:
 
     def run(self) -> None:
         """Run until a stop, or with `available_now` until all streams have ended. Raises JvmGone.
-        Other errors concern one stream, and are in `failures`."""
+        Other errors concern one stream, and are in `failures`.
+
+        1. Start streams whose files are new or changed, and stop the others.
+        2. Ask Kafka for the ends of the topics of all ready streams, and plan which offsets each
+           has to publish.
+        3. Stage all micro-batches that are due in one Spark job.
+        4. Pass each stream its staged rows. Its own thread publishes them, and is ready again then.
+        5. At the end, stop all streams, and wait for their publishes.
+        """
         try:
             while not self._stop.is_set():
+                # Step 1: follow the files.
                 self._follow_files()
                 if self._available_now and all(
                     member.has_ended for member in self._members.values()
                 ):
                     break
                 self._raise_if_jvm_gone()
+                # Steps 2 to 4.
                 if self._publish_due():
                     self._note_progress(self.set_aside)
                 self._stop.wait(_POLL_SECONDS)
         finally:
+            # Step 5: wait for the publishes, also after an error.
             self._drain()
         self._raise_if_jvm_gone()
 
@@ -397,6 +408,7 @@ class GroupJob:
 
     def _publish_due(self) -> bool:
         """Pass work to every stream whose micro-batch is due. Return whether Kafka answered."""
+        # Step 2: ask Kafka. Only for ready streams: the position of another one is about to move.
         ready = {name: member for name, member in self._members.items() if member.is_ready}
         now = time.monotonic()
         try:
@@ -499,6 +511,7 @@ class GroupJob:
     def _stage(
         self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked_at: float
     ) -> None:
+        # Step 3: stage.
         by_topic = {self._members[name].job.stream.topic: name for name in prepared}
         began = time.monotonic()
         try:
@@ -522,6 +535,7 @@ class GroupJob:
             for name in prepared:
                 self._hand_alone(self._members[name], due[name], asked_at)
             return
+        # Step 4: pass each stream its rows.
         for topic, name in by_topic.items():
             member, result, ranges = self._members[name], staged[topic], due[name].ranges
             if isinstance(result, Exception):

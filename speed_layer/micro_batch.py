@@ -336,8 +336,7 @@ class MicroBatches:
             if plan.next is Next.MERGE:
                 merge.merge(self._lake, self._stream)
                 return Again.AGAIN
-            # Step 3: publish.
-            # Step 3: publish.
+            # Step 3: publish. One commit, so no crash leaves rows without their position.
             hours = {f.file_path: hour_of_file(state.table, f) for f in staged.rows.files}
             measured = self._measured(state, staged, hours, time.monotonic() - ready)
             publish = plan_publish(decided, plan, staged, hours, read_until, measured)
