@@ -423,7 +423,8 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         objections += self._too_many(balance, built)
         reach(Step.BATCH_BALANCED)
-        # Step 4: a difference is an account of what readers saw before, and refuses nothing.
+        # Step 4: compare. The account records a difference; only an expectation of step 5 on the
+        # number of rows can refuse the hour for it.
         self.passes.begin("compare with the speed layer")
         unread = coverage.unread_ranges(state, built.hour, cut)
         if hashes is not None and duplicates.few is not None:
