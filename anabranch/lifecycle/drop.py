@@ -41,7 +41,7 @@ def drop(job: Job) -> list[str]:
         if owner is not None and owner.stream != stream.name:
             raise Refused(
                 f"table {name}: expected a table of stream {stream.name}, found one of stream "
-                f"{owner.stream}; nothing was dropped"
+                f"{owner.stream}; nothing was dropped; give the stream its own `table`"
             )
     if stream.table in tables:
         holds = load_state(lake, stream.table).holds.holds

@@ -341,6 +341,7 @@ def require_columns(table: Table, stream: Stream) -> None:
     name = ".".join(table.name())
     if changes := find_foreign_changes(table, columns.schema):
         raise Terminal(
+            f"table {name}: expected the columns of the last publish, found that "
             f"{changes[0].words(name)}; nothing is published; run `anabranch apply {stream.name}`, "
             "which brings the column back with its values, then restart the jobs"
         )

@@ -88,7 +88,8 @@ def open_reader(conf: str | Path | None = None) -> Reader:
     families also Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
-    selected = config.select_streams(conf, every=True, members=members)
+    has_streams = config.stream_names(conf) or config.family_names(conf)
+    selected = config.select_streams(conf, every=True, members=members) if has_streams else {}
     for name, error in config.broken(selected).items():
         LOG.warning("stream %s: file ignored: %s", name, error)
     streams = config.loaded(selected)

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -45,6 +46,7 @@ WIDE = (
 )
 NEXT = shift(FIRST, 1)
 DAY = date(2026, 11, 21)
+AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
 AT = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 BEGAN = datetime(2026, 11, 21, 5, tzinfo=UTC)
 
@@ -602,13 +604,27 @@ def test_a_table_of_other_transforms_is_left_to_iceberg(
 
 
 @pytest.mark.parametrize(
-    "kind", ["FLOAT", "DECIMAL(9,2)", "BINARY", "ARRAY<STRING>", "STRUCT<a: INT>"]
+    ("kind", "value"),
+    [
+        ("FLOAT", 0.5),
+        ("DECIMAL(9,2)", Decimal("1.25")),
+        ("BINARY", b"x"),
+        ("ARRAY<STRING>", ["a", None]),
+        ("STRUCT<a: INT, b: MAP<STRING, TIMESTAMP>>", {"a": 1, "b": [("k", AT)]}),
+    ],
 )
-def test_a_table_with_a_column_of_another_type_is_left_to_iceberg(
-    tmp_path: Path, kind: str
-) -> None:
+def test_columns_of_every_type_are_written(tmp_path: Path, kind: str, value: Any) -> None:
     lake = new_lake(tmp_path)
-    assert target_of(wide_table(lake, ddl=f"id STRING NOT NULL, other {kind}")) is None
+    table = wide_table(lake, ddl=f"id STRING NOT NULL, other {kind}")
+    own = {"id": "a", "other": value, "kafka_partition": 0, "kafka_offset": 7}
+    given = own | {"kafka_timestamp": AT, "ingest_hour": FIRST, "event_date": DAY}
+    target = target_of(table)
+    assert target is not None
+    [output] = write(table, pa.Table.from_pylist([given], schema=target.schema))
+    data_file = data_file_of(table, output)
+    assert data_file.record_count == 1
+    written = pq.read_table(output.path.removeprefix("file://"))
+    assert written["other"].to_pylist() == [value]
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> None:
