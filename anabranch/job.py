@@ -149,6 +149,8 @@ class StreamFolder:
         self.groups: dict[str, str | None] = {}
         """The group of each stream at the last `jobs` call, also of streams whose file is wrong;
         UNREADABLE if the file cannot be read and never could."""
+        self.families: dict[str, str] = {}
+        """The family of each of its streams at the last `jobs` call."""
         self._seen: set[str] = set()
         self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
@@ -193,6 +195,7 @@ class StreamFolder:
         self._seen |= self._jobs.keys()
         if not self._named:
             found |= self._families.broken
+        self.families = {name: member.family for name, member in members.items()}
         self.groups = {
             name: self._group_of(name, one, members.get(name)) for name, one in found.items()
         }

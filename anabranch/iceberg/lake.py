@@ -34,7 +34,7 @@ from pyiceberg.table.update import (
 
 from anabranch.common.attempts import attempts, doubling, jitter
 from anabranch.common.counters import COMMITS, TALLY
-from anabranch.common.errors import MetadataGone, Terminal, Transient
+from anabranch.common.errors import MetadataGone, TableMissing, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.common.remote_errors import explain, lake_errors, one_line
@@ -170,7 +170,9 @@ class Lake:
         lake does not answer."""
         table = self.find(name)
         if table is None:
-            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+            raise TableMissing(
+                f"table {name}: expected it to exist, found none; run `anabranch apply`"
+            )
         # Decision 37: in each load, so that no command can omit it. Two streams in one table would
         # move each other's position to another topic's offsets.
         if self._require is not None:

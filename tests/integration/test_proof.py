@@ -171,7 +171,9 @@ def said_by_every_view(one: World, hour: str) -> None:
 
 def said_by_page(one: World, hour: str) -> None:
     """The status page of a real stream, its own threads running, says it too."""
-    folder: Any = SimpleNamespace(jobs=lambda: {one.job.stream.name: one.job}, groups={})
+    folder: Any = SimpleNamespace(
+        jobs=lambda: {one.job.stream.name: one.job}, groups={}, families={}
+    )
     page = Page(folder, Settings(every=timedelta(seconds=1)))
     with TestClient(page.app(["localhost"]), base_url="http://localhost") as client:
 

@@ -261,16 +261,34 @@ def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) 
 
 
 def test_groups_are_shown_with_the_streams_behind(tab: Page) -> None:
-    table = (
-        opened(tab, "/")
-        .get_by_role("table")
-        .filter(has=tab.get_by_role("columnheader", name="Streams behind"))
+    summaries = opened(tab, "/").locator("summary").all_inner_texts()
+    assert [
+        f"complete through {shift(OPEN, -12)}, behind: orders" in summaries[0],
+        len(summaries),
+    ] == [True, 2]
+    assert f"complete through {shift(OPEN, -5)}, behind: logins" in summaries[1]
+
+
+@pytest.mark.parametrize("width", [1400, 1920])
+def test_nothing_of_the_streams_is_cut_and_a_row_is_one_line(tab: Page, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    opened(tab, "/")
+    tab.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    over = "regions => regions.filter((r) => r.scrollWidth > r.clientWidth).length"
+    assert tab.locator(".wide").evaluate_all(over) == 0
+    heights = tab.locator(".streams tbody tr").evaluate_all(
+        "rows => rows.map((r) => r.offsetHeight)"
     )
-    rows = [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()]
-    assert rows == [
-        ["shop", "2", shift(OPEN, -12), "orders"],
-        ["web", "2", shift(OPEN, -5), "logins"],
-    ]
+    assert len(heights) == 6 and max(heights) < 36
+
+
+def test_a_section_that_was_folded_stays_so(tab: Page) -> None:
+    opened(tab, "/")
+    tab.locator("#section-group-shop summary").click()
+    tab.evaluate("document.getElementById('live').dataset.old = 'yes'")
+    CLOCK.now += timedelta(seconds=1)
+    expect(tab.locator("#live[data-old]")).to_have_count(0, timeout=15_000)
+    assert tab.locator("#section-group-shop").get_attribute("open") is None
 
 
 def test_states_differ_by_more_than_colour(tab: Page) -> None:
@@ -309,7 +327,7 @@ def test_a_phone_shows_every_column_of_the_streams_by_its_name(phone: Page) -> N
             getComputedStyle(cell, "::before").content, cell.getBoundingClientRect().right])"""
     )
     labels = [label for label, _ in cells]
-    assert ['"Lag (offsets): "' in labels, '"As of: "' in labels, len(labels)] == [True, True, 8]
+    assert ['"Lag (offsets): "' in labels, '"Run: "' in labels, len(labels)] == [True, True, 9]
     assert max(right for _, right in cells) <= 390
 
 

@@ -77,7 +77,9 @@ def new_page(*jobs: Job, now: Callable[[], datetime] = utc_now) -> Page:
 
 def folder_of(*jobs: Job, **broken: AnabranchError) -> Any:
     """A folder of these streams, and of streams with an invalid file."""
-    return SimpleNamespace(jobs=lambda: {job.stream.name: job for job in jobs} | broken, groups={})
+    return SimpleNamespace(
+        jobs=lambda: {job.stream.name: job for job in jobs} | broken, groups={}, families={}
+    )
 
 
 def browser(page: Page, host: str = "localhost") -> TestClient:

@@ -118,7 +118,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
                 f"anabranch explain {name} {hour} --rows",
             )
         )
-    if view.late and any(view.position.values()):
+    if view.late and view.speed_has_begun:
         # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.
         kind, promised = (
             (error, f" within {stream.slo.fresh}")

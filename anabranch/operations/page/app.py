@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.output import text as printable
 from anabranch.config import UNREADABLE, Slo
-from anabranch.job import Job, StreamFolder, groups_of
+from anabranch.job import Job, StreamFolder
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page.access import SecurityHeaders
 from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calendar_month, month_of
@@ -38,7 +38,13 @@ from anabranch.operations.page.hour_view import (
     read_rows,
     sample_line,
 )
-from anabranch.operations.page.streams import StreamLine, group_lines, stream_line, summary_words
+from anabranch.operations.page.streams import (
+    StreamLine,
+    outages,
+    sections_of,
+    stream_line,
+    summary_words,
+)
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.operations.reports.metrics import ScrapedStream, metrics_of
 from anabranch.operations.reports.reading import (
@@ -162,11 +168,27 @@ class Page(Collector):
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
-        streams = self._followed.current
-        lines = [self._line(name, shown.reader.reading, now) for name, shown in streams.items()]
-        groups = group_lines(groups_of(self._groups()), lines)
+        wanted = request.query_params.get("name", "")
+        only_wrong = "wrong" in request.query_params
+        every = [
+            self._line(name, shown.reader.reading, now)
+            for name, shown in self._followed.current.items()
+        ]
+        lines = [
+            line
+            for line in every
+            if wanted in line.name and (line.condition.is_wrong or not only_wrong)
+        ]
         return self._answer(
-            request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines)
+            request,
+            "streams.html",
+            now,
+            sections=sections_of(lines, self._groups(), self._followed.folder.families),
+            outages=outages(every),
+            found=len(lines),
+            wanted=wanted,
+            only_wrong=only_wrong,
+            summary=summary_words(every),
         )
 
     def _line(self, name: str, reading: TimedValue[Readings], now: datetime) -> StreamLine:

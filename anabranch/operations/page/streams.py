@@ -1,12 +1,14 @@
-"""The page's table of streams: one row with one state for each stream."""
+"""The page's table of streams: one row with one state for each stream, in sections of groups and
+families, and one line for a service that does not answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from anabranch.common.output import text as text_of
+from anabranch.job import groups_of
 from anabranch.operations.reports import status
 from anabranch.operations.reports.reading import Readings, TimedValue
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
@@ -14,74 +16,83 @@ from anabranch.protocol.shares import percent
 from anabranch.protocol.watermarks import complete_through_all
 
 _NAMED = 3  # hours or fields listed in a note
+_SERVICES = {"s3": "S3", "kafka": "Kafka"}
 
 
 @dataclass(frozen=True)
 class Condition:
     """A stream's state: a word, a symbol that is legible without colour, and whether it needs
-    attention."""
+    attention. `why` explains it, and `command` is what to run next; empty if there is nothing."""
 
     word: str
     mark: str
     is_wrong: bool
-    note: str = ""
+    why: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class StreamLine:
-    """A row of the table; unknown values are None. `why_old`: why there is no newer reading;
-    `drift`: a note, or empty; `dead`: the share of dead letters, empty without records."""
+    """A row of the table; unknown values are None. `dead`: the share of dead letters, empty without
+    records; `duplicates`: those of the newest accepted hour. `why_old`: why there is no newer
+    reading; `service`: the service that did not answer; `drift`: a note, or empty."""
 
     name: str
     condition: Condition
-    freshness: int | None
-    lag: int | None
-    last_publish: datetime | None
-    newest_accepted: str | None
-    complete_through: str | None
-    refused: Sequence[str]
-    as_of: datetime | None
-    why_old: str | None
+    freshness: int | None = None
+    lag: int | None = None
+    duplicates: int | None = None
+    last_publish: datetime | None = None
+    complete_through: str | None = None
+    refused: Sequence[str] = ()
+    as_of: datetime | None = None
+    why_old: str | None = None
+    service: str | None = None
     drift: str = ""
     dead: str = ""
+
+    @property
+    def command(self) -> str:
+        """Return the next command; empty if there is none."""
+        return self.condition.command or "".join(self.drift.split("`")[1:2])
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     """Return a stream's most important condition. Pure."""
+    name = view.stream
+    doctor = f"anabranch doctor {name}"
     if view.topic_recreated:
-        note = f"the topic was recreated: `anabranch adopt {view.stream}`"
-        return Condition("recreated", "✕", True, note)
+        return Condition(
+            "recreated", "✕", True, "the topic was recreated", f"anabranch adopt {name}"
+        )
     if view.unexplained:
         hour, left = next(iter(view.unexplained.items()))
-        note = (
-            f"nothing explains {unexplained_words(left)} in {hour}: `anabranch explain "
-            f"{view.stream} {hour} --rows`"
-        )
-        return Condition("differs", "≠", True, note)
-    if view.refused:
-        return Condition(
-            "refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`"
-        )
-    if view.refused_restatements:
-        note = f"`anabranch explain {view.stream} {view.refused_restatements[0]}`"
-        return Condition("restatement refused", "✕", True, note)
+        why = f"nothing explains {unexplained_words(left)} in {hour}"
+        return Condition("differs", "≠", True, why, f"anabranch explain {name} {hour} --rows")
+    for word, hours in (
+        ("refused", view.refused),
+        ("restatement refused", view.refused_restatements),
+    ):
+        if hours:
+            why = f"{hours[0]} was refused"
+            return Condition(word, "✕", True, why, f"anabranch explain {name} {hours[0]}")
     if view.too_many_dead:
         hour = view.too_many_dead[-1]
-        note = f"{view.dead_shares[hour].words} of {hour}: `anabranch dead-letters {view.stream}`"
-        return Condition("dead letters", "!", True, note)
+        why = f"{view.dead_shares[hour].words} of {hour}"
+        return Condition("dead letters", "!", True, why, f"anabranch dead-letters {name}")
+    if not view.speed_has_begun and view.newest_accepted is None and view.lag.offsets:
+        why = f"no job has published yet, and {view.lag.offsets:,} offsets wait"
+        return Condition("new", "○", view.late is not None, why, f"anabranch speed {name}")
     if view.late:
-        return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
+        return Condition("late", "!", True, view.late, doctor)
     if view.lost:
-        note = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
-        return Condition("lost offsets", "!", True, note)
+        why = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
+        return Condition("lost offsets", "!", True, why, doctor)
     if (near := status.retention_reason(view, as_of)) is not None:
-        return Condition("retention near", "!", True, f"{near}: `anabranch doctor {view.stream}`")
+        return Condition("retention near", "!", True, near, doctor)
     if len(view.backlog) > status.MAY_WAIT or len(view.to_seal) > status.MAY_WAIT:
-        note = (
-            f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild: `anabranch batch "
-            f"{view.stream}`"
-        )
-        return Condition("waiting", "…", True, note)
+        why = f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild"
+        return Condition("waiting", "…", True, why, f"anabranch batch {name}")
     return Condition("in order", "✓", False)
 
 
@@ -113,67 +124,120 @@ def _named(names: Sequence[str]) -> str:
 
 def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -> StreamLine:
     """Return the row of a stream, from its newest reading, and why it is old. Pure."""
-    if reading.value is None or reading.as_of is None:
-        failed = reading.failure is not None
-        away = Condition("away", "✕", True, f"`anabranch doctor {name}`")
-        unknown = away if failed else Condition("not read yet", "…", False)
-        return StreamLine(name, unknown, None, None, None, None, None, (), None, why_old)
-    view, share = reading.value.status, reading.value.status.running_dead_share
-    condition = classify_stream(view, reading.as_of)
-    if why_old is not None:
-        condition = Condition(
-            "away", "✕", True, f"{condition.word} at the last reading: `anabranch doctor {name}`"
+    failure = reading.failure
+    service = failure.service if failure is not None else None
+    if failure is not None and failure.is_new:
+        condition = Condition("new", "○", False, failure.reason, f"anabranch apply {name}")
+        return StreamLine(name, condition)
+    away = Condition("away", "✕", True, "", f"anabranch doctor {name}")
+    if reading.value is None:
+        unread = Condition("not read yet", "…", False)
+        return StreamLine(
+            name, away if why_old is not None else unread, why_old=why_old, service=service
         )
+    view, share = reading.value.status, reading.value.status.running_dead_share
+    condition = classify_stream(view, reading.value.at)
+    if why_old is not None:
+        condition = replace(away, why=f"{condition.word} at the last reading")
+    counts = view.newest_counts
     return StreamLine(
         name=name,
         condition=condition,
-        freshness=round(status.freshness_seconds(view, reading.as_of)),
+        freshness=round(status.freshness_seconds(view, reading.value.at)),
         lag=view.lag.offsets,
+        duplicates=counts.duplicate if counts is not None else None,
         last_publish=max((at for at in view.last_publish.values() if at is not None), default=None),
-        newest_accepted=view.newest_accepted,
         complete_through=view.complete_through,
         refused=view.refused,
         as_of=reading.as_of,
         why_old=why_old,
+        service=service,
         drift="; ".join(filter(None, (conflicts_note(view), drift_note(view)))),
         dead=percent(share.share) if share is not None else "",
     )
 
 
 @dataclass(frozen=True)
-class GroupLine:
-    """A row of the table of groups. `complete_through`: the last hour that is complete in every
-    stream; None if a stream has none or was not read. `behind`: the streams with the oldest such
-    hour, if others are ahead. `unknown`: the streams without a reading."""
+class Outage:
+    """A service that several streams wait for. `reason`: that of the first one."""
 
-    name: str
+    service: str
     streams: int
-    complete_through: str | None
-    behind: Sequence[str]
-    unknown: Sequence[str]
+    reason: str
 
 
-def group_lines(
-    groups: Mapping[str, Sequence[str]], lines: Sequence[StreamLine]
-) -> list[GroupLine]:
-    """Return the rows of the groups, from each group's streams and the rows of all streams. An old
-    reading counts, because a complete hour stays complete. Pure."""
-    made = []
-    for group, names in groups.items():
-        members = [line for line in lines if line.name in names]
-        unknown = [line.name for line in members if line.as_of is None]
-        through = (
-            complete_through_all([line.complete_through for line in members])
-            if not unknown
-            else None
-        )
-        hours = {
-            line.name: line.complete_through or "" for line in members if line.name not in unknown
-        }
-        oldest, newest = min(hours.values(), default=""), max(hours.values(), default="")
-        behind = [name for name, hour in hours.items() if hour == oldest < newest]
-        made.append(GroupLine(group, len(members), through, behind, unknown))
-    return made
+def outages(lines: Sequence[StreamLine]) -> list[Outage]:
+    """Return the services that more than one stream lacks. Pure."""
+    by_service: dict[str, list[StreamLine]] = {}
+    for line in lines:
+        if line.service is not None and line.why_old is not None:
+            by_service.setdefault(line.service, []).append(line)
+    return [
+        Outage(_SERVICES.get(name, f"The {name}"), len(away), str(away[0].why_old))
+        for name, away in by_service.items()
+        if len(away) > 1
+    ]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of a group, of a family, or of neither (`title` is empty). `complete_through`: the
+    last hour that is complete in every stream of a group; None if a stream has none or was not
+    read. `behind`: the streams with the oldest such hour, if others are ahead. `unknown`: the
+    streams without a reading."""
+
+    title: str
+    lines: Sequence[StreamLine]
+    complete_through: str | None = None
+    behind: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+
+    @property
+    def wrong(self) -> int:
+        return sum(line.condition.is_wrong for line in self.lines)
+
+    @property
+    def has_own_cause(self) -> bool:
+        """Whether a stream needs attention for another reason than a service that is down."""
+        return any(line.condition.is_wrong and line.service is None for line in self.lines)
+
+
+def sections_of(
+    lines: Sequence[StreamLine], groups: Mapping[str, str | None], families: Mapping[str, str]
+) -> list[Section]:
+    """Return the table's sections: the streams of neither kind, the groups, and the families of the
+    others. A stream whose file cannot be read counts for every group's completeness. An old reading
+    counts too, because a complete hour stays complete. Pure."""
+    members = groups_of(groups)
+    rest: list[StreamLine] = []
+    of_groups = {group: list[StreamLine]() for group in members}
+    of_families: dict[str, list[StreamLine]] = {}
+    for line in lines:
+        group, family = groups.get(line.name), families.get(line.name)
+        if group in of_groups:
+            of_groups[group].append(line)
+        elif family is not None:
+            of_families.setdefault(family, []).append(line)
+        else:
+            rest.append(line)
+    by_name = {line.name: line for line in lines}
+    made = [
+        _group(group, of_groups[group], [by_name[name] for name in names if name in by_name])
+        for group, names in members.items()
+    ]
+    made += [Section(f"family {name}", of_it) for name, of_it in sorted(of_families.items())]
+    return [Section("", rest), *made] if rest or not made else made
+
+
+def _group(group: str, own: Sequence[StreamLine], counted: Sequence[StreamLine]) -> Section:
+    unknown = [line.name for line in counted if line.as_of is None]
+    through = None
+    if not unknown:
+        through = complete_through_all([line.complete_through for line in counted])
+    hours = {line.name: line.complete_through or "" for line in counted if line.as_of is not None}
+    oldest, newest = min(hours.values(), default=""), max(hours.values(), default="")
+    behind = [name for name, hour in hours.items() if hour == oldest < newest]
+    return Section(f"group {group}", own, through, behind, unknown)
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:

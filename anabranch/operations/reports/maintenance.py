@@ -16,6 +16,7 @@ from anabranch.iceberg.manifests import list_manifests
 from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
+from anabranch.protocol.dead_letters import is_done
 from anabranch.protocol.maintained import MaintenanceRun, Size, newest_complete, read_runs
 from anabranch.protocol.state import State
 
@@ -94,7 +95,7 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
     rows cannot be read; other unreadable tables, such as a view's before `apply`, are listed in
     `unread`."""
     lake, stream = job.lake, job.stream
-    waiting = {str(item["id"]): str(item["at"]) for item in state.dead_letters}
+    pending = state.dead_letters
     tables, unread = {stream.table: _of_branches(state.table, now)}, {}
     oldest = None
     for name in (*stream.branched_tables, *stream.plain_tables):
@@ -103,14 +104,15 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
             if name in stream.plain_tables:
                 tables[name] = _of_plain(table)
                 continue
-            tables[name] = _of_branches(
-                table, now, waiting if name == stream.dead_letters_table else ()
-            )
-            if name == stream.dead_letters_table:
+            is_of_letters = name == stream.dead_letters_table
+            tables[name] = _of_branches(table, now, state.waiting_letters if is_of_letters else ())
+            if is_of_letters:
                 oldest = _oldest_hour(table)
+                # The table of rows names published sets until its next publish.
+                pending = tuple(item for item in pending if not is_done(table, item))
         except AnabranchError as error:
             unread[name] = str(error)
-    since = min(map(datetime.fromisoformat, waiting.values()), default=None)
+    since = min((datetime.fromisoformat(str(item["at"])) for item in pending), default=None)
     return Maintenance(
         runs=read_runs(state.table.properties),
         tables=tables,

@@ -273,7 +273,7 @@ READ: tuple[Row[Readings], ...] = (
     ),
     Row(
         "lag_offsets",
-        "Offsets that the speed layer has not published.",
+        "Offsets that main lacks.",
         lambda r: _by_partition(r.status.lag.partitions),
         ("partition",),
     ),

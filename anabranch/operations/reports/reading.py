@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
-from anabranch.common.errors import AnabranchError
-from anabranch.common.remote_errors import classify_unexpected
+from anabranch.common.errors import AnabranchError, TableMissing, Transient
+from anabranch.common.remote_errors import asked_service, classify_unexpected
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.reports import acts, status
 from anabranch.operations.reports.acts import ActRecord
@@ -74,10 +74,13 @@ def open_reader(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed attempt: its start and its reason."""
+    """A failed attempt: its start and its reason. `service`: the service that did not answer, if
+    any; `is_new`: the stream's table does not exist yet."""
 
     at: datetime
     reason: str
+    service: str | None = None
+    is_new: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,9 @@ class BackgroundReader(Generic[T]):
                 else classify_unexpected(self._name, error)
             )
             LOG.warning("%s: reading failed: %s", self._name, known)
-            self.reading = replace(
-                self.reading, failure=Failure(asked, str(known)), asking_since=None
-            )
+            service = asked_service(known) if isinstance(known, Transient) else None
+            failure = Failure(asked, str(known), service, isinstance(known, TableMissing))
+            self.reading = replace(self.reading, failure=failure, asking_since=None)
 
     def end(self, close: Callable[[], None]) -> None:
         """Read no more; call `close` once no read is in progress."""

@@ -29,6 +29,7 @@ from anabranch.protocol.ledger_row import (
     LedgerRow,
     UnknownFields,
 )
+from anabranch.protocol.measured import MEASURED, read_measured
 from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.shares import HourShare, is_too_many
 from anabranch.protocol.state import POSITION, State, load_state
@@ -75,7 +76,7 @@ class HourSummary:
 
 @dataclass(frozen=True)
 class Lag:
-    """Offsets that the speed layer has not published, in total and by partition."""
+    """Offsets that `main` lacks, in total and by partition."""
 
     offsets: int
     partitions: Offsets
@@ -88,19 +89,20 @@ class StreamStatus:
     `late`: why the speed layer is late; None if it is not, or was not checked. `newest_accepted`:
     the newest accepted hour; `accepted_at`: its first acceptance, if the ledger has it;
     `complete_through`: the last hour that is accepted together with all earlier ones; all None
-    without an accepted hour. `waiting_since`: the Kafka timestamp of the oldest record that the
-    speed layer has not published, never earlier than the freshness of `main`; None if no record
-    waits. `retention`: the topic's retention time; None if unlimited. `unknown`: the unknown fields
-    of the newest accepted hour; None if not counted. `refused_restatements`: accepted hours whose
-    newest restatement was refused, until one is accepted or an operator sets the serving layer.
-    `holds`: the hours that operators keep beyond their time. `expired`: the hours whose rows have
-    expired (`expired_hours` counts them). `overdue`: the hours that should have expired. `hours`:
-    the sealed hours that the table lists individually; all older ones are accepted and served by
-    batch. `cost`: the cost of the last day; None if no publish recorded it. `dead_shares`: the dead
-    letters of the hours that are not accepted, as counted by a refused build, else in `main`; hours
-    without records are absent. `too_many_dead`: those hours among them that have more than
-    `quality.max_dead`. `conflicts`: the duplicates with other content, of the newest accepted hour
-    and of those that are not accepted.
+    without an accepted hour. `waiting_since`: the Kafka timestamp of the oldest record that `main`
+    lacks, never earlier than the freshness of `main`; None if it lacks none. `retention`: the
+    topic's retention time; None if unlimited. `unknown`: the unknown fields of the newest accepted
+    hour; None if not counted. `refused_restatements`: accepted hours whose newest restatement was
+    refused, until one is accepted or an operator sets the serving layer. `holds`: the hours that
+    operators keep beyond their time. `expired`: the hours whose rows have expired (`expired_hours`
+    counts them). `overdue`: the hours that should have expired. `hours`: the sealed hours that the
+    table lists individually; all older ones are accepted and served by batch. `cost`: the cost of
+    the last day; None if no publish recorded it. `speed_has_begun`: whether the speed layer ever
+    published. `newest_counts`: those of the newest accepted hour, if the ledger has them.
+    `dead_shares`: the dead letters of the hours that are not accepted, as counted by a refused
+    build, else in `main`; hours without records are absent. `too_many_dead`: those hours among them
+    that have more than `quality.max_dead`. `conflicts`: the duplicates with other content, of the
+    newest accepted hour and of those that are not accepted.
     """
 
     stream: str
@@ -132,6 +134,8 @@ class StreamStatus:
     holds: Sequence[Hold] = ()
     expired: Expired = field(default_factory=Expired)
     overdue: Overdue | None = None
+    speed_has_begun: bool = True
+    newest_counts: Counts | None = None
     dead_shares: Mapping[str, HourShare] = field(default_factory=dict)
     too_many_dead: Sequence[str] = ()
     conflicts: Mapping[str, int] = field(default_factory=dict)
@@ -287,7 +291,8 @@ def status_of(
     note(KAFKA)
     topic = job.kafka.describe(job.stream.topic)
     ends = job.kafka.stable_ends(topic) if topic is not None else {}
-    lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
+    starts = _lacking_from(state)
+    lag = {p: (starts.get(p, 0), e) for p, e in ends.items()}
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     name = job.stream.hours_table
@@ -302,6 +307,9 @@ def status_of(
     decisions = Ledger(job.lake, name).history(wanted)
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
+    has_begun = _has_speed_begun(state)
+    # Where only the batch layer runs, records of the running hour are not late, unless promised.
+    may_be_late = has_begun or newest is None or job.stream.slo.fresh is not None
     since = published_since(state.table, "speed", POSITION)
     publishes = {branch: last_publish(state.table, branch) for branch in ("speed", "batch", "main")}
     letters = job.lake.load(job.stream.dead_letters_table)
@@ -319,8 +327,9 @@ def status_of(
         topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
         position=dict(sorted(state.position.offsets.items())),
         position_since=since,
+        speed_has_begun=has_begun,
         late=late_reason(size(lag), since, waiting, late_after, now)
-        if late_after is not None
+        if late_after is not None and may_be_late
         else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
         last_publish={b: made_at(s) if s is not None else None for b, s in publishes.items()},
@@ -345,6 +354,7 @@ def status_of(
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
+        newest_counts=Counts.of(rows[newest]) if newest in rows else None,
         cost=read_cost(state.table, now - _DAY),
         holds=state.holds.holds,
         expired=state.expired,
@@ -353,6 +363,24 @@ def status_of(
         conflicts={h: n for h in (*backlog, newest) if h in rows and (n := rows[h].conflicts)},
         too_many_dead=[h for h, s in shares.items() if is_too_many(s.dead, s.records, most_dead)],
     )
+
+
+def _has_speed_begun(state: State) -> bool:
+    """Return whether the speed layer ever published: it measures its publishes. The position alone
+    does not say it, since the batch layer moves the start of the open hour past it."""
+    moved = any(n > state.timeline.start.get(p, 0) for p, n in state.position.offsets.items())
+    return moved or "speed" in read_measured(state.branch_properties["main"].get(MEASURED))
+
+
+def _lacking_from(state: State) -> Offsets:
+    """Return the offsets from which on `main` lacks records: the speed layer's position, or the end
+    of the last hour that is complete, where the batch layer read further."""
+    position = state.position
+    complete = state.cuts.get(watermarks.complete_through(state) or "")
+    if complete is None or not state.is_merged or position.topic_id not in ("", complete.topic_id):
+        return position.offsets
+    ends = complete.ends
+    return {p: max(position.offsets.get(p, 0), ends.get(p, 0)) for p in {*position.offsets, *ends}}
 
 
 def _waiting_since(

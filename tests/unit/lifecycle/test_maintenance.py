@@ -625,6 +625,10 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
     expirable = {name: t.expirable for name, t in view.tables.items()}
     done = maintain(lake, dry_run=True)
     assert expirable == done.expired
+    # Published, while the table of rows still names them: its next publish forgets them.
+    roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+    assert lake.state().dead_letters
+    assert read_maintenance(job(lake), lake.state(), NOW).letters_wait_since is None
 
 
 def test_a_table_that_is_not_there_hides_nothing_of_the_others(

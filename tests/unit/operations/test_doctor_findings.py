@@ -366,7 +366,7 @@ def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -
         ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Issue.UNEXPLAINED: "error"}),
         ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Issue.REFUSED: "warning"}),
         ({"late": "5 offsets wait"}, {Issue.LATE: "warning"}),
-        ({"late": "5 offsets wait", "position": {0: 0}}, {}),
+        ({"late": "5 offsets wait", "speed_has_begun": False}, {}),
         ({"refused_restatements": ["2026-11-21T05"]}, {Issue.REFUSED: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Issue.BACKLOG: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b"]}, {}),

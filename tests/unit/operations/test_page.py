@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -108,12 +109,14 @@ def shown(client: TestClient, path: str, until: str = "") -> str:
 def test_the_streams_table_equals_status(page: Page) -> None:
     text = shown(browser(page), "/")
     assert "1 stream, 1 to look at: events differs." in text
+    # Freshness, lag and duplicates: 5 offsets wait since 02:00, and no hour waits for batch.
     assert (
-        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch explain events "
-        "2026-11-21T01" in text
+        f"events ≠ differs 1,800 5 1 2026-11-21 02:30:00 {NEXT} 0 anabranch explain events "
+        f"{NEXT} --rows" in text
     )
-    # Freshness: the position has stood still since it was published; 5 offsets wait.
-    assert f"0 5 2026-11-21 02:30:00 {NEXT} {NEXT} 0 2026-11-21 02:30:00" in text
+    assert "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch explain" in (
+        shown(browser(page), "/streams/events")
+    )
 
 
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
@@ -130,17 +133,20 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
         five_years("b", AS_OF, complete_through=late),
         five_years("d", AS_OF),
     )
-    assert "small 3 not known b ; c (not read)" in shown(browser(made), "/")
+    text = shown(browser(made), "/")
+    assert "complete through not known , behind: b , not read: c group small" in text
     show(made, AS_OF, five_years("c", AS_OF))
-    assert f"small 3 {late} b" in shown(browser(made), "/")
+    text = shown(browser(made), "/")
+    assert f"complete through {late}, behind: b group small" in text
     show(made, AS_OF, five_years("b", AS_OF))
-    assert f"small 3 {far} none" in shown(browser(made), "/")
+    assert f"complete through {far} group small" in shown(browser(made), "/")
     # A file that is wrong may be of any group.
     made._followed.folder = folder_of(*jobs.values(), e=ConfigurationError("streams/e.yaml: wrong"))
     made.follow()
-    assert "small 4 not known e (not read)" in shown(browser(made), "/")
+    text = shown(browser(made), "/")
+    assert "; complete through not known , not read: e group small" in text
     show(no_group := new_page(jobs["d"]), AS_OF, five_years("d", AS_OF))
-    assert "Groups" not in shown(browser(no_group), "/")
+    assert "group" not in shown(browser(no_group), "/").partition("Freshness:")[0]
 
 
 def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> None:
@@ -308,6 +314,8 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             replace(calm, lost={HOUR: 1}),
             replace(calm, retention=timedelta(hours=26)),
             replace(calm, backlog=[HOUR, NEXT, shift(NEXT, 1)]),
+            replace(calm, speed_has_begun=False, newest_accepted=None, late="7 offsets wait"),
+            replace(calm, speed_has_begun=False),
             calm,
         )
     ] == [
@@ -320,6 +328,8 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
         "lost offsets",
         "retention near",
         "waiting",
+        "new",
+        "in order",
         "in order",
     ]
 
@@ -353,15 +363,19 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
     read = reader._read
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=None))
     reader.refresh()
-    assert all(
-        "does not know" not in shown(browser(made), path) for path in ("/", "/streams/events")
-    )
+    assert "does not know" not in shown(browser(made), "/streams/events")
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
     reader.refresh()
     reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
-    for path in ("/", "/streams/events"):
-        assert reported in shown(browser(made), path) and "≠ differs" in shown(browser(made), path)
-        assert "<b>" not in browser(made).get(path).text
+    text = shown(browser(made), "/streams/events")
+    assert reported in text and "≠ differs" in text
+    assert "<b>" not in browser(made).get("/streams/events").text
+    calm = {"unexplained": {}, "lost": {}, "refused_restatements": ()}
+    reader._read = lambda: replace(
+        view := read(), status=replace(view.status, unknown=unknown, **calm)
+    )
+    reader.refresh()
+    assert "in order" in (text := shown(browser(made), "/")) and "anabranch drift events" in text
 
 
 class Clock:
@@ -398,10 +412,9 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
         "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic "
         "events" in text
     )
-    text = shown(client, "/")
-    failed = "the attempt of 02:31:00 UTC failed: describe topic events"
-    assert f"✕ away differs at the last reading: anabranch doctor events {failed}" in text
-    assert "2026-11-21 02:30:00 60 s old" in text
+    assert "✕ away 60 s old" in (text := shown(client, "/"))
+    assert "anabranch doctor events" in text and "failed" not in text
+    assert 'title="differs at the last reading"' in client.get("/").text
 
     # One that hangs: the last answer stays, with its age.
     def hangs() -> None:
@@ -424,7 +437,8 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
 
     reader._read = good
     reader.refresh()
-    assert "2026-11-21 02:31:31" in shown(client, "/") and " s old" not in shown(client, "/")
+    assert " s old" not in shown(client, "/")
+    assert "as of 2026-11-21 02:31:31" in shown(client, "/streams/events")
 
 
 def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(full: Job) -> None:
@@ -471,9 +485,7 @@ def test_a_reading_has_a_timestamp_from_before_its_request() -> None:
     assert reader.reading == TimedValue("value", LATER)
 
 
-def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(
-    full: Job, still: None
-) -> None:
+def test_a_stream_that_has_no_table_is_new_and_the_others_are_shown(full: Job, still: None) -> None:
     broken = replace(
         full, stream=full.stream.model_copy(update={"name": "broken", "table": "games.none"})
     )
@@ -481,16 +493,51 @@ def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(
     for reader in made.readers.values():
         reader.refresh()
     text = shown(browser(made), "/")
-    assert "2 streams, 2 to look at: events differs, broken away; 1 without a new reading." in text
-    assert "table games.none: expected it to exist, found none; run anabranch apply" in text
+    assert "2 streams, 1 to look at: events differs." in text
+    assert "broken ○ new" in text and "anabranch apply broken" in text
+    assert "table games.none: expected it to exist, found none; run anabranch apply" in shown(
+        browser(made), "/streams/broken"
+    )
     # The last answer of one that failed since stays, and is not shown as its current state.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[], too_many_dead=[])
     failed = TimedValue(Readings(LATER, calm), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, failed.why_old(LATER, DEADLINE, EVERY))
-    note = "in order at the last reading: `anabranch doctor events`"
-    assert (line.lag, line.condition.word, line.condition.note) == (7, "away", note)
+    assert (line.lag, line.condition.word) == (7, "away")
+    assert (line.condition.why, line.condition.command) == (
+        "in order at the last reading",
+        "anabranch doctor events",
+    )
     line = stream_line("broken", made.readers["broken"].reading, "away")
-    assert (line.lag, line.freshness, line.condition.is_wrong) == (None, None, True)
+    assert (line.lag, line.freshness, line.condition.word) == (None, None, "new")
+
+
+def test_a_service_that_is_away_is_one_line_and_groups_and_families_are_folded(full: Job) -> None:
+    names = [f"topic_{i:02}" for i in range(30)]
+    jobs = [named(full, name, "small" if name < "topic_10" else None) for name in names]
+    made = new_page(*jobs, now=lambda: AS_OF)
+    made._followed.folder.families = dict.fromkeys(names[10:20], "topics")
+    for name, reader in made.readers.items():
+        why = f"describe topic {name} at b:9092: KafkaTimeoutError (transient, try again)"
+        held = five_years(name, AS_OF)
+        reader.reading = TimedValue(held, AS_OF, Failure(AS_OF, why, "kafka"))
+    client = browser(made)
+    html = parsed(client.get("/").text)
+    assert html.text.count("KafkaTimeoutError") == 1
+    assert "Kafka does not answer to 30 streams : anabranch doctor" in html.text
+    assert [(d["id"], "open" in d) for d in html.all("details")] == [
+        ("section-group-small", False),
+        ("section-family-topics", False),
+    ]
+    assert len(html.all("tr")) == 3 + 30
+    # Another cause in a group unfolds it.
+    made.readers["topic_03"].reading = TimedValue(five_years("topic_03", AS_OF, late="5"), AS_OF)
+    made.readers["topic_04"].reading = TimedValue(five_years("topic_04", AS_OF), AS_OF)
+    html = parsed(client.get("/").text)
+    assert ["open" in d for d in html.all("details")] == [True, False]
+    assert "Kafka does not answer to 28 streams" in html.text
+    found = parsed(client.get("/?name=c_0&wrong=on").text)
+    assert len(found.all("tr")) == 1 + 9 and "9 shown" in found.text
+    assert parsed(client.get("/?name=<b>").text).all("b") == []
 
 
 def test_a_read_on_demand_is_shared_and_repeated_once_it_is_old() -> None:
@@ -708,16 +755,16 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert done.exit_code == ConfigurationError.exit_code
         assert f"expected to listen at 127.0.0.1:{port}" in done.output
 
-    def text() -> str:
-        with urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-            return parsed(answer.read().decode()).text
+    def text(path: str = "") -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+                return parsed(answer.read().decode()).text
+        except HTTPError as error:
+            return str(error)
 
     def answers() -> bool:
         shown = text()
-        return (
-            "events \u2715 away" in shown
-            and "table games.events: expected it to exist, found none" in shown
-        )
+        return "events \u25cb new" in shown and "anabranch apply events" in shown
 
     command = [
         sys.executable,
@@ -734,23 +781,25 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
             json.dumps(stream | {"table": "games.clicks"})
         )
         wait_for(
-            lambda: "table games.clicks: expected it to exist" in text(),
+            lambda: "table games.clicks: expected it to exist" in text("streams/clicks"),
             "the new file's stream",
             120,
         )
         (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
         wait_for(
-            lambda: "table games.taps: expected it to exist" in text(),
+            lambda: "table games.taps: expected it to exist" in text("streams/clicks"),
             "the changed file's table",
             120,
         )
         (conf / "streams" / "clicks.yaml").write_text("topic: 1")
         wait_for(
-            lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 120
+            lambda: "clicks.yaml: schema: expected columns" in text("streams/clicks"),
+            "the error of the file",
+            120,
         )
         (conf / "streams" / "clicks.yaml").unlink()
         wait_for(lambda: "clicks" not in text(), "the stream to be gone", 120)
-        assert "events \u2715 away" in text()
+        assert "events \u25cb new" in text()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
     assert f"serving http://127.0.0.1:{port}/" in (tmp_path / "log").read_text()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from lakes import new_stream
+import time_machine
+from lakes import StreamLake, new_stream
+from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
+from proofs import NOW as START
+from report_hours import LATER, kafka
 
 from anabranch.config import Slo
-from anabranch.operations.reports.status import late_after, late_reason
+from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
+from anabranch.protocol.state import State
 from anabranch.protocol.watermarks import waiting_since
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -71,3 +79,44 @@ def test_a_record_waits_since_kafka_received_it_whatever_its_timestamp(
         assert waiting_since(stamps, None, NOW) == datetime.fromtimestamp(
             max(0, stamps[0]) / 1000, UTC
         )
+
+
+def of_batch_alone(folder: Path) -> StreamLake:
+    """Two accepted hours up to offset 10, which the speed layer has not read."""
+    with time_machine.travel(START, tick=False):
+        one = new_proof(folder)
+        accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
+        accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    return one
+
+
+def viewed(one: StreamLake, end: int, **slo: timedelta) -> StreamStatus:
+    """The status while the log of partition 0 ends at `end`."""
+    asked = SimpleNamespace(**vars(kafka()) | {"stable_ends": lambda topic: {0: end, 1: 0}})
+    of = replace(job(one), kafka=asked)  # type: ignore[arg-type]
+    stream = of.stream.model_copy(update={"slo": Slo(**slo)})
+    return status(replace(of, stream=stream), timedelta(seconds=1))
+
+
+@time_machine.travel(LATER, tick=False)
+def test_records_that_only_the_batch_layer_read_do_not_wait(tmp_path: Path) -> None:
+    one = of_batch_alone(tmp_path)
+    view = viewed(one, end=10)
+    assert (view.lag, view.waiting_since, view.late) == (Lag(0, {0: 0, 1: 0}), None, None)
+    # Those of the running hour wait, and are late if freshness was promised.
+    view = viewed(one, end=12)
+    assert (view.lag.partitions, view.waiting_since, view.late) == (
+        {0: 2, 1: 0},
+        datetime(2026, 11, 21, 2, tzinfo=UTC),
+        None,
+    )
+    assert "2 offsets wait" in str(viewed(one, end=12, fresh=timedelta(seconds=10)).late)
+
+
+@time_machine.travel(LATER, tick=False)
+def test_an_accepted_hour_that_main_lacks_still_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = of_batch_alone(tmp_path)
+    monkeypatch.setattr(State, "is_merged", False)
+    assert viewed(one, end=10).lag.offsets == 10

@@ -69,14 +69,13 @@
   function swap(fresh) {
     const old = live();
     const focused = document.activeElement && document.activeElement.id;
-    const opened = Array.from(old.querySelectorAll("details[open]"), (details) => details.id);
+    const folded = new Map(Array.from(old.querySelectorAll("details"), (details) => [details.id, details.open]));
     const roving = old.querySelector("[data-arrows] td a[tabindex='0']");
     const said = old.dataset.summary;
     const moved = new Map(regions().map((region) => [nameOf(region), region.scrollLeft]));
     old.replaceWith(document.adoptNode(fresh));
-    for (const id of opened) {
-      const details = id && document.getElementById(id);
-      if (details) details.open = true;
+    for (const details of live().querySelectorAll("details")) {
+      if (folded.has(details.id)) details.open = folded.get(details.id);
     }
     prepare(roving && roving.id);
     for (const region of regions()) {
