@@ -134,7 +134,7 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
         five_years("d", AS_OF),
     )
     text = shown(browser(made), "/")
-    assert "complete through not known , behind: b , not read: c group small" in text
+    assert "complete through not known , behind: b, not read: c group small" in text
     show(made, AS_OF, five_years("c", AS_OF))
     text = shown(browser(made), "/")
     assert f"complete through {late}, behind: b group small" in text
@@ -344,8 +344,11 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
     for i, make in enumerate((a_full_hour, an_old_hour, nothing_yet)):
         one = full_job(tmp_path / str(i), make)
         for hour in (HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
-            shown += [c.line for c in hour_commands(read_record(one, hour, LATER).facts)]
-    assert len({line.split()[1] for line in shown}) >= 8
+            facts = read_record(one, hour, LATER).facts
+            for each in (facts, replace(facts, merged=False, kept=False)):
+                shown += [command.line for command in hour_commands(each)]
+    names = {"audit", "batch", "dead-letters", "explain", "merge", "override", "query"}
+    assert {line.split()[1] for line in shown} == names
     for line in shown:
         name, *arguments = shlex.split(line)
         assert name == "anabranch"
