@@ -78,6 +78,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "served": "batch",
         "cut": {"0": [3, 18], "1": [3, 18]},
         "counts": {"offsets": 30, "good": 30, "dead": 0, "duplicate": 0, "gap": 0},
+        "dead_share": {"dead": 0, "records": 30},
         "speed_rows": 30,
         "diff": {"missing": 0, "extra": 0, "changed": 0},
         "quality": {"passed": True, "failed": []},

@@ -64,7 +64,7 @@ def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(
     row = accepted_row(one, hour)
     assert (row.good, row.dead, row.duplicate, row.gap) == (20, 1, 1, 0)
     assert row.sources == {"kafka": 12, "speed": 10}
-    assert row.partitions == {0: Account(22, good=20, dead=1, duplicate=1, gaps={})}
+    assert row.partitions == {0: Account(22, good=20, dead=1, duplicate=1, gaps={}, conflicts=1)}
     assert one.contents() == one.acknowledged()[:20]
 
 

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from world import World, hours_of_now, past_hour, spread
 
-from anabranch import records
 from anabranch.common.errors import Unexpected
+from batch_layer import sources
 
 HOURS = OLDEST, MIDDLE, NEWEST = past_hour(3), past_hour(2), past_hour(1)
 hours_of_each_test = hours_of_now(globals(), HOURS=(3, 2, 1), OLDEST=3, MIDDLE=2, NEWEST=1)
@@ -79,14 +79,12 @@ def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
     for hour, prefix in ((OLDEST, "a"), (MIDDLE, "b")):
         one.send(spread(hour, 6, prefix))
     one.apply()
-    decode = records.decode
+    pack = sources.packed
 
     def overflow(frame: DataFrame) -> DataFrame:
         return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{OLDEST}', 1, -1) > 0"))
 
-    monkeypatch.setattr(
-        records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named))
-    )
+    monkeypatch.setattr(sources, "packed", lambda raw, spec: pack(overflow(raw), spec))
     with pytest.raises(Unexpected, match=f"hour {OLDEST}.*ARITHMETIC_OVERFLOW"):
         one.batch(OLDEST, MIDDLE)
     assert {hour: row.revision for hour, row in one.state.accepted.items()} == {MIDDLE: 1}

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 from world import World, past_hour, spread
 
 from anabranch import job as session
-from anabranch import records
 from anabranch.common.errors import JvmGone, Unexpected, Unexplained
 from anabranch.spark.session import explain_spark, explained
+from batch_layer import sources
 from speed_layer import micro_batch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Make = Callable[..., World]
 @pytest.fixture
 def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Every task that reads throws a real ArithmeticException for the records of one hour."""
-    decode, stage_certain = records.decode, micro_batch.stage_certain
+    pack, stage_certain = sources.packed, micro_batch.stage_certain
 
     def overflow(frame: DataFrame) -> DataFrame:
         return frame.where(
@@ -36,9 +36,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr(
-            records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named))
-        )
+        patched.setattr(sources, "packed", lambda raw, spec: pack(overflow(raw), spec))
         patched.setattr(
             micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest)
         )
