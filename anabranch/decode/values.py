@@ -104,10 +104,6 @@ def _parts(inner: str) -> list[str]:
     return parts
 
 
-def is_nested(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind))
-
-
 def moments(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, list[int]]:
     """Return text as times or dates, null where it is unreadable, and the indexes of these."""
     is_plain = pc.match_substring_regex(texts, _PLAIN[kind])

@@ -142,11 +142,6 @@ def no_records(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], _COLUMNS)
 
 
-def one_record(spark: SparkSession, value: bytes, at: datetime) -> DataFrame:
-    """Return a DataFrame of one record of no topic, with the columns of `read_ranges`."""
-    return spark.createDataFrame([(None, bytearray(value), "", 0, 0, at, 0, None)], _COLUMNS)
-
-
 def is_unreadable(error: BaseException) -> bool:
     """Return whether Spark's reader threw because a record's timestamp is too large. Pure."""
     # PySpark converts some Java exceptions: the name is then its type, the stack trace separate.

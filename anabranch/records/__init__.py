@@ -31,7 +31,6 @@ UNKNOWN = "unknown_fields"
 null if there are none."""
 
 _HEADERS = "array<struct<key:string,value:binary>>"
-_NO_NAMES = "CAST(NULL AS array<string>)"
 
 
 def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
