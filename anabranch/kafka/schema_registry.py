@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import requests
 
 from anabranch import config
 from anabranch.common import http
 from anabranch.common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import requests
 
 LOG = logging.getLogger(__name__)
 
 LARGEST_ID = 2**31 - 1
 """The largest id: ids are 32-bit signed integers, never negative."""
 
-_SECONDS = (5.0, 15.0)  # connect timeout, read timeout
+_SECONDS = 15.0
 _NOT_FOUND = (40401, 40402, 40403)  # no such subject, version, schema
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
@@ -55,11 +56,12 @@ class SchemaRegistryClient:
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings
-        self._session = requests.Session()
-        self._session.headers["Accept"] = _MEDIA_TYPES
+        credentials = None
         if settings.user is not None:
             password = settings.password.get_secret_value() if settings.password is not None else ""
-            self._session.auth = (settings.user, password)
+            credentials = (settings.user, password)
+        self._session = http.open_session("registry.url", credentials)
+        self._session.headers["Accept"] = _MEDIA_TYPES
         self._schemas: dict[int, RegisteredSchema] = {}
         self._subjects: dict[int, frozenset[str]] = {}
 
@@ -116,8 +118,7 @@ class SchemaRegistryClient:
             f"ask the schema registry for {url}",
             "its certificate, then start it again",
         )
-        options = {"allow_redirects": True, "timeout": _SECONDS}
-        answer = http.request(self._session, "GET", url, doing, "registry.url", check_ca, **options)
+        answer = http.request(self._session, "GET", url, doing, "registry.url", check_ca, _SECONDS)
         status, body = answer.status_code, _json(answer)
         if status == 200 and body is not None:
             return body

@@ -6,16 +6,11 @@ from collections.abc import Iterable
 
 import requests
 from openlineage.client.event_v2 import RunEvent
-from openlineage.client.transport.http import (
-    ApiKeyTokenProvider,
-    HttpConfig,
-    HttpTransport,
-    TokenProvider,
-)
+from openlineage.client.transport.http import HttpConfig, HttpTransport
 
 from anabranch.common.deadline import call_within
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
-from anabranch.common.http import is_transient
+from anabranch.common.http import is_transient, open_session
 from anabranch.config import Lineage
 
 # The caller decides whether to retry.
@@ -31,9 +26,9 @@ class Receiver:
     def __init__(self, settings: Lineage) -> None:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
-        auth = ApiKeyTokenProvider({"api_key": key}) if key else TokenProvider({})
+        session = open_session("lineage.url", f"Bearer {key}" if key else None)
         # The client joins the endpoint to the URL as to a folder.
-        config = HttpConfig(f"{settings.url}/", _PATH, _SECONDS, auth=auth, retry=_ONCE)
+        config = HttpConfig(f"{settings.url}/", _PATH, _SECONDS, session=session, retry=_ONCE)
         self._transport = HttpTransport(config)
 
     def send(self, events: Iterable[RunEvent]) -> None:
@@ -56,6 +51,8 @@ class Receiver:
         call_within(_SECONDS, "lineage", emit, late)
 
     def _explained(self, error: BaseException) -> AnabranchError:
+        if isinstance(error, AnabranchError):
+            return error
         doing = f"send lineage to {self._settings.url}/{_PATH}"
         response = error.response if isinstance(error, requests.HTTPError) else None
         if response is None:

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import requests
-
 from anabranch import config
 from anabranch.common import http
 from anabranch.common.attempts import attempts, doubling
@@ -131,7 +129,7 @@ def _reason(status: int, error: Any) -> tuple[str, str]:
 
 LOG = logging.getLogger(__name__)
 
-_SECONDS = (5.0, 60.0)  # seconds to connect, to answer
+_SECONDS = 60.0
 _PATIENCE = 120.0  # seconds for retries of a bulk
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
@@ -150,11 +148,12 @@ class Index:
 
     def __init__(self, settings: config.SearchCluster, name: str) -> None:
         self.where = f"{settings.url}/{name}"
-        self._session = requests.Session()
+        credentials: tuple[str, str] | str | None = None
         if settings.user is not None and settings.password is not None:
-            self._session.auth = (settings.user, settings.password.get_secret_value())
+            credentials = (settings.user, settings.password.get_secret_value())
         if settings.api_key is not None:
-            self._session.headers["Authorization"] = f"ApiKey {settings.api_key.get_secret_value()}"
+            credentials = f"ApiKey {settings.api_key.get_secret_value()}"
+        self._session = http.open_session("search.url", credentials)
 
     def close(self) -> None:
         self._session.close()
@@ -258,9 +257,6 @@ class Index:
         """Return the answer's JSON; None if the index does not exist."""
         doing = f"ask {self.where}/{path}"
         headers = {"Content-Type": kind} if body is not None else {}
-        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's
-        # setting.
-        options = {"data": body, "headers": headers, "timeout": _SECONDS}
         answer = http.request(
             self._session,
             method,
@@ -268,7 +264,9 @@ class Index:
             doing,
             "search.url",
             "REQUESTS_CA_BUNDLE",
-            **options,
+            _SECONDS,
+            data=body,
+            headers=headers,
         )
         status, text = answer.status_code, f"{answer.status_code} {answer.text[:300]}"
         if status == 413:
