@@ -13,8 +13,7 @@ from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg import side_files, state_properties
-from anabranch.iceberg.side_files import SideFileGone
+from anabranch.iceberg import state_properties
 from anabranch.iceberg.state_properties import StateGone
 
 if TYPE_CHECKING:
@@ -162,8 +161,7 @@ def made_at(snapshot: Snapshot) -> datetime:
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
     """Return our properties of a branch (`anabranch.*`), without the id of its newest publish. If
-    `main` was rolled back, they state that no publish was merged into it. Raises Terminal,
-    Transient."""
+    `main` was rolled back, they state that no publish was merged into it. Raises Terminal."""
     snapshot = newest_publish(table, branch)
     if snapshot is None:
         return {}
@@ -175,7 +173,7 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
     """Return the properties of a branch when the snapshot was its head; empty if the publish of
-    that time is expired. Raises Terminal, Transient."""
+    that time is expired. Raises Terminal."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
         if is_publish(snapshot):
             return _load_state(table, snapshot)
@@ -185,23 +183,22 @@ def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
 def _load_state(table: Table, snapshot: Snapshot) -> dict[str, str]:
     try:
         return state_properties.load_all(table, _own_properties(snapshot))
-    except (StateGone, SideFileGone) as error:
+    except StateGone as error:
         raise Terminal(f"{error}; {_recovery_steps(table, error.remedy)}") from error
 
 
 def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
-    """Return whether the state of a snapshot is complete. Raises Transient."""
+    """Return whether the state of a snapshot is complete."""
     try:
         if snapshot is not None:
             state_properties.load_all(table, _own_properties(snapshot))
-    except (StateGone, SideFileGone):
+    except StateGone:
         return False
     return snapshot is not None
 
 
 def _recovery_steps(table: Table, remedy: str) -> str:
-    """Return sentences with the lost parts of a table's state and the steps of a recovery. Raises
-    Transient."""
+    """Return sentences with the lost parts of a table's state and the steps of a recovery."""
     lost = [b for b in BRANCHES if not _is_readable(table, last_publish(table, b))]
     if not lost:
         return "the branches themselves are complete: name a newer snapshot"
@@ -242,7 +239,7 @@ def _own_properties(snapshot: Snapshot) -> dict[str, str]:
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
     """Return the time of the first publish with the branch's value of `key`, within the snapshots
-    that are kept. Raises Terminal, Transient."""
+    that are kept. Raises Terminal."""
     value = branch_properties(table, branch).get(key)
     since = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
@@ -252,7 +249,7 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
         snapshot = parent
         try:
             before = state_properties.look_up(table, _own_properties(snapshot), key)
-        except (StateGone, SideFileGone):
+        except StateGone:
             break
         if before is not None:
             if before != value:
@@ -322,13 +319,11 @@ def snapshots_by_commit(table: Table) -> dict[str, int]:
 
 
 def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
-    """Yield the files of snapshots, each before the files that it refers to: manifest lists, side
-    files, manifests, live data files. Raises OSError, ValueError if one cannot be read."""
+    """Yield the files of snapshots, each before the files that it refers to: manifest lists,
+    manifests, live data files. Raises OSError, ValueError if one cannot be read."""
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
-        if (name := state_properties.side_file_of(_own_properties(snapshot))) is not None:
-            yield side_files.path_of(table, name)
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path in seen:
                 continue
@@ -341,7 +336,7 @@ def carried(
     table: Table, branch: str, properties: Mapping[str, str], commit_id: str
 ) -> dict[str, str]:
     """Return all properties of a commit's snapshot of a branch: the branch's, overridden by the
-    commit's own, and its id. Raises Terminal, Transient."""
+    commit's own, and its id. Raises Terminal."""
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
@@ -349,18 +344,8 @@ def summary_of(
     table: Table, branch: str, properties: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the part of the `carried` properties for the summary of a branch's next snapshot, and
-    the table properties with the rest. Raises Terminal, Transient."""
+    the table properties with the rest. Raises Terminal."""
     return state_properties.plan_summary(properties, branch_properties(table, branch))
-
-
-def is_unguarded(table: Table) -> bool:
-    """Return whether other programs' maintenance may destroy a branch's state. This is so in tables
-    of earlier versions: the state is in a side file, or no tag keeps the newest publish. Pure."""
-    published = (s for b in BRANCHES if (s := last_publish(table, b)) is not None)
-    has_side_file = any(
-        state_properties.side_file_of(_own_properties(s)) is not None for s in published
-    )
-    return has_side_file or any(PUBLISHED + b not in table.metadata.refs for b in BRANCHES)
 
 
 def unused_properties(

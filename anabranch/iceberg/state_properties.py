@@ -17,15 +17,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import side_files
-from anabranch.iceberg.side_files import REFERENCE, TIMELINE, reference
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 STATE = "anabranch.state."
-# An earlier version, which supports side files only, finds no file of this name and stops.
-_IN_PROPERTIES = "state-in-table-properties-needs-a-newer-anabranch/"
+# A snapshot's property with the hash of its text.
+_ROOT = "anabranch.state"
 _PACKED = "zlib:"
 
 # Properties that change with every publish, and the maximum characters of each in a snapshot.
@@ -120,7 +118,7 @@ def plan_summary(
         "\n".join(f"{key} {_by_hours(in_properties[key], parts)}" for key in sorted(in_properties)),
         parts,
     )
-    return in_summary | reference(_IN_PROPERTIES + root, TIMELINE in in_properties), parts
+    return {**in_summary, _ROOT: root}, parts
 
 
 def _by_hours(text: str, parts: dict[str, str]) -> str:
@@ -168,34 +166,19 @@ def _chunks(text: str) -> Iterable[str]:
 
 
 def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of a snapshot: its own, and those that it refers to in table properties
-    or, for snapshots of earlier versions, in a side file. Raises Terminal, Transient."""
-    name = side_files.named(properties)
-    in_properties: Mapping[str, str] = {}
-    if name is not None and name.startswith(_IN_PROPERTIES):
-        in_properties = _read(table, name.removeprefix(_IN_PROPERTIES))
-    elif name is not None:
-        in_properties = side_files.read(table, name)
-    return {
-        **in_properties,
-        **{k: unpack(v) for k, v in properties.items() if not v.startswith(REFERENCE)},
-    }
+    """Return all properties of a snapshot: its own, and those that it refers to in table
+    properties. Raises StateGone."""
+    root = properties.get(_ROOT)
+    in_properties = _read(table, root) if root is not None else {}
+    return {**in_properties, **{k: unpack(v) for k, v in properties.items() if k != _ROOT}}
 
 
 def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
     """Return the value of one property of a snapshot, wherever it is stored; None if there is none.
-    Raises Terminal, Transient."""
-    value = properties.get(key)
-    if value is not None and not value.startswith(REFERENCE):
+    Raises StateGone."""
+    if (value := properties.get(key)) is not None:
         return unpack(value)
     return load_all(table, properties).get(key)
-
-
-def side_file_of(properties: Mapping[str, str]) -> str | None:
-    """Return the side file that a snapshot's properties refer to; None if its state is in table
-    properties. Pure."""
-    name = side_files.named(properties)
-    return None if name is None or name.startswith(_IN_PROPERTIES) else name
 
 
 def plan_unused(
@@ -204,13 +187,7 @@ def plan_unused(
     """Return the state properties in the table properties `held` that no summary refers to.
     `summaries`: of all snapshots that the table will have; `needed`: this commit's state
     properties. Pure."""
-    names = [side_files.named(s) for s in summaries]
-    roots = {
-        STATE + n.removeprefix(_IN_PROPERTIES)
-        for n in names
-        if n is not None and n.startswith(_IN_PROPERTIES)
-    }
-    used, to_read = set[str](), list(roots)
+    used, to_read = set[str](), [STATE + s[_ROOT] for s in summaries if _ROOT in s]
     while to_read:
         key = to_read.pop()
         if key not in used and (value := needed.get(key, held.get(key))) is not None:

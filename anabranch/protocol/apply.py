@@ -10,7 +10,6 @@ from anabranch.common.errors import ColumnsChanged, Refused, Terminal
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
-from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.iceberg.physical_design import apply_design
@@ -19,8 +18,6 @@ from anabranch.iceberg.snapshots import (
     BRANCHES,
     STAGING,
     branch_properties,
-    heads,
-    is_unguarded,
     snapshot_properties,
 )
 from anabranch.iceberg.table_format import require_writable
@@ -39,7 +36,6 @@ from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.erased import Erasures
 from anabranch.protocol.erasure_filter import require_sources
 from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
-from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import (
     column_words,
@@ -48,7 +44,7 @@ from anabranch.protocol.rolled_back import (
     roll_back,
     roll_forward,
 )
-from anabranch.protocol.state import POSITION, TIMELINE, load_state
+from anabranch.protocol.state import POSITION, TIMELINE
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
@@ -156,7 +152,6 @@ def apply(
         changes.append(f"recorded the beginning: {first[POSITION]}")
     for name in stream.branched_tables:
         changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]
-    changes += guard_state(lake, stream)
     if rows := restore_ledger(lake, stream):
         changes.append(
             f"restored {rows} rows of {stream.hours_table} from the state on the branches: it had "
@@ -172,33 +167,6 @@ def is_created(lake: Lake, stream: Stream) -> bool:
     if not all(map(lake.exists, (*branched, *stream.plain_tables))):
         return False
     return all({*BRANCHES, STAGING} <= lake.load(name).metadata.refs.keys() for name in branched)
-
-
-def guard_state(lake: Lake, stream: Stream) -> list[str]:
-    """Protect the state of the branches against other programs' maintenance, in tables of earlier
-    versions: move it from side files to table properties, and tag the newest publishes. Every
-    publish does so for its branches; this covers branches without new publishes. Returns a
-    description of each change. Raises Terminal, Transient."""
-
-    def decide() -> Decision[None]:
-        state = load_state(lake, stream.table)
-        if not is_unguarded(state.table):
-            return Decision(state, None, None)
-        return Decision(
-            state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None
-        )
-
-    published = run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True)
-    guarded = [stream.table] if published.landed is not None else []
-    for name in stream.branched_tables:
-        table = lake.load(name)
-        commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
-        # After a refusal, the publish that landed first has moved the state, or the next one does.
-        if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
-            guarded.append(name)
-    return [
-        f"protected the state of {name} against other programs' maintenance" for name in guarded
-    ]
 
 
 def _require_own(stream: Stream, lake: Lake) -> None:

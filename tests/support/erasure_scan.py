@@ -31,7 +31,6 @@ from anabranch.common.errors import Terminal
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
-from anabranch.iceberg import side_files
 from anabranch.iceberg.files import list_files, list_versions
 from anabranch.iceberg.orphans import folders_of
 from anabranch.iceberg.s3 import Version, open_store
@@ -241,8 +240,6 @@ def _leaves(value: Any) -> Iterator[bytes]:
 
 def _text_of(name: str, content: bytes) -> bytes:
     """Return a file's text, with its compressed parts decompressed."""
-    if name.endswith(side_files.SUFFIX):
-        return zlib.decompress(content)
     if not name.endswith(".metadata.json"):
         return content
     text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content

@@ -16,7 +16,7 @@ from lakes import FIRST, Row, StreamLake, new_lake
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Transaction
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AssertTableUUID, RemoveSnapshotRefUpdate
+from pyiceberg.table.update import AssertTableUUID
 
 from anabranch.common.errors import Terminal
 from anabranch.iceberg import admin, foreign, orphans, snapshots
@@ -24,7 +24,6 @@ from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.prepare import set_ref
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position
-from anabranch.protocol import apply
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id, to_commit
@@ -269,18 +268,6 @@ def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_m
     assert publish_after(spared) is Outcome.LANDED, "the hazard did not happen"
     with pytest.raises(FileNotFoundError):
         lake.rows("main")
-
-
-def test_a_table_of_before_there_were_tags_is_guarded_by_apply(lake: StreamLake) -> None:
-    for branch in snapshots.BRANCHES:
-        commit(lake, RemoveSnapshotRefUpdate(ref_name=snapshots.PUBLISHED + branch))  # type: ignore[call-arg]
-    assert apply.guard_state(lake.lake, lake.stream) != []
-    assert apply.guard_state(lake.lake, lake.stream) == []
-    for branch in snapshots.BRANCHES:
-        rewrite(lake, branch)
-        rewrite(lake, branch)
-    expire_all(lake)
-    goes_on(lake)
 
 
 def test_a_recreated_branch_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:

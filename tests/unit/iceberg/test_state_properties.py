@@ -3,24 +3,19 @@ once."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import random
 import sys
 import time
-import zlib
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from brokers import Broker
-from lakes import StreamLake, new_environment, new_lake, new_state
+from lakes import StreamLake, new_lake, new_state
 from named_files import named_files
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -31,8 +26,6 @@ from anabranch.iceberg import (
     admin,
     expiry,
     orphans,
-    register,
-    side_files,
     snapshots,
     state_properties,
 )
@@ -40,15 +33,12 @@ from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.iceberg.state_properties import STATE
-from anabranch.job import Job
-from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position
-from anabranch.protocol import apply, ledger
+from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import DONE
 from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.measured import MEASURED
-from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import (
     ACCEPTED,
@@ -111,33 +101,9 @@ def publish(lake: StreamLake, position: Position | None = None, **values: Any) -
     return lake.table()
 
 
-def side_files_of(lake: StreamLake) -> dict[str, Path]:
-    folder = Path(lake.table().location().removeprefix("file://")) / "metadata"
-    return {p.name: p for p in folder.glob(f"*{side_files.SUFFIX}")}
-
-
 def state_of(table: Table) -> dict[str, str]:
     """The table properties that contain state."""
     return {k: v for k, v in table.properties.items() if k.startswith(STATE)}
-
-
-def summary_with_a_side_file(
-    table: Table, branch: str, properties: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Write what versions before table properties wrote: an immutable file, reused while the
-    branch's content is unchanged."""
-    before = snapshots.last_publish(table, branch)
-    own = snapshots._own_properties(before) if before is not None else {}
-    itself, aside = state_properties.plan_split(properties, state_properties.load_all(table, own))
-    if not aside:
-        return itself, {}
-    name = state_properties.side_file_of(own)
-    if name is None or side_files.read(table, name) != aside:
-        content = zlib.compress(json.dumps(aside, sort_keys=True).encode())
-        name = f"{new_id()}-{hashlib.sha256(content).hexdigest()[:16]}{side_files.SUFFIX}"
-        with table.io.new_output(side_files.path_of(table, name)).create() as stream:
-            stream.write(content)
-    return itself | side_files.reference(name, TIMELINE in aside), {}
 
 
 def forget_what_was_read() -> None:
@@ -383,32 +349,6 @@ def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
     own = {POSITION, CONTENT, MERGED, MEASURED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID}
     own |= {COMPLETE_THROUGH, FRESH_THROUGH}
     assert own == set(state_properties._SUMMARY_LIMITS)
-    assert side_files.TIMELINE == TIMELINE
-
-
-def test_a_version_without_side_files_stops_at_the_timeline(long: StreamLake) -> None:
-    """The hazard: without one on `speed` it would take the timeline of a branch that was published
-    to before."""
-    summary = snapshots.head(long.table(), "speed").summary
-    assert summary is not None
-    with pytest.raises(ValueError, match="Expecting value"):
-        json.loads(summary.additional_properties[TIMELINE])
-
-
-@pytest.mark.parametrize("has_timeline", [True, False])
-def test_a_version_with_side_files_alone_fails_on_a_file_name_with_the_reason(
-    long: StreamLake, has_timeline: bool
-) -> None:
-    """Reads as those versions read a snapshot's properties. A table without hours has no timeline
-    to stop at."""
-    text = json.dumps({"x": [str(i) for i in range(1_000)]})
-    summary, _ = state_properties.plan_summary({TIMELINE if has_timeline else LOST: text}, {})
-    name = next(summary[k] for k in (TIMELINE, "anabranch.side-file") if k in summary)
-    with pytest.raises(
-        side_files.SideFileGone,
-        match=r"metadata/state-in-table-properties-needs-a-newer-anabranch/",
-    ):
-        side_files.read(long.table(), name.removeprefix("side-file:"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -570,200 +510,7 @@ def test_a_lost_branch_begins_again_with_the_state_of_main(long: StreamLake) -> 
     assert long.state().timeline == before.timeline
 
 
-# Tables of versions before
-
-
-def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake = new_lake(tmp_path, partitions=12, timeline=Timeline(FIRST, FIRST, offsets_at(0, 12)))
-    cuts = cuts_of(60, 12)
-    accepted = {ACCEPTED: json.dumps({h: Accepted(2, c).as_dict() for h, c in cuts.items()})}
-    old = {**accepted, TIMELINE: Timeline(FIRST, shift(FIRST, 60), offsets_at(60, 12)).to_json()}
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            "anabranch.iceberg.prepare.summary_of",
-            lambda table, branch, properties: (dict(properties), {}),
-        )
-        state = lake.state()
-        packed = {**old, ACCEPTED: state_properties.pack(old[ACCEPTED])}  # as `main` said it
-        changes = (
-            Change("speed", properties=old),
-            Change("batch", properties=old),
-            Change("main", properties=packed),
-        )
-        commit = to_commit(
-            state, Publish(new_id(), changes, Timeline.from_json(old[TIMELINE])), NOW
-        )
-        assert lake.lake.commit(state.table, commit) is Outcome.LANDED
-    assert not state_of(lake.table()), "the hazard did not happen"
-    was = lake.state()
-    assert (len(was.accepted), was.timeline.open) == (60, shift(FIRST, 60))
-    changes = (Change("speed"), Change("batch"), Change("main"))
-    assert (
-        max(sizes(publish(lake, Position(TOPIC, offsets_at(60, 12)), changes=changes)).values())
-        <= 1_000
-    )
-    forget_what_was_read()
-    now = lake.state()
-    assert (now.accepted, now.timeline, now.branch_properties["main"][ACCEPTED]) == (
-        was.accepted,
-        was.timeline,
-        old[ACCEPTED],
-    )
-
-
-@pytest.fixture
-def with_side_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
-    """A stream of a version that kept its state in side files; its newest publishes were to `batch`
-    and `main`."""
-    lake = new_lake(tmp_path, 12, Timeline(FIRST, FIRST, offsets_at(0, 12)))
-    with monkeypatch.context() as patched:
-        patched.setattr("anabranch.iceberg.prepare.summary_of", summary_with_a_side_file)
-        said_long(lake, cuts_of(100, 12))
-        publish(lake, Position(TOPIC, offsets_at(1, 12)))
-        publish(
-            lake,
-            changes=(Change("batch", properties={LOST: json.dumps(["x"] * 9)}), Change("main")),
-        )
-    assert len(side_files_of(lake)) >= 2
-    assert not state_of(lake.table())
-    return lake
-
-
-def test_a_table_with_side_files_is_read_and_moves_over_with_its_next_publish(
-    with_side_files: StreamLake,
-) -> None:
-    lake = with_side_files
-    forget_what_was_read()
-    was = lake.state()
-    changes = (Change("speed"), Change("batch"), Change("main"))
-    table = publish(lake, changes=changes)
-    assert state_of(table)
-    for path in side_files_of(lake).values():
-        path.unlink()
-    forget_what_was_read()
-    now = lake.state()
-    assert (now.timeline, now.accepted, now.position) == (was.timeline, was.accepted, was.position)
-
-
-def test_apply_moves_every_branch_over(with_side_files: StreamLake) -> None:
-    lake = with_side_files
-    was = lake.state()
-    done = apply.guard_state(lake.lake, lake.stream)
-    assert done == [f"protected the state of {lake.name} against other programs' maintenance"]
-    assert apply.guard_state(lake.lake, lake.stream) == []
-    for path in side_files_of(lake).values():
-        path.unlink()
-    forget_what_was_read()
-    assert lake.state().timeline == was.timeline
-
-
-def test_orphan_removal_spares_side_files_that_a_remembered_snapshot_names(
-    with_side_files: StreamLake,
-) -> None:
-    lake = with_side_files
-    publish(lake, changes=(Change("speed"), Change("batch"), Change("main")))
-    names = (
-        state_properties.side_file_of(snapshots._own_properties(s))
-        for s in lake.table().snapshots()
-    )
-    named = {n for n in names if n is not None}
-    assert named == set(side_files_of(lake))
-    folder = next(iter(side_files_of(lake).values())).parent
-    (folder / f"{new_id()}-0123456789abcdef{side_files.SUFFIX}").write_bytes(
-        b"of a commit that never landed"
-    )
-    old = (NOW - timedelta(days=9)).timestamp()
-    for path in side_files_of(lake).values():
-        os.utime(path, (old, old))
-    environment = new_environment(lake.folder)
-    maintenance.maintain(
-        Job(environment, lake.stream, lake.lake, Broker().adapter), datetime.now(UTC)
-    )
-    assert set(side_files_of(lake)) == named
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("branch", ["speed", "batch"])
-def test_a_branch_without_its_side_file_is_recreated_from_main(
-    with_side_files: StreamLake, branch: str, damage: Callable[[Path], None]
-) -> None:
-    lake = with_side_files
-    before = lake.state()
-    name = named_by(lake.table(), branch)
-    assert name != named_by(lake.table(), "main")
-    damage(side_files_of(lake)[name])
-    forget_what_was_read()
-    with pytest.raises(
-        Terminal,
-        match=rf"{name}.*the state of {branch} is lost: .*drop branch {branch}, then run `anabran",
-    ):
-        lake.state()
-    lake.table().manage_snapshots().remove_branch(branch).commit()
-    assert admin.add_branches(lake.lake, lake.name, {}) == [branch]
-    assert (lake.state().timeline, lake.state().position) == (before.timeline, before.position)
-
-
-def test_main_without_its_side_file_is_set_back_and_merged(
-    with_side_files: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake, hour = with_side_files, shift(FIRST, 100)
-    back = lake.state().heads["main"]
-    other = replace(lake.state().timeline, skipped=tuple(shift(FIRST, i) for i in range(200)))
-    rows = lake.stage([(hour, 0, 7)])
-    changes = (Change("speed", rows.files), Change("main", rows.files))
-    with monkeypatch.context() as patched:
-        patched.setattr("anabranch.iceberg.prepare.summary_of", summary_with_a_side_file)
-        publish(lake, Position(TOPIC, offsets_at(2, 12)), timeline=other, changes=changes)
-    side_files_of(lake)[named_by(lake.table(), "main")].unlink()
-    forget_what_was_read()
-    with pytest.raises(
-        Terminal,
-        match=rf"the state of main is lost: .*roll main back to snapshot {back} of \S+, which is "
-        r"complete, then run `anabranch merge STREAM`",
-    ):
-        lake.state()
-    lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
-    merge(lake.lake, lake.stream)
-    assert lake.rows("main") == lake.rows("speed") == [(hour, 0, 7)]
-    assert (lake.state().timeline, lake.state().is_merged) == (other, True)
-
-
-def test_without_a_side_file_the_error_names_the_remaining_state(
-    with_side_files: StreamLake,
-) -> None:
-    for path in side_files_of(with_side_files).values():
-        path.unlink()
-    forget_what_was_read()
-    # The first snapshot, which `apply` made, was short enough to contain its own state.
-    with pytest.raises(
-        Terminal,
-        match=r"the state of main, speed, batch is lost: .*roll main back to snapshot \d+ of",
-    ):
-        with_side_files.state()
-
-
-def named_by(table: Table, branch: str) -> str:
-    name = side_files.named(snapshots._own_properties(snapshots.head(table, branch)))
-    assert name is not None
-    return name
-
-
-def test_a_metadata_file_without_its_side_file_is_not_registered(
-    with_side_files: StreamLake,
-) -> None:
-    table = with_side_files.table()
-    location = table.location()
-    listed = {str(p).lstrip("/") for p in Path(location.removeprefix("file://")).rglob("*")}
-    assert register._why_not(table, location, listed) is None
-    assert ".anabranch, found none" in str(
-        register._why_not(table, location, {p for p in listed if not p.endswith(side_files.SUFFIX)})
-    )
-
-
-def test_the_first_publish_time_of_a_position_is_read_in_any_form(long: StreamLake) -> None:
-    """Older snapshots say it in full, newer ones packed."""
+def test_the_first_publish_time_of_a_position_is_read(long: StreamLake) -> None:
     publish(long, Position(TOPIC, offsets_at(0, 12)))
     since = snapshots.published_since(long.table(), "speed", POSITION)
     for _ in range(3):
@@ -789,8 +536,7 @@ def test_threads_read_more_states_than_a_process_caches(monkeypatch: pytest.Monk
         digest = state_properties._digest(text)
         properties = {STATE + digest: state_properties.pack(text)}
         table = SimpleNamespace(metadata=SimpleNamespace(properties=properties))
-        name = state_properties._IN_PROPERTIES + digest
-        return cast(Table, table), side_files.reference(name, True)
+        return cast(Table, table), {state_properties._ROOT: digest}
 
     known = [stored(number) for number in range(states)]
 
