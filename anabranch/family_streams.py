@@ -214,6 +214,7 @@ def read_known(
                 continue
             try:
                 table = lake.find(name)
+                owner = read_owner(table) if table is not None else None
             except (Terminal, Unexplained) as error:
                 message = (
                     f"{family.file.path}: table {name} may belong to a stream of this family: "
@@ -223,7 +224,6 @@ def read_known(
                     family.name, family.group, "", ConfigurationError(message)
                 )
                 continue
-            owner = read_owner(table) if table is not None else None
             if (
                 owner is not None
                 and family.matches(owner.topic)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.health import NoteProgress
-from anabranch.iceberg.owner import read_owner
+from anabranch.iceberg.owner import owner_of
 from anabranch.job import Job
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import Offsets, to_keys
@@ -69,17 +69,14 @@ class StreamStart:
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
-            topic, owner = (
-                job.kafka.describe(job.stream.topic, state.position),
-                read_owner(state.table),
-            )
+            topic = job.kafka.describe(job.stream.topic, state.position)
             if state.position.topic_id == "" and topic is None:
                 raise Transient(
                     f"topic {job.stream.topic}: expected it to exist, found none yet; create it, "
                     "or correct `topic:` in the stream's file"
                 )
             position = check_topic(
-                state.position, topic, job.stream.topic, owner.cluster_id if owner else ""
+                state.position, topic, job.stream.topic, owner_of(state.table).cluster_id
             )
             assert topic is not None
             step = plan_catch_up(state, position.offsets)

@@ -23,18 +23,23 @@ if TYPE_CHECKING:
 
 OWNER = "anabranch.stream"
 
+FORMAT = 1
+"""The format of properties, ledger and dead letters that this version reads and writes."""
+
 
 class AnotherStreamsTable(ConfigurationError):
-    """The table that a stream's file names belongs to another stream."""
+    """The table that a stream's file names does not belong to that stream."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The stream that owns a table, with its topic and cluster when it was recorded."""
+    """The stream that owns a table, with its topic and cluster when it was recorded, and the format
+    of the stream's tables."""
 
     stream: str
     topic: str
-    cluster_id: str = ""
+    cluster_id: str
+    format: int = FORMAT
 
     def to_json(self) -> str:
         return json.dumps(to_json(self))
@@ -45,18 +50,41 @@ class Owner:
 
 
 def read_owner(table: Table) -> Owner | None:
-    """Return a table's owner; None for a table of an older version."""
+    """Return a table's owner; None for a table that is no stream's table of rows. Raises
+    ConfigurationError for a table of another format."""
     text = table.properties.get(OWNER)
-    return Owner.from_json(text) if text else None
+    if text is None:
+        return None
+    found = json.loads(text).get("format", "none")
+    if found != FORMAT:
+        raise ConfigurationError(
+            f"table {'.'.join(table.name())}: expected format {FORMAT} of Anabranch's tables, "
+            f"found {found}, of another version; nothing was changed: install the version that "
+            "wrote it"
+        )
+    return Owner.from_json(text)
+
+
+def owner_of(table: Table) -> Owner:
+    """Return the owner of a stream's table. Raises AnotherStreamsTable if it has none,
+    ConfigurationError for a table of another format."""
+    if (owner := read_owner(table)) is None:
+        raise AnotherStreamsTable(
+            f"table {'.'.join(table.name())}: expected a stream's table with property {OWNER}, "
+            "found none: it is another program's table, or one beside a stream's; nothing was "
+            "changed. Give `table:` of the stream's file another name"
+        )
+    return owner
 
 
 def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[str, Table], None]:
-    """Return a check that raises AnotherStreamsTable if the stream's table has an owner other than
-    this stream or `renamed_from`, its earlier name. Other tables pass."""
+    """Return a check that raises AnotherStreamsTable if the stream's table has another owner than
+    this stream or `renamed_from`, its earlier name, or none. Other tables pass."""
 
     def require(name: str, table: Table) -> None:
-        if name != stream.table or (owner := read_owner(table)) is None:
+        if name != stream.table:
             return
+        owner = owner_of(table)
         # The name decides, not the topic (decision 37): `topic:` may change, and a recreated topic
         # looks like another stream's.
         if owner.stream in (stream.name, renamed_from):

@@ -11,7 +11,7 @@ from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
-from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
+from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
 from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
 from anabranch.iceberg.snapshots import (
@@ -22,7 +22,6 @@ from anabranch.iceberg.snapshots import (
 )
 from anabranch.iceberg.table_format import require_writable
 from anabranch.iceberg.table_schemas import (
-    FROM_KAFKA,
     archive_schema,
     dead_letters_schema,
     partials_schema,
@@ -170,8 +169,7 @@ def is_created(lake: Lake, stream: Stream) -> bool:
 
 
 def _require_own(stream: Stream, lake: Lake) -> None:
-    """Raise AnotherStreamsTable if the stream's table does not have the columns of rows, or if one
-    of its other tables is the table of a stream."""
+    """Raise AnotherStreamsTable if one of the stream's other tables is the table of a stream."""
     file = f"streams/{stream.name}.yaml"
     for name in filter(lake.exists, (*stream.branched_tables, *stream.plain_tables)):
         table = lake.load(name)
@@ -182,59 +180,34 @@ def _require_own(stream: Stream, lake: Lake) -> None:
                 f"the table of stream {owner.stream} (streams/{owner.stream}.yaml); nothing was "
                 "changed. Give `table:` or the view of one of the two files another name"
             )
-    if not lake.exists(stream.table):
-        return
-    table = lake.load(stream.table)
-    require_writable(table)
-    found = table.schema().column_names
-    missing = [name for name, _ in FROM_KAFKA if name not in found]
-    if missing and not find_foreign_changes(table, rows_columns(stream).schema):
-        raise AnotherStreamsTable(
-            f"{file}: table {stream.table}: expected a stream's rows, found no column "
-            f"{missing[0]}, as in another stream's dead letters, ledger, partial results or "
-            f"archive; nothing was changed. Give `table:` of {file} another name"
-        )
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Record the stream as the owner of its table; return a description of each change. Raises
-    AnotherStreamsTable."""
+    """Record a renamed stream as the owner of its table; return a description of the change. Only
+    a stream that reads the topic of the table's position may take it over: raises
+    AnotherStreamsTable for another topic id."""
     table = lake.load(stream.table)
-    if not set(BRANCHES) <= table.metadata.refs.keys():
-        return []  # the next run does it
-    text, before = branch_properties(table, "speed").get(POSITION), read_owner(table)
-    position = Position.from_json(text) if text else Position("", {})
-    if not record_owner(lake, stream, kafka, position):
-        if before is not None and before.topic != stream.topic:
+    require_writable(table)
+    owner = owner_of(table)
+    if owner.stream == stream.name:
+        if owner.topic != stream.topic:
             LOG.warning(
                 "stream %s: table %s was read from topic %s, the stream's file names %s: "
-                "`anabranch adopt %s` continues "
-                "there",
+                "`anabranch adopt %s` continues there",
                 stream.name,
                 stream.table,
-                before.topic,
+                owner.topic,
                 stream.topic,
                 stream.name,
             )
         return []
-    former = f"stream {before.stream}" if before is not None else "no stream"
-    return [f"table {stream.table} belongs to stream {stream.name} now, and belonged to {former}"]
-
-
-def record_owner(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Position) -> bool:
-    """Write the stream into its table if the table names no stream or the stream's former name;
-    return whether it was written.
-
-    `position` is the table's. Only a stream that reads the position's topic may take a table over:
-    raises AnotherStreamsTable for another topic id, since the owner is then unknown.
-    """
-    owner = read_owner(lake.load(stream.table))
-    if owner is not None and owner.stream == stream.name:
-        return False
+    if not set(BRANCHES) <= table.metadata.refs.keys():
+        return []  # the next run does it
+    position = Position.from_json(branch_properties(table, "speed")[POSITION])
     if position.topic_id:
         topic = kafka.describe(stream.topic)
         if topic is None:
-            return False
+            return []
         # Decision 37: a recreated topic and another stream's topic look the same, so the owner is
         # not known.
         if topic.id != position.topic_id:
@@ -245,15 +218,17 @@ def record_owner(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Posi
                 "give `table:` another name. If the topic was deleted and made again, or moved to "
                 f"another cluster: run `anabranch adopt {stream.name}`"
             )
-    wanted = Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()
+    wanted = Owner(stream.name, stream.topic, kafka.cluster_id())
 
     def write(table: Table, tx: Transaction) -> None:
-        if table.properties.get(OWNER) in (None, owner.to_json() if owner is not None else None):
-            tx.set_properties({OWNER: wanted})
+        if owner_of(table) == owner:
+            tx.set_properties({OWNER: wanted.to_json()})
 
     admin.change_table(lake, stream.table, "owner", write)
-    LOG.info("stream %s: table %s belongs to it from now on", stream.name, stream.table)
-    return True
+    return [
+        f"table {stream.table} belongs to stream {stream.name} now, and belonged to stream "
+        f"{owner.stream}"
+    ]
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:

@@ -14,7 +14,7 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.owner import read_owner
+from anabranch.iceberg.owner import owner_of
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets import hour_ends, hours
 from anabranch.offsets.hours import Timeline
@@ -294,9 +294,8 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish |
 
 
 def _read_from(state: State) -> str:
-    """Return the id of the Kafka cluster that the table was read from; empty if not recorded."""
-    owner = read_owner(state.table) if state.table is not None else None
-    return owner.cluster_id if owner is not None else ""
+    """Return the id of the Kafka cluster that the table was read from; empty without a table."""
+    return owner_of(state.table).cluster_id if state.table is not None else ""
 
 
 def _fits(position: Position, topic: Topic) -> bool:

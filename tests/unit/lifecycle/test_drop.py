@@ -71,7 +71,7 @@ def test_a_drop_that_was_killed_is_continued(
 
 def test_another_streams_table_is_not_dropped(one: StreamLake) -> None:
     def write(_: Any, tx: Any) -> None:
-        tx.set_properties({OWNER: Owner("orders", "orders").to_json()})
+        tx.set_properties({OWNER: Owner("orders", "orders", "cluster").to_json()})
 
     admin.change_table(one.lake, one.name, "owner", write)
     with pytest.raises(Refused, match="found one of stream orders; nothing was dropped"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from brokers import Broker
-from lakes import StreamLake, new_environment, new_lake, new_stream
+from lakes import new_environment, new_stream
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
@@ -33,16 +33,6 @@ def apply(
     return tables.apply(
         environment, stream, open_lake(environment, stream, renamed_from), broker.adapter
     )
-
-
-@pytest.fixture
-def unmarked(tmp_path: Path) -> StreamLake:
-    """A table as an older version made it, at topic id t."""
-    lake = new_lake(tmp_path)
-    admin.change_table(
-        lake.lake, lake.name, "owner", lambda table, tx: tx.remove_properties(OWNER) and None
-    )
-    return lake
 
 
 def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(
@@ -83,17 +73,9 @@ def with_all_tables(stream: Stream) -> Stream:
 
 
 @pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        ("events_hours", "kafka_partition"),
-        ("events_dead_letters", "event_date"),
-        ("events_daily_partials", "kafka_"),
-        ("events_archive", "event_date"),
-    ],
+    "name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
 )
-def test_a_table_beside_another_streams_is_no_streams_table(
-    tmp_path: Path, name: str, column: str
-) -> None:
+def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name: str) -> None:
     """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing
     columns back."""
     apply(tmp_path, with_all_tables(MINE), Broker())
@@ -101,7 +83,7 @@ def test_a_table_beside_another_streams_is_no_streams_table(
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
     with pytest.raises(
         AnotherStreamsTable,
-        match=rf"games\.{name}: expected a stream's rows, found no column {column}",
+        match=rf"games\.{name}: expected a stream's table .*, found none",
     ):
         apply(tmp_path, taken, Broker(id="r"))
     assert locations(tmp_path) == before
@@ -154,27 +136,40 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
     )
 
 
-def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(
-    unmarked: StreamLake,
+@pytest.mark.parametrize(
+    ("owner", "found"),
+    [
+        ('{"stream": "events", "topic": "events", "cluster_id": "cluster"}', "none"),
+        ('{"format": 2, "owners": ["events"]}', "2"),
+    ],
+)
+def test_a_table_of_another_format_is_refused_and_not_changed(
+    tmp_path: Path, owner: str, found: str
 ) -> None:
-    position = unmarked.state().position
-    with pytest.raises(
-        AnotherStreamsTable, match=r"topic refunds \(id r\), found a position of topic id t"
-    ):
-        apply(unmarked.folder, OTHER, Broker(id="r"))
-    assert read_owner(unmarked.table()) is None
-    assert not tables.record_owner(unmarked.lake, MINE, Broker(id=None).adapter, position), (
-        "without a topic the owner is unknown"
+    apply(tmp_path, MINE, Broker())
+    environment = new_environment(tmp_path)
+    admin.change_table(
+        Lake(environment),
+        MINE.table,
+        "owner",
+        lambda _, tx: tx.set_properties({OWNER: owner}) and None,
     )
-    assert tables.record_owner(unmarked.lake, MINE, Broker().adapter, position)
-    assert not tables.record_owner(unmarked.lake, MINE, Broker().adapter, position)
-    assert read_owner(unmarked.table()) == Owner("events", "events", "cluster")
-
-
-def test_apply_takes_over_a_table_without_an_owner(unmarked: StreamLake) -> None:
-    words = "table games.events belongs to stream events now, and belonged to no stream"
-    assert words in apply(unmarked.folder, MINE, Broker())
-    assert apply(unmarked.folder, MINE, Broker()) == []
+    before, lake = locations(tmp_path), open_lake(environment, MINE)
+    sentence = (
+        f"table games.events: expected format 1 of Anabranch's tables, found {found}, of another "
+        "version; nothing was changed: install the version that wrote it"
+    )
+    for use in (
+        lambda: load_state(lake, MINE.table),
+        lambda: Publisher(lake, MINE).recover(),
+        lambda: adopt(Publisher(lake, MINE), Broker().adapter),
+        lambda: apply(tmp_path, MINE, Broker()),
+        lambda: examine_tables(environment, MINE, Lake(environment)),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            use()
+        assert (str(refused.value), refused.value.exit_code) == (sentence, 2)
+    assert locations(tmp_path) == before
 
 
 def test_a_streams_file_is_renamed(tmp_path: Path) -> None:
@@ -208,4 +203,3 @@ def test_adopting_another_topic_writes_it_into_the_table(tmp_path: Path) -> None
 def test_an_owner_is_written_and_read() -> None:
     owner = Owner("a", "b", "c")
     assert Owner.from_json(owner.to_json()) == owner
-    assert Owner.from_json(replace(owner, cluster_id="").to_json()) == Owner("a", "b")
