@@ -107,10 +107,8 @@ def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
             _assertion("balance", is_closed, "error", expected=str(row.offsets), actual=str(total))
         )
     quality = row.quality or QualityResult(True)
-    found += [_entry_assertion(entry, True) for entry in quality.met or ()]
-    found += [
-        _entry_assertion(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))
-    ]
+    found += [_entry_assertion(entry, True) for entry in quality.met]
+    found += [_entry_assertion(entry, False) for entry in (*quality.failed, *quality.warnings)]
     return found
 
 
@@ -157,11 +155,11 @@ def null_counts(row: LedgerRow, required: tuple[str, ...]) -> dict[str, int]:
     columns have none."""
     counts = dict.fromkeys(required, 0)
     quality = row.quality or QualityResult(True)
-    for entry in quality.met or ():
+    for entry in quality.met:
         kwargs = entry.get("kwargs") or {}
         if entry["type"] == _NOT_NULL and kwargs.get("mostly") in (None, 1, 1.0):
             counts[kwargs["column"]] = 0
-    for entry in (*quality.failed, *(quality.warnings or ())):
+    for entry in (*quality.failed, *quality.warnings):
         if entry["type"] == _NOT_NULL and entry.get("unexpected_count") is not None:
             counts[entry["kwargs"]["column"]] = entry["unexpected_count"]
     return counts

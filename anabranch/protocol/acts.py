@@ -32,10 +32,9 @@ ActName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Act(JsonFields):
-    """An act of an operator. `name`: one of ActName, or of a later version's. `why` is None if the
-    operator gave no reason."""
+    """An act of an operator. `why` is None if the operator gave no reason."""
 
-    name: str
+    name: ActName
     user: str
     host: str
     at: datetime

@@ -20,13 +20,12 @@ from anabranch.protocol.state import State
 @dataclass(frozen=True)
 class Request:
     """The request of an erasure in the ledger: its column, the keyed hashes of its values, and the
-    id of their key. `source`: the source of the column's values (`source_of`); None in requests of
-    older versions."""
+    id of their key. `source`: the source of the column's values (`source_of`)."""
 
     column: str
     key: str
     hashes: frozenset[str]
-    source: str | None = None
+    source: str
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _require_sources(
 ) -> None:
     for id, request in requests.items():
         now = source_of(environment, stream, request.column)
-        if request.source not in (None, now):
+        if request.source != now:
             raise ConfigurationError(
                 f"stream {stream.name}: select: {request.column}: expected {request.source}, as "
                 f"when erasure {id} was requested, found {now}: other values have other hashes, "
@@ -168,6 +167,6 @@ def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Requ
             said = found[one.id]
             hashes = frozenset(said["hashes"])
             _REQUESTS[ledger.name, one.id] = Request(
-                said["column"], said["key"], hashes, said.get("source")
+                said["column"], said["key"], hashes, said["source"]
             )
     return {one.id: _REQUESTS[ledger.name, one.id] for one in erasures}

@@ -329,21 +329,19 @@ class Ledger:
         self, table: Table, hours: Span | Collection[str] | None, without: Collection[str]
     ) -> list[LedgerRow]:
         with lake_errors(f"read ledger {self._name}"):
-            return _decisions(read(table, hours, _columns(table, without)))
+            return _decisions(read(table, hours, _columns(without)))
 
     def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
         """Return the decisions with this sequence number or a higher one, oldest first; otherwise
         as `history`."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
-            return _decisions(read_since(table, sequence, _columns(table, without)))
+            return _decisions(read_since(table, sequence, _columns(without)))
 
     def acts(self) -> list[LedgerRow]:
         """Return the rows that follow from operators' acts, with rows that decide nothing, oldest
         first; only the columns in `ACT_COLUMNS`. Raises Transient."""
         table = self._lake.load(self._name)
-        if "act" not in table.schema().column_names:
-            return []
         with lake_errors(f"read ledger {self._name}"):
             answers = _ACTS.ask(table).values()
         return sorted((row for rows in answers for row in rows), key=_ORDER)
@@ -353,9 +351,7 @@ class Ledger:
         Transient."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
-            rows = read(
-                table, hours, tuple(c for c in table.schema().column_names if c in _OF_REQUESTS)
-            )
+            rows = read(table, hours, _OF_REQUESTS)
         return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
 
     def first_hour(self) -> str:
@@ -441,9 +437,8 @@ def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
         return set(wanted) & (named | _union(_IDS.ask(table, older)))
 
 
-def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
-    # A newer version of the code may have added columns.
-    return tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
+def _columns(without: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in LEDGER_SCHEMA.column_names if name not in without)
 
 
 def _decisions(rows: pa.Table) -> list[LedgerRow]:
@@ -530,7 +525,7 @@ def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetim
 
 
 def _differs(diff: Diff) -> bool:
-    return diff.missing > (diff.unread or 0) or diff.extra > 0 or diff.changed > 0
+    return diff.missing > diff.unread or diff.extra > 0 or diff.changed > 0
 
 
 _IDS = PerFile(("decision_id",), _ids)
@@ -617,7 +612,6 @@ def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
 
 
 _ERASED = ("good", "dead", "erased", "partitions", "sequence")
-_KNOWN = {field.name for field in LEDGER_SCHEMA.fields}
 
 
 def _from_arrow(table: pa.Table) -> list[LedgerRow]:

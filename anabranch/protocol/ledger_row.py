@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Any, Literal
 
 from anabranch.common.json_values import JsonFields, from_json, to_json
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import ranges_from_keys, ranges_to_keys
 from anabranch.protocol.acts import Act
-from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
 Kind = Literal[
@@ -68,29 +65,27 @@ class Diff(JsonFields):
     """The difference of speed from batch in rows by kind. `missing`: in batch, not in speed.
     `extra`: in speed, not read by batch. `changed`: with different content. `duplicate`: removed by
     batch as duplicates, which is no difference. `unread`: missing rows at offsets that the speed
-    layer's rows did not account for at the time of the comparison. `duplicate` and `unread` are
-    None in rows written before these fields existed."""
+    layer's rows did not account for at the time of the comparison."""
 
     missing: int
     extra: int
     changed: int
-    duplicate: int | None = None
-    unread: int | None = None
+    duplicate: int
+    unread: int
     sample: Entries | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QualityResult(JsonFields):
-    """The result of the quality gate, with its expectations as JSON. A field is None in rows
-    written before it existed."""
+    """The result of the quality gate, with its expectations as JSON."""
 
     passed: bool
     failed: Entries = ()
-    warnings: Entries | None = None
-    evaluated: int | None = None
+    warnings: Entries = ()
+    evaluated: int = 0
     suite: str | None = None
-    met: Entries | None = None
-    not_applicable: Entries | None = None
+    met: Entries = ()
+    not_applicable: Entries = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +102,6 @@ class RunFacts(JsonFields):
     root: str | None = None
 
 
-def _shape(sample: Any) -> Any:
-    """Return the shape of a sample; earlier versions stored the value itself."""
-    return shape_of(sample) if sample is not None else None
-
-
 @dataclass(frozen=True, slots=True)
 class UnknownField:
     """A field that the schema does not contain, and the number of an hour's good records with it.
@@ -123,7 +113,7 @@ class UnknownField:
     records: int
     first: tuple[int, int]
     last: tuple[int, int]
-    sample: Annotated[str | None, BeforeValidator(_shape)] = None
+    sample: str | None = None
     type: str | None = None
 
 

@@ -205,7 +205,7 @@ def read_state(table: Table) -> State:
     # no expired hour.
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
-    # Older versions write hours that only `main` lists as sealed.
+    # A `batch` that was set back and forward again lists hours that wait in the timeline.
     sealed = {
         hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted
     }

@@ -54,7 +54,7 @@ def run_suite(
     not be read.
     """
     if path is None:
-        return QualityResult(passed=True, warnings=(), evaluated=0)
+        return QualityResult(passed=True)
     with _LOCK:
         return _run_suite(frame, path, known)
 
@@ -114,7 +114,7 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
         evaluated=len(verdicts),
         suite=suite.name,
         met=tuple(describe_met(e) for i, e in bound.items() if i not in unmet),
-        not_applicable=tuple(not_applicable) or None,
+        not_applicable=tuple(not_applicable),
     )
 
 

@@ -91,19 +91,17 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
     return Difference(speed_rows, diff)
 
 
-def unexplained_counts(
-    diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool
-) -> dict[str, int]:
+def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None) -> dict[str, int]:
     """Return the unexplained counts of a ledger's `diff`, by kind; empty if all are explained.
     Pure. Duplicates that batch removed are not a difference. Missing rows are explained by offsets
-    that the speed layer had not read at the time. For a ledger row without that count, `covered`
-    decides: whether the speed layer's rows account for the whole hour now. Extra rows are explained
-    by offsets that Kafka no longer had for the batch layer. Changed content is never explained."""
+    that the speed layer had not read at the time. Extra rows are explained by offsets that Kafka no
+    longer had for the batch layer. Changed content is never explained."""
     if diff is None:
         return {}
-    unread = diff.unread
-    if unread is None:
-        unread = 0 if covered else diff.missing
     gone = sum((gaps or {}).get(name, 0) for name in _GONE)
-    left = {"missing": diff.missing - unread, "extra": diff.extra - gone, "changed": diff.changed}
+    left = {
+        "missing": diff.missing - diff.unread,
+        "extra": diff.extra - gone,
+        "changed": diff.changed,
+    }
     return {kind: n for kind, n in left.items() if n > 0}

@@ -71,7 +71,7 @@ ACCOUNT = {
                 "records": 2,
                 "first": [0, 4],
                 "last": [0, 7],
-                "sample": '"blue"',
+                "sample": '"aaaa"',
                 "type": "STRING",
             },
             {"name": "<b>\x1b", "records": 1, "first": [0, 7], "last": [0, 7]},
@@ -141,12 +141,12 @@ def a_full_hour(one: StreamLake) -> None:
 
 
 def an_old_hour(one: StreamLake) -> None:
-    """Rows of a ledger from before some columns existed; an hour that is refused, and one that is
-    partly lost."""
+    """An hour that is accepted with differences and without expectations, and one that is refused
+    and partly lost."""
     sealed(one)
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 7})
     old = {
-        "diff": {"missing": 2, "extra": 0, "changed": 1},
+        "diff": {"missing": 2, "extra": 0, "changed": 1, "duplicate": 0, "unread": 1},
         "quality": {"passed": True, "failed": []},
         "speed_rows": 4,
     }

@@ -156,13 +156,13 @@ def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
     quality = facts.quality
     if quality is None:
         return []
-    groups: tuple[tuple[str, Entries | None], ...] = (
+    groups: tuple[tuple[str, Entries], ...] = (
         ("failed", quality.failed),
         ("warning", quality.warnings),
         ("not applicable", quality.not_applicable),
         ("met", quality.met),
     )
-    return [_expectation(verdict, entry) for verdict, entries in groups for entry in entries or ()]
+    return [_expectation(verdict, entry) for verdict, entries in groups for entry in entries]
 
 
 def _expectation(verdict: str, entry: Mapping[str, Any]) -> ExpectationLine:

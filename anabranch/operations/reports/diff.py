@@ -60,15 +60,14 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     ) as comparison:
         counted, samples = comparison.compare(unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
-    uncovered = coverage.uncovered_reason(state, "speed", hour)
     return HourDifference(
         stream=job.stream.name,
         hour=hour,
         speed_rows=counted.speed_rows,
-        batch_rows=counted.speed_rows - now.extra - (now.duplicate or 0) + now.missing,
+        batch_rows=counted.speed_rows - now.extra - now.duplicate + now.missing,
         diff=now,
-        unexplained=unexplained_counts(now, account.gaps, uncovered is None),
-        uncovered=uncovered,
+        unexplained=unexplained_counts(now, account.gaps),
+        uncovered=coverage.uncovered_reason(state, "speed", hour),
         when_accepted=replace(account.diff, sample=None) if account.diff is not None else None,
         samples=tuple(samples),
     )

@@ -186,7 +186,7 @@ def hour_facts(
         ),
         speed_rows=account.speed_rows,
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
-        unexplained=unexplained_counts(account.diff, account.gaps, uncovered is None),
+        unexplained=unexplained_counts(account.diff, account.gaps),
         quality=account.quality,
         unknown=account.unknown,
         refusals=[Refusal(row.recorded_at, row.revision, row.reason) for row in refusals],

@@ -166,13 +166,11 @@ def _checks(facts: HourFacts) -> str | None:
 
 
 def _quality(quality: QualityResult) -> str:
-    """Return the gate's verdict as text. Ledger rows from before `evaluated` and `warnings` existed
-    only have the verdict."""
-    evaluated = quality.evaluated
-    if evaluated == 0:
+    """Return the gate's verdict as text."""
+    if quality.evaluated == 0:
         return "the stream has no expectations"
-    of = f" ({_many(evaluated, 'expectation')})" if evaluated else ""
-    text = f"the quality gate passed{of}" if quality.passed else f"the quality gate failed{of}"
+    verdict = "passed" if quality.passed else "failed"
+    text = f"the quality gate {verdict} ({_many(quality.evaluated, 'expectation')})"
     for kind, entries in (("critical", quality.failed), ("warnings", quality.warnings)):
         if entries:
             text += f", {kind}: {', '.join(str(entry.get('type', entry)) for entry in entries)}"

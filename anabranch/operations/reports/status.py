@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
 from anabranch.operations.reports.cost import Cost, read_cost
-from anabranch.protocol import coverage, ledger, watermarks
+from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold
@@ -247,7 +247,7 @@ def _hour(
         cut=ranges_of(cut),
         counts=Counts.of(account),
         speed_rows=account.speed_rows,
-        diff=Diff(diff.missing, diff.extra, diff.changed) if diff is not None else None,
+        diff=replace(diff, sample=None) if diff is not None else None,
         quality=GateSummary(quality.passed, quality.failed)
         if quality is not None
         else GateSummary(),
@@ -349,7 +349,7 @@ def status_of(
             h for h in ledger.open_refusals(decisions) if state.is_accepted(h)
         ),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
-        unexplained=unexplained(state, rows),
+        unexplained=unexplained(rows),
         dead_letters=total(head(letters, "main"), "records"),
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
         retention=job.kafka.retention(topic.name) if topic is not None else None,
@@ -455,14 +455,9 @@ def late_after(stream: Stream, otherwise: timedelta = timedelta(minutes=10)) -> 
     return min(promised, otherwise) if promised is not None else otherwise
 
 
-def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
+def unexplained(rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
     """Return unexplained differences of the layers by hour, from the ledger's newest rows. Pure."""
-    by_hour = {
-        hour: unexplained_counts(
-            row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None
-        )
-        for hour, row in rows.items()
-    }
+    by_hour = {hour: unexplained_counts(row.diff, row.gaps) for hour, row in rows.items()}
     return {hour: left for hour, left in sorted(by_hour.items()) if left}
 
 

@@ -84,8 +84,6 @@ def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> No
     assert not is_still_valid(refusal, basis(), NOW + REBUILD_AFTER)
     assert not is_still_valid(refusal, basis(suite=b"another"), NOW)
     assert not is_still_valid(None, basis(), NOW)
-    # Written before refusals said what they rest on.
-    assert not is_still_valid(row("refused", "0f"), basis(), NOW)
 
 
 def test_a_refusal_is_written_again_only_if_it_changed() -> None:

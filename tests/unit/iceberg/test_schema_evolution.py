@@ -375,15 +375,6 @@ def test_every_table_of_a_stream_gets_the_columns_that_it_lacks(tmp_path: Path) 
         assert one.lake.load(name).schema().column_names[-1] == "later"
 
 
-def test_rows_of_a_newer_ledger_are_an_error_with_a_remedy(tmp_path: Path) -> None:
-    one = new_lake(tmp_path)
-    rows = pa.table({"sequence": [1], "later": ["{}"]})
-    with pytest.raises(
-        Terminal, match="events_hours: expected column later, found none; run `anabranch apply`"
-    ):
-        one.lake.append(one.stream.hours_table, lambda _: rows)
-
-
 def test_the_second_of_two_processes_finds_nothing_to_change(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
     wanted = rows_columns(stream_of("id STRING NOT NULL, n BIGINT"))

@@ -124,14 +124,14 @@ def test_a_refused_hour(one: StreamLake) -> None:
                 duplicate=0,
                 gap=0,
                 gaps={},
-                quality={"passed": False, "failed": [{"type": "x"}]},
+                quality={"passed": False, "failed": [{"type": "x"}], "evaluated": 1},
             ),
         )
     sentences = sentences_of(one, NEXT)
     assert sentences["hour"] == f"{NEXT} of events is refused; the speed layer still serves it"
     assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC (refusal 2): quality: no"
     assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
-    assert "the quality gate failed, critical: x" in sentences["checks"]
+    assert "the quality gate failed (1 expectation), critical: x" in sentences["checks"]
     assert sentences["rebuild"].startswith(
         "fix the cause of the refusal, then `anabranch batch events --hour "
     )

@@ -4,26 +4,20 @@ none."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from lakes import FIRST, StreamLake, decide, new_lake
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg import admin
-from anabranch.iceberg.schema_evolution import Columns, evolve
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports.acts import act_records, hours_words
-from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
-from anabranch.protocol.ledger import LEDGER_SCHEMA, decision, newest
+from anabranch.protocol.ledger import decision, newest
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publisher import Publisher
@@ -139,36 +133,6 @@ def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None
     ]
     assert newest(rows[:1])[FIRST].act == ACT
     assert newest(rows)[FIRST].act is None
-
-
-def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = lake.stream.hours_table
-    before = Schema(*takewhile(lambda field: field.name != "act", LEDGER_SCHEMA.fields))
-    lake.lake.catalog.drop_table(name)
-    admin.create(lake.lake, name, before, (), admin.TABLE_PROPERTIES)
-    with monkeypatch.context() as old:
-        old.setattr(ledger, "_ARROW", schema_to_pyarrow(before))
-        lake.ledger.record([decision(FIRST, "sealed", 0, CUT, NOW, "old")])
-    assert [row.decision_id for row in lake.ledger.history()] == ["old"]
-    assert lake.ledger.acts() == []
-    evolve(lake.lake, name, Columns(LEDGER_SCHEMA, "ours"))
-    lake.ledger.record([decision(FIRST, "accepted", 1, CUT, NOW, "new", served="batch", act=ACT)])
-    assert [(row.decision_id, row.act) for row in lake.ledger.history()] == [
-        ("old", None),
-        ("new", ACT),
-    ]
-    assert [row.decision_id for row in lake.ledger.acts()] == ["new"]
-    # The version before reads and continues it too.
-    with monkeypatch.context() as old:
-        old.setattr(ledger, "_ARROW", schema_to_pyarrow(before))
-        old.setattr(ledger, "_KNOWN", {field.name for field in before.fields})
-        assert [row.decision_id for row in lake.ledger.history()] == ["old", "new"]
-        lake.ledger.record([decision(SECOND, "sealed", 0, CUT, NOW, "later")])
-    assert [(row.decision_id, row.act) for row in lake.ledger.history([SECOND])] == [
-        ("later", None)
-    ]
 
 
 def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
