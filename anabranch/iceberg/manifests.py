@@ -34,8 +34,7 @@ _FAN_IN = 8
 _FULL = 3
 # The maximum files of a manifest merged across hours: half a second of work.
 _MOST_FILES = 4096
-# The maximum manifests read for one merge. A table of an older version with more takes several
-# publishes.
+# The maximum manifests read for one merge; a table with more takes several publishes.
 _MOST_INPUTS = 64
 # A manifest of one of the newest hours contains only that hour.
 _RECENT_HOURS = 24

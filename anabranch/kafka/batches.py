@@ -24,7 +24,7 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.record import MemoryRecords
 from kafka.record.util import decode_varint
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import Terminal, Transient
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,29 +167,29 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Explanation:
 
 def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
     """Classify the missing offsets covered by a fetch from `at`. Return the offset after its last
-    whole batch; None if it has no whole batch."""
+    whole batch; None if it has no whole batch. Raises Terminal for a batch before format 2."""
     waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
     aborting: set[int] = set()
     reached: int | None = None
     for batch in _batches(fetched.records):
-        start, is_legacy = at if reached is None else reached, batch.magic < 2
-        offsets = {record.offset for record in batch} if is_legacy else set[int]()
-        # Batches before format 2 have no base offset: offsets missing before the first record may
-        # belong to the batch.
-        first, end = (
-            (start, max(offsets) + 1) if is_legacy else (batch.base_offset, batch.next_offset)
-        )
+        start = at if reached is None else reached
+        if batch.magic < 2:
+            # It has no base offset and no flags, so the class of an offset before it is unknown.
+            raise Terminal(
+                f"read record batches from offset {start} on: expected message format 2, of Kafka "
+                f"0.11 and newer, found format {batch.magic}: copy the topic to a new one, and "
+                "read that"
+            )
+        first, end = batch.base_offset, batch.next_offset
         if start < first:
             explained.mark(start, first, COMPACTED)
         reached = max(start, end)
-        if not is_legacy and batch.is_transactional:
+        if batch.is_transactional:
             while waiting and waiting[-1][1] < end:
                 aborting.add(waiting.pop()[0])
-        if not explained.has_missing(first, end) and (is_legacy or not batch.is_control_batch):
+        if not explained.has_missing(first, end) and not batch.is_control_batch:
             continue
-        if is_legacy:
-            _mark_records(explained, first, end, offsets)
-        elif batch.is_control_batch:
+        if batch.is_control_batch:
             explained.mark(first, end, CONTROL)
             if _is_abort(batch):
                 aborting.discard(batch.producer_id)
@@ -198,15 +198,11 @@ def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
         elif batch.records_count == end - first:
             explained.mark(first, end, PRESENT)
         else:
-            _mark_records(explained, first, end, _record_offsets(batch))
+            # The batch lacks records that the log cleaner removed.
+            explained.mark(first, end, COMPACTED)
+            for offset in _record_offsets(batch):
+                explained.mark(offset, offset + 1, PRESENT)
     return reached
-
-
-def _mark_records(explained: _Explained, first: int, end: int, offsets: set[int]) -> None:
-    """Mark the offsets of a batch that lacks records: present ones, the others as compacted."""
-    explained.mark(first, end, COMPACTED)
-    for offset in offsets:
-        explained.mark(offset, offset + 1, PRESENT)
 
 
 def _batches(records: bytes) -> Iterator[Any]:

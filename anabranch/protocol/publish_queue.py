@@ -110,7 +110,7 @@ def _read(id: str, text: str) -> Turn:
             *(str(values.get(k, "")) for k in ("what", "by", "asked_at")),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Edited by hand, or of a later version: others wait for it only briefly.
+        # Edited by hand: others wait for it only briefly.
         return Turn(id, 0, MALFORMED_BOUND)
 
 

@@ -25,7 +25,6 @@ from anabranch.iceberg import state_properties
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.hours import Timeline, end_of, max_hours_at_once, start_of
-from anabranch.offsets.position import Position
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
@@ -465,33 +464,6 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     assert one.contents("batch") == one.contents() == one.acknowledged()
     assert one.dead() == []
     assert one.state.timeline.open == datetime.now(UTC).strftime("%Y-%m-%dT%H")
-
-
-def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(world: Make) -> None:
-    """The damage that an earlier version did with a record stamped ahead: hours on end in one, most
-    of it dead letters."""
-    one = world()
-    one.topic(1)
-    for ago in (6, 5, 4, 3, 2, 1):
-        one.send(spread(past_hour(ago), 10, f"h{ago}", partitions=1))
-    one.apply()
-    state, topic = one.state, one.kafka.describe(one.name)
-    assert topic is not None
-    ends = {past_hour(ago): one.kafka.stable_ends(topic) for ago in (6, 5, 4, 3, 2, 1)}
-    timeline = replace(state.timeline, first=past_hour(6), open=past_hour(6), boundaries=ends)
-    publish = Publish(new_id(), (Change("speed"),), timeline, Position(topic.id, {0: 0}))
-    assert (
-        one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED
-    )
-    one.speed()
-    one.batch()
-    assert len(one.contents()) == 20 and len(one.dead()) == 40, "the hazard did not happen"
-    one.configure(event_time={"column": "event_time", "past": "30 days", "future": "6 hours"})
-    one.reopen()
-    [restated] = one.replay()
-    assert (restated.decision, restated.revision) == ("accepted", 2)
-    assert one.contents() == one.acknowledged()
-    assert one.dead() == []
 
 
 def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world: Make) -> None:

@@ -125,8 +125,8 @@ class StreamLake:
     def stage_dead(
         self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True
     ) -> Staged:  # fmt: skip
-        """Dead letters in files of their own and one snapshot, which a branch protects but for
-        older versions."""
+        """Dead letters in files of their own and one snapshot, which a branch protects unless
+        another program dropped it."""
         name = self.stream.dead_letters_table
         schema = schema_to_pyarrow(self.lake.load(name).schema())
         values = [

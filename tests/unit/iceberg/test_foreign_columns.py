@@ -115,7 +115,7 @@ def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> No
 
 
 def test_a_column_that_was_dropped_and_added_again_has_its_values_again(one: StreamLake) -> None:
-    """The other program added it again, as the remedy of an earlier version did."""
+    """The other program added it again."""
     alter(one, one.name, lambda u: u.delete_column("n"))
     alter(one, one.name, lambda u: u.add_column("n", IntegerType()))
     assert [row["n"] for row in content(one)] == [None]

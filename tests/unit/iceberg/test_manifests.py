@@ -155,8 +155,7 @@ def test_an_hour_is_taken_from_another_branch_without_a_look_at_its_files(
 
 
 def test_a_manifest_of_several_hours_loses_one_and_keeps_the_others(lake: StreamLake) -> None:
-    """Hazard: one manifest has the files of two hours, as older versions and `rewrite_manifests`
-    write them."""
+    """Hazard: one manifest has the files of two hours, as `rewrite_manifests` writes it."""
     first, second = named_files(lake, FIRST, 3), named_files(lake, NEXT, 4)
     with appending(lake, "main") as append:
         for f in (*first, *second):

@@ -12,7 +12,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import Terminal, Transient
 from anabranch.kafka import batches
 from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing
 
@@ -67,13 +67,6 @@ def batch(
 
 def marker(offset: int, producer: int, what: int) -> Written:
     return batch(offset, [offset], producer=producer, control=what)
-
-
-def legacy(magic: int, offsets: list[int], codec: int = NONE) -> Written:
-    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
-    for offset in offsets:
-        builder.append(offset, timestamp=1, key=b"k", value=b"v")
-    return Written(offsets[0], offsets[-1] + 1, bytes(builder.build()))
 
 
 @dataclass
@@ -160,12 +153,13 @@ def test_offsets_before_the_logs_start_are_retention() -> None:
     assert seen(log, [2, 3, 10]) == Explanation({"retention": 2, "control": 1})
 
 
-@pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (0, GZIP), (1, GZIP)])
-def test_older_message_formats_have_no_control_records(magic: int, codec: int) -> None:
-    parts = [[0, 1, 4], [7]] if codec else [[0], [1], [4], [7]]
-    log = Log([legacy(magic, offsets, codec) for offsets in parts])
-    assert seen(log, [2, 3, 5, 6]) == Explanation({"compacted": 4})
-    assert seen(log, [1, 2]) == Explanation({"compacted": 1, "present": 1}, ((1, 2),))
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_older_message_format_is_refused(magic: int) -> None:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=NONE, batch_size=1 << 20)
+    builder.append(4, timestamp=1, key=b"k", value=b"v")
+    log = Log([batch(0, [0, 2]), Written(4, 5, bytes(builder.build()))])
+    with pytest.raises(Terminal, match=f"from offset 3 on: expected message format 2, .*{magic}"):
+        seen(log, [1, 3])
 
 
 def test_a_header_that_is_no_text_is_no_obstacle() -> None:

@@ -282,8 +282,7 @@ def test_files_that_another_program_is_about_to_delete_are_published_as_copies(
     lake: StreamLake,
 ) -> None:
     """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a
-    publish between the two names them. A branch protects what is staged today; no branch does what
-    an older version staged."""
+    publish between the two names them. The branch that protects what is staged was dropped."""
     staged = lake.stage_dead(D, "speed", protected=False)
     state = speed_said(lake, staged)
     deletes = expire_all(lake, lake.stream.dead_letters_table)

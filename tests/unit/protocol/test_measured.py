@@ -246,9 +246,6 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     assert reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE] == Durations(
         1.5, {2: 1}
     )
-    assert "side-file" not in json.dumps(
-        one.table().current_snapshot().summary.additional_properties[MEASURED]
-    )
 
 
 def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> None:

@@ -152,8 +152,6 @@ def test_a_queue_is_read_in_request_order_whatever_its_values() -> None:
     )
     assert read_queue(both)[-2:] == (first, second)
     assert [(t.id, t.bound) for t in read_queue(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
-    # An older version wrote the id of the newest turn too.
-    assert read_queue({"anabranch.turn": "c"}) == ()
     # An invalid value in the property delays no publisher for long.
     assert (
         read_queue({f"{TURN}x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
