@@ -87,18 +87,29 @@ class Plan:
         if not self.converters:
             raise Incompatible(f"expected a field of {', '.join(kinds)}, found none")
         self.over_batch = plan_fields(writer, kinds)
-        self._value = _reader(writer)
+        self._value = value_reader(writer)
 
     def read(self, payload: bytes) -> dict[str, Any]:
         """Return the fields of one value, as encoded. Raises Malformed."""
+        fields: dict[str, Any] = self._value(payload)
+        return fields
+
+
+def value_reader(writer: Node) -> Callable[[bytes], Any]:
+    """Return a function that reads one value of a writer's schema, as encoded: texts are bytes. It
+    raises Malformed."""
+    read = _reader(writer)
+
+    def whole(payload: bytes) -> Any:
         try:
-            value, end = self._value(payload, 0)
+            value, end = read(payload, 0)
         except (IndexError, struct.error):
             raise Malformed from None
         if end != len(payload):
             raise Malformed
-        fields: dict[str, Any] = value
-        return fields
+        return value
+
+    return whole
 
 
 @lru_cache(maxsize=256)

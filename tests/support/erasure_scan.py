@@ -3,7 +3,8 @@ keeps.
 
 Parquet files are decoded: in the stream's rows the scan searches the column, in other tables every
 text. It also searches the bounds in manifests of the stream's rows, and all other files as text. It
-searches for whole numbers only in the stream's rows and bounds.
+searches for whole numbers only in the stream's rows and bounds. Texts have a value wherever its
+bytes are, also within a longer word: it shares no rule with `erase`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from anabranch.lifecycle.erasure.end import tables_of
 from anabranch.lifecycle.erasure.search import (
     Values,
     column_of,
-    find_words,
     require_column,
     require_values,
 )
@@ -83,9 +83,9 @@ class _Object:
         return Hit(self.path, where, self.version.id if self.version is not None else None)
 
 
-def scan(job: Job, values: Values) -> ScanResult:
-    """Search every object of the stream's tables, versions included, for the values. Raises
-    ConfigurationError for an unsuitable column, Terminal without the right to list versions or for
+def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
+    """Search every object of the stream's tables, versions included, for the values. `beside`:
+    longer words of other records that have a value within. Raises ConfigurationError for an unsuitable column, Terminal without the right to list versions or for
     a file that cannot be read, Transient."""
     objects, versions, size, hits = 0, 0, 0, list[Hit]()
     schema = job.lake.load(job.stream.table).schema()
@@ -93,7 +93,7 @@ def scan(job: Job, values: Values) -> ScanResult:
     require_values(schema, values)
     for name in tables_of(job):
         table = job.lake.load(name)
-        search = ValueSearch(schema, values, is_rows=name == job.stream.table)
+        search = ValueSearch(schema, values, name == job.stream.table, beside)
         found = list(_objects(job, table))
         read = partial(_search, job, table, search)
         with (
@@ -143,9 +143,12 @@ def _read(job: Job, table: Table, one: _Object) -> bytes | None:
 
 class ValueSearch:
     """A search for values in file contents. `schema`: that of the stream's rows; `is_rows`: whether
-    the files belong to their table."""
+    the files belong to their table; `beside`: as for `scan`."""
 
-    def __init__(self, schema: Schema, values: Values, is_rows: bool) -> None:
+    def __init__(
+        self, schema: Schema, values: Values, is_rows: bool, beside: Sequence[bytes] = ()
+    ) -> None:
+        self._beside = beside
         self._schema, self._values, self._is_rows = schema, values, is_rows
         self._field = schema.find_field(values.column)
         is_text = isinstance(self._field.field_type, StringType)
@@ -162,7 +165,7 @@ class ValueSearch:
             if name.endswith(".avro"):
                 is_list = name.startswith("snap-")
                 return self._bounds(content) if self._is_rows and not is_list else []
-            return ["text"] if self._has_words([_text_of(name, content)]) else []
+            return ["text"] if self._has_word(_text_of(name, content)) else []
         except (pa.ArrowException, ValueError, OSError, zlib.error) as error:
             raise Terminal(
                 f"scan {path}: expected a readable file, found {type(error).__name__}: {error}; "
@@ -186,11 +189,13 @@ class ValueSearch:
     def _texts(self, batch: pa.RecordBatch) -> Iterator[str]:
         """Yield the columns of a batch that have one of the values."""
         for name in batch.schema.names:
-            if self._has_words([b"\0".join(_leaves(value)) for value in batch[name].to_pylist()]):
+            if self._has_word(b"\0".join(_leaves(batch[name].to_pylist()))):
                 yield f"column {name}"
 
-    def _has_words(self, payloads: Sequence[bytes]) -> bool:
-        return bool(self._words) and bool(find_words(payloads, self._words))
+    def _has_word(self, content: bytes) -> bool:
+        for other in self._beside:
+            content = content.replace(other, b"\0")
+        return any(word in content for word in self._words)
 
     def _bounds(self, content: bytes) -> list[str]:
         # PyIceberg reads manifests from files only.

@@ -50,6 +50,8 @@ def answering_registry() -> Iterator[Answering]:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         answering.url = f"http://{HOST}:{http.server_address[1]}/api"
-        yield answering
-        http.shutdown()
-        thread.join()
+        try:
+            yield answering
+        finally:
+            http.shutdown()
+            thread.join()

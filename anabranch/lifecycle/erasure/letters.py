@@ -18,6 +18,7 @@ from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
+from anabranch.lifecycle.erasure.payloads import Payloads
 from anabranch.lifecycle.erasure.search import (
     Place,
     Values,
@@ -128,7 +129,7 @@ def archived_places(
 ) -> dict[str, set[Place]]:
     """Return the places of archived records to erase, by the path of their file."""
     state = load_state(job.lake, job.stream.table)
-    found = find_letters(table, one, values, files)
+    found = find_letters(Payloads(job.environment, job.stream), table, one, values, files)
     rows = erasure.by_path(files_by_branch(state.table, {hour_of_file(table, f) for f in files}))
     by_hour = places_by_hour(state.table, rows, find_places(state, one, values, rows.values()))
     for f in files:
@@ -151,10 +152,10 @@ class ErasedLetters:
     paths: Mapping[str, set[str]]
 
 
-def find_letters_of(table: Table, one: Erasure, values: Values) -> ErasedLetters:
+def find_letters_of(job: Job, table: Table, one: Erasure, values: Values) -> ErasedLetters:
     there = files_by_branch(table)
     files, batch = erasure.by_path(there), erasure.by_path({"batch": there["batch"]})
-    found = find_letters(table, one, values, files.values())
+    found = find_letters(Payloads(job.environment, job.stream), table, one, values, files.values())
     accepted = {path: places for path, places in found.items() if path in batch}
     paths = paths_by_hour(table, [files[path] for path in found])
     return ErasedLetters(
@@ -172,7 +173,7 @@ def erase_letters(
     """Remove the dead letters with the values from every branch, some files in a commit. Return the
     hours and places of the removed ones; None if no dead letter has the values."""
     table = job.lake.load(job.stream.dead_letters_table)
-    found = find_letters_of(table, one, values)
+    found = find_letters_of(job, table, one, values)
     if not found.by_path:
         return None
     _record_places(job, publisher, one, found)

@@ -25,6 +25,7 @@ from anabranch.lifecycle.erasure.letters import (
     erase_letters,
     find_letters_of,
 )
+from anabranch.lifecycle.erasure.payloads import Payloads
 from anabranch.lifecycle.erasure.rows import Found, erase_rows, hours_in_parts
 from anabranch.lifecycle.erasure.search import (
     Place,
@@ -61,7 +62,7 @@ def find_former(
     since their hour has expired or was rebuilt without the records: files of rows, dead letters and
     archived records by hour, except for hours in `known`. Raises Transient."""
     lake, stream = job.lake, job.stream
-    rows = list_former(state.table, known)
+    rows, payloads = list_former(state.table, known), Payloads(job.environment, stream)
     with_values: Collection[str] = find_places(state, one, values, rows)
     found = paths_by_hour(state.table, [f for f in rows if f.file_path in with_values])
     for table in (
@@ -70,7 +71,7 @@ def find_former(
         if lake.exists(name)
     ):
         records = list_former(table, known)
-        with_values = find_letters(table, one, values, records)
+        with_values = find_letters(payloads, table, one, values, records)
         for hour, paths in paths_by_hour(
             table, [f for f in records if f.file_path in with_values]
         ).items():
@@ -234,7 +235,7 @@ def _search(
         paths |= found.keys()
         main = erasure.by_path({"main": there["main"]})
         rows += sum(sum(counts.values()) for path, counts in found.items() if path in main)
-    of_letters = find_letters_of(job.lake.load(job.stream.dead_letters_table), one, values)
+    of_letters = find_letters_of(job, job.lake.load(job.stream.dead_letters_table), one, values)
     dead = {
         (h, place) for h, places in of_letters.by_hour.items() if is_wanted(h) for place in places
     }

@@ -1,4 +1,4 @@
-"""Find erased values: rows by the values of a column, dead letters by a search of their bytes.
+"""Find erased values: rows by the values of a column, other records by a search of their bytes.
 
 Files whose bounds exclude every value are not opened. From the others, the search reads the column
 and the rows' places, in row groups whose Bloom filters do not exclude every value.
@@ -7,9 +7,9 @@ and the rows' places, in row groups whose Bloom filters do not exclude every val
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,6 +25,8 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.bloom_filters import groups_that_may_hold
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import opened, read_batches
+from anabranch.lifecycle.erasure.payloads import Payloads
+from anabranch.lifecycle.erasure.words import Words
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import log_of
 from anabranch.protocol.state import State
@@ -38,13 +40,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 _PLACES = ("kafka_partition", "kafka_offset")
 _FIELD_ID = b"PARQUET:field_id"
-_WORD = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
-_APART = b"\0\0\n\0\0"
 _NUMBER = re.compile("0|-?[1-9][0-9]*", re.ASCII)
-# JSON nested in JSON strings is escaped again.
-_MOST_ESCAPES = 3
-_ESCAPES = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(.)", re.DOTALL)
-_CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 Place = tuple[int, int]
 """Partition and offset."""
@@ -74,6 +70,10 @@ class Values:
     @cached_property
     def ordered(self) -> list[str]:
         return sorted(self.texts)
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(self.texts)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -237,20 +237,20 @@ def _covered_mask(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
 
 
 def find_letters(
-    table: Table, one: Erasure, values: Values, files: Collection[DataFile]
+    payloads: Payloads, table: Table, one: Erasure, values: Values, files: Collection[DataFile]
 ) -> dict[str, set[Place]]:
     """Return the places of the erasure's records with one of the values in key, value or headers,
-    by path; only files with such records. Raises Transient."""
-    words = [value.encode() for value in values.ordered]
+    by path; only files with such records. Raises the errors of `Payloads`."""
 
     def find(data_file: DataFile) -> set[Place]:
         found, hour = set[Place](), hour_of_file(table, data_file)
         for batch in read_batches(table, (data_file,)):
             rows = batch.select(["topic_id", *_PLACES, "key", "value", "headers"]).to_pylist()
-            hits = find_words([_bytes_of(row) for row in rows], words)
-            for row in (rows[i] for i in hits):
+            for row in rows:
                 start, end = one.offsets(hour, row["topic_id"], row["kafka_partition"])
-                if start <= row["kafka_offset"] < end:
+                if start <= row["kafka_offset"] < end and any(
+                    map(values.words.are_in, payloads.of(row))
+                ):
                     found.add((row["kafka_partition"], row["kafka_offset"]))
         return found
 
@@ -267,49 +267,3 @@ def places_by_hour(
     for path, of_file in places.items():
         by_hour.setdefault(hour_of_file(table, files[path]), set()).update(of_file)
     return by_hour
-
-
-def _bytes_of(row: Mapping[str, Any]) -> bytes:
-    headers = (part for h in row["headers"] or () for part in (str(h["key"]).encode(), h["value"]))
-    return _APART.join(part for part in (row["key"], row["value"], *headers) if part is not None)
-
-
-def spellings(payload: bytes) -> Iterator[bytes]:
-    """Yield a payload, and the payload with JSON escapes decoded once or more often (RFC 8259,
-    section 7)."""
-    yield payload
-    for _ in range(_MOST_ESCAPES):
-        if b"\\" not in payload:
-            return
-        payload = _ESCAPES.sub(_unescaped, payload)
-        yield payload
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    units, short = found.groups()
-    if units is None:
-        return _CONTROLS.get(short, short)
-    return (
-        bytes.fromhex(units.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
-    )
-
-
-def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
-    """Return the indexes of payloads with one of the words as a whole word: no letter, digit or
-    underscore is next to it. JSON escapes count as their characters. Pure."""
-    spelled = [_APART.join(spellings(payload)) for payload in payloads]
-    blob = _APART.join(spelled)
-    starts, at = [], 0
-    for payload in spelled:
-        starts.append(at)
-        at += len(payload) + len(_APART)
-    return {bisect_right(starts, found) - 1 for word in words for found in _positions(blob, word)}
-
-
-def _positions(blob: bytes, word: bytes) -> Iterator[int]:
-    at = blob.find(word) if word else -1
-    while at >= 0:
-        end = at + len(word)
-        if (at == 0 or blob[at - 1] not in _WORD) and (end == len(blob) or blob[end] not in _WORD):
-            yield at
-        at = blob.find(word, at + 1)

@@ -38,7 +38,7 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import end, letters, run, steps
 from anabranch.lifecycle.erasure.rows import Found
-from anabranch.lifecycle.erasure.search import Values, find_words
+from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
@@ -702,46 +702,6 @@ def test_another_secret_of_a_hashed_column_brings_no_erased_record_back(people: 
         ConfigurationError, match=r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'
     ):
         load_filter(other.environment, other.stream, other.ledger, state, "t", ranges)
-
-
-@pytest.mark.parametrize(
-    ("payload", "is_found"),
-    [
-        (b'{"id": "anna"}', True),
-        (b"anna", True),
-        (b"annabel", False),
-        (b"joanna", False),
-        (b"anna_1", False),
-        (b"x-anna-y", True),
-        (b"ann", False),
-    ],
-)
-def test_a_payload_has_a_value_as_a_whole_word(payload: bytes, is_found: bool) -> None:
-    assert find_words([b"other", payload, b"last"], [b"anna"]) == ({1} if is_found else set())
-
-
-@pytest.mark.parametrize(
-    ("payload", "value"),
-    [
-        (b'{"id": "\\u00e9va"}', "éva"),
-        (b'{"id": "\\u00E9va"}', "éva"),
-        (b'{"id": "a\\/b"}', "a/b"),
-        (b'{"id": "x\\u003d1"}', "x=1"),
-        (b'{"id": "\\ud83d\\ude00"}', "\U0001f600"),
-        (b'{"id": "a\\"b"}', 'a"b'),
-        (b'{"id": "a\\\\u0062"}', "a\\u0062"),
-        (b'{"of": "{\\"id\\": \\"\\\\u00e9va\\"}"}', "éva"),
-        (b"\nanna", "anna"),
-        (b'{"id": "line\\nanna"}', "anna"),
-        (b"a\\b", "a\\b"),
-        (b"anna \\", "anna"),
-        (b"\\udc00 anna", "anna"),
-    ],
-)
-def test_a_payload_may_escape_a_value(payload: bytes, value: str) -> None:
-    """Whichever escapes a writer of JSON uses: PHP those of slashes, .NET upper case, Gson those of
-    HTML."""
-    assert find_words([b"eva", payload, b"\\"], [value.encode()]) == {1}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.state_properties import pack
 from anabranch.lifecycle.erasure.search import Values
+from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import new_id
@@ -33,7 +34,7 @@ def people(tmp_path: Path) -> People:
 def found(people: People) -> dict[str, set[str]]:
     """Return the places where the scan finds the person, by table."""
     places: dict[str, set[str]] = {}
-    for hit in scan(people.job, ANNA).hits:
+    for hit in scan(people.job, ANNA, [b"annabel"]).hits:
         places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(
             hit.where
         )
@@ -53,12 +54,39 @@ def test_a_scan_finds_a_value_until_the_deadline_ends_it(tmp_path: Path) -> None
     assert all("anna" not in people.names(branch) for branch in ("speed", "batch", "main"))
     assert found(people) == everywhere
     maintain(people.job, datetime.now(UTC) + timedelta(days=3))
-    done = scan(people.job, ANNA)
+    done = scan(people.job, ANNA, [b"annabel"])
     assert done.hits == ()
     assert done.objects > 10
     assert done.bytes > 10_000
     # Other people are found as ever.
     assert scan(people.job, Values.of("id", {"bert"})).hits
+
+
+def test_no_byte_of_a_value_is_left_whatever_the_format_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: rows do not show whose records these are, and letters are next to the value."""
+    one, other = "3f2b8c1e-9d4a-4e6b-8a51-0c7d2e9f1b34", "00000000-9d4a-4e6b-8a51-0c7d2e9f1b34"
+
+    def records(of: str) -> list[bytes]:
+        id = of.encode()
+        avro, protobuf = b"\0\0\0\0\x01H" + id + b"Hx", b"\x0a$" + id + b"\x12\x01x"
+        return [avro, protobuf, b'1,"""%s"",x"' % id, b'{"id": "\\u00e9%s\\/"}' % (b"-" + id)]
+
+    every = [*records(one), *records(other)]
+    monkeypatch.setattr("people.NAMES", ("bert", "bert", "bert", "carl"))
+    monkeypatch.setattr("people.ARCHIVED", dict(enumerate(every)))
+    monkeypatch.setattr("people.LETTERS", [(FIRST, o, value) for o, value in enumerate(every)])
+    people = People(tmp_path, archive=True)
+    values = Values.of("id", {one})
+    assert scan(people.job, values).hits
+    people.erase(replace(ORDER, values=values.texts, until=timedelta(0)))
+    assert people.letters("speed") == sorted(records(other))
+    later = datetime.now(UTC) + timedelta(days=3)
+    maintain(people.job, later)
+    assert scan(people.job, values).hits == ()
+    assert read_statuses(people.job, later)[0].is_certificate
+    assert people.archived == {4 + o: value for o, value in enumerate(records(other))}
 
 
 def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People) -> None:
