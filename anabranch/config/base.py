@@ -12,6 +12,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from anabranch.config.plain import parse_duration, parse_name
 
+# The authority is a host, in brackets if it is an address of IPv6, and perhaps a port.
+_WEB_ADDRESS = re.compile(
+    r"https?://([^/?#@]*@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?([/?#]\S*)?$"
+)
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -73,16 +77,20 @@ def more_than_nothing(expected: str) -> AfterValidator:
     return between(timedelta.resolution, timedelta.max, expected)
 
 
-def web_address(example: str, secrets: str, optional: bool = False) -> AfterValidator:
+def web_address(
+    example: str, secrets: str, optional: bool = False, several: bool = False
+) -> AfterValidator:
     """Return a validator that refuses anything but a URL such as `example`, and secrets in the URL;
-    `secrets` names the keys for them."""
+    `secrets` names the keys for them. `several`: URLs with commas between them."""
 
     def check(value: str) -> str:
         if optional and not value:
             return value
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if several and "," in value:
+            return ",".join(check(one.strip()) for one in value.split(","))
+        if not _WEB_ADDRESS.match(value):
             raise ValueError(f"expected a URL such as '{example}'")
+        parts = urlsplit(value)
         if "@" in value or parts.query or parts.fragment:
             raise ValueError(f"expected a URL without user, query or fragment ({secrets})")
         return value.rstrip("/")

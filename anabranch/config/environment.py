@@ -175,10 +175,14 @@ class Registry(Frozen):
     credentials if it requires them."""
 
     url: Annotated[
-        str, web_address("https://registry.example.com:8081", "registry.user, registry.password")
+        str,
+        web_address(
+            "https://registry.example.com:8081", "registry.user, registry.password", several=True
+        ),
     ] = Field(
         description=(
-            "The URL of the schema registry (Confluent's API) for the formats avro and json_schema."
+            "The URL of the schema registry (Confluent's API) for the formats avro and "
+            "json_schema; several servers of one registry with commas between them."
         ),
     )
     user: str | None = Field(

@@ -12,16 +12,19 @@ Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/
 | DATE | int with date |
 | TIMESTAMP | long with (local-)timestamp-millis, -micros or -nanos; the last three digits of nanos
   are dropped |
-| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it |
+| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it;
+  p - s does not count for decimals of more than 38 digits, of which many writers have no others |
 | ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
+| STRUCT<member0: …, member1: …> | a union, its types without null in their order |
 
-Each may also be a union of these with null. Other logical types are read as the underlying type.
+Each may also be a union of these, and null. Other logical types are read as the underlying type.
 Values of simple types are read over a batch (`avro_columns`), the others, and whatever that leaves,
 one by one.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, timedelta
@@ -32,16 +35,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from anabranch.config.columns import MOST_DIGITS
 from anabranch.decode import values
 from anabranch.decode.avro_columns import AvroValues, plan_fields, unit_of
+from anabranch.decode.avro_names import Incompatible, Node, parse
 from anabranch.decode.reading import FOUND_LENGTH, Errors, Reading, found
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
 from anabranch.decode.wire import WriterSchema, split
-from anabranch.subjects.avro_names import Incompatible, Node, parse
 
 if TYPE_CHECKING:
     from anabranch.config.columns import Column
 
+_MEMBER = re.compile(r"member[0-9]+")
 _DAY_MICROS = 86_400_000_000
 _FIRST_DAY, _LAST_DAY = FIRST_MICROS // _DAY_MICROS, LAST_MICROS // _DAY_MICROS
 _EPOCH = date(1970, 1, 1)
@@ -238,12 +243,19 @@ def _reader(node: Node) -> _Read:
         return record
     if kind == "union":
         branches = [_reader(branch) for branch in node.branches]
+        # Of several types that are not null, the converter needs the one of the value.
+        numbers = {
+            i: number
+            for number, i in enumerate(i for i, b in enumerate(node.branches) if b.kind != "null")
+        }
 
         def union(data: bytes, at: int) -> tuple[Any, int]:
             branch, at = _long(data, at)
             if not 0 <= branch < len(branches):
                 raise Malformed
-            return branches[branch](data, at)
+            value, at = branches[branch](data, at)
+            is_one_of_several = len(numbers) > 1 and branch in numbers
+            return ((numbers[branch], value) if is_one_of_several else value), at
 
         return union
     if kind in ("array", "map"):
@@ -343,9 +355,18 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
     `path`."""
     if node.kind == "union":
         branches = [b for b in node.branches if b.kind != "null"]
+        if (
+            pa.types.is_struct(kind)
+            and len(branches) > 1
+            and all(map(_MEMBER.fullmatch, kind.names))
+        ):
+            members = [_member(kind, i, b, path) for i, b in enumerate(branches)]
+            return lambda found: members[found[0]](found[1])
         converters = [_converter(kind, b, path) for b in branches]
-        if branches and len({(_rule(kind, b)) for b in branches}) == 1:
+        if len(converters) == 1:
             return converters[0]
+        if converters:
+            return lambda found: converters[found[0]](found[1])
     elif pa.types.is_list(kind) and node.kind == "array":
         item = _converter(kind.value_type, node.inner, f"{path}[]")
         return lambda found: [_at(f"[{i}]", item, one) for i, one in enumerate(found)]
@@ -367,7 +388,8 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
         return lambda found: {n: _at(f".{n}", convert, found[n]) for n, convert in fields.items()}
     elif pa.types.is_decimal(kind) and node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
-        if scale <= kind.scale and precision - scale <= kind.precision - kind.scale:
+        fits = precision - scale <= kind.precision - kind.scale or precision > MOST_DIGITS
+        if scale <= kind.scale and fits:
             return lambda found: _decimal(found, scale, kind)
     elif pa.types.is_date(kind) and (node.kind, node.logical) == ("int", "date"):
         return _date
@@ -383,13 +405,18 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
     )
 
 
-def _rule(kind: pa.DataType, node: Node) -> tuple[Any, ...]:
-    """Return what distinguishes the readings of two types as one column."""
-    if pa.types.is_nested(kind):
-        return (id(node),)
-    is_scaled = kind == MICROS or pa.types.is_decimal(kind)
-    is_text = pa.types.is_string(kind) and node.kind == "enum"
-    return (is_text, node.logical, node.attributes.get("scale")) if is_scaled else (is_text,)
+def _member(kind: pa.StructType, number: int, node: Node, path: str) -> _Convert:
+    """Return how a value of a union's type becomes a STRUCT of the union's members."""
+    name = f"member{number}"
+    if name in kind.names:
+        convert = _converter(kind.field(name).type, node, f"{path}.{name}")
+        return lambda found: {name: _at(f".{name}", convert, found)}
+
+    def refuse(_: Any) -> Any:
+        # As a row without this member, its value would be lost.
+        raise Unreadable(_name(kind), f"{node.describe()}, the type of a {name}")
+
+    return refuse
 
 
 def _same(value: Any) -> Any:

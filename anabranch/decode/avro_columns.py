@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from anabranch.decode.avro_names import Node
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, texts
-from anabranch.subjects.avro_names import Node
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -2,6 +2,8 @@
 
 Source:
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format.
+A record's headers are not read, so a schema id in a header cannot be used. No registry has an id
+0: it is the beginning of an id of eight bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ import pyarrow.compute as pc
 from anabranch.decode.reading import Errors, found
 
 _HEADER = 5
+
+ID_PLACES = (
+    "Producers must write the id before the payload, in four bytes, not in a header (Confluent: "
+    "__value_schema_id) nor in eight bytes (Apicurio)"
+)
+"""The remedy for records whose schema id is elsewhere."""
 
 UNLISTED = re.compile(r"schema id ([0-9]+): expected it among those listed")
 
@@ -55,7 +63,7 @@ def split(
             )
         else:
             text = found("a zero byte and a schema id of four bytes", one[:_HEADER].hex().upper())
-            errors.add(i, Errors.WHOLE, "not_wire_format", text)
+            errors.add(i, Errors.WHOLE, "not_wire_format", f"{text}. {ID_PLACES}")
     every = np.unique(ids[ids >= 0]).tolist()
     if unlisted := [id for id in every if id not in schemas]:
         raise UnlistedSchema(unlisted)
@@ -81,5 +89,5 @@ def schema_ids(value: pa.Array) -> np.ndarray:
             .astype(np.int64)
         )
         found_ids = data[:, 1:] @ np.array([2**24, 2**16, 2**8, 1])
-        ids[places] = np.where(data[:, 0] == 0, found_ids, -1)
+        ids[places] = np.where((data[:, 0] == 0) & (found_ids > 0), found_ids, -1)
     return ids

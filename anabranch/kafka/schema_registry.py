@@ -2,19 +2,22 @@
 
 The API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. The schema of
 an id never changes, so schemas are cached. Missing ones are requested again, since they may be
-added.
+added. Each context of a registry has ids of its own; a subject such as `:.eu:orders-value` names
+its context, and other subjects are those of the default context.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from anabranch import config
 from anabranch.common import http
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, Transient
 
 if TYPE_CHECKING:
     import requests
@@ -26,6 +29,7 @@ LARGEST_ID = 2**31 - 1
 
 _SECONDS = 15.0
 _NOT_FOUND = (40401, 40402, 40403)  # no such subject, version, schema
+_QUALIFIED = re.compile(r":(\.[^:]+):")
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -51,8 +55,9 @@ class SubjectVersion:
 
 
 class SchemaRegistryClient:
-    """A client of a schema registry. Each method raises Transient if the registry does not answer,
-    ConfigurationError if it refuses."""
+    """A client of a schema registry, which can have several servers: if one does not answer, the
+    next one is asked. Each method raises Transient if none answers, ConfigurationError if the
+    registry refuses."""
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings
@@ -62,36 +67,43 @@ class SchemaRegistryClient:
             credentials = (settings.user, password)
         self._session = http.open_session("registry.url", credentials)
         self._session.headers["Accept"] = _MEDIA_TYPES
-        self._schemas: dict[int, RegisteredSchema] = {}
-        self._subjects: dict[int, frozenset[str]] = {}
+        self._urls = deque(settings.url.split(","))
+        self._schemas: dict[tuple[int, str], RegisteredSchema] = {}
+        self._subjects: dict[tuple[int, str], frozenset[str]] = {}
 
-    def schema(self, schema_id: int) -> RegisteredSchema | None:
-        """Return the schema of an id; None if the registry has none."""
-        if schema_id not in self._schemas:
-            answer = self._get(f"schemas/ids/{schema_id}") if 0 <= schema_id <= LARGEST_ID else None
+    def schema(self, schema_id: int, subject: str | None = None) -> RegisteredSchema | None:
+        """Return the schema of an id, in the context of `subject`; None if the registry has
+        none."""
+        context = _context(subject)
+        if (schema_id, context) not in self._schemas:
+            path = f"schemas/ids/{schema_id}" + (f"?{_of(subject)}" if context else "")
+            answer = self._get(path) if 0 <= schema_id <= LARGEST_ID else None
             if answer is None:
                 return None
             text = answer.get("schema") if isinstance(answer, dict) else None
             if not isinstance(text, str):
-                raise self._unexpected(f"schemas/ids/{schema_id}", "no schema")
+                raise self._unexpected(path, "no schema")
             kind = answer.get("schemaType") or "AVRO"
-            self._schemas[schema_id] = RegisteredSchema(
+            self._schemas[schema_id, context] = RegisteredSchema(
                 schema_id, kind, text, bool(answer.get("references"))
             )
             LOG.info("schema registry: schema id %d is %s", schema_id, kind)
-        return self._schemas[schema_id]
+        return self._schemas[schema_id, context]
 
     def belongs(self, schema_id: int, subject: str) -> bool:
-        """Return whether a version of the subject, even a deleted one, has this schema id."""
-        if subject not in self._subjects.get(schema_id, ()):
+        """Return whether a version of the subject, even a deleted one, has this schema id in the
+        subject's context."""
+        key = schema_id, _context(subject)
+        if subject not in self._subjects.get(key, ()):
             path = f"schemas/ids/{schema_id}/versions?deleted=true"
+            path += f"&{_of(subject)}" if key[1] else ""
             versions = self._get(path) or []
             if not isinstance(versions, list) or not all(
                 isinstance(v, dict) and "subject" in v for v in versions
             ):
                 raise self._unexpected(path, "no list of versions")
-            self._subjects[schema_id] = frozenset(str(version["subject"]) for version in versions)
-        return subject in self._subjects[schema_id]
+            self._subjects[key] = frozenset(str(version["subject"]) for version in versions)
+        return subject in self._subjects[key]
 
     def has_subject(self, subject: str) -> bool:
         """Return whether the registry has a version of the subject."""
@@ -113,7 +125,16 @@ class SchemaRegistryClient:
 
     def _get(self, path: str) -> Any:
         """Return the JSON of the answer; None if the registry itself answers "not found"."""
-        url = f"{self._settings.url}/{path}"
+        for _ in range(len(self._urls) - 1):
+            try:
+                return self._get_here(path)
+            except Transient as error:
+                LOG.warning("schema registry: asking the next server: %s", error)
+                self._urls.rotate(-1)
+        return self._get_here(path)
+
+    def _get_here(self, path: str) -> Any:
+        url = f"{self._urls[0]}/{path}"
         doing, check_ca = (
             f"ask the schema registry for {url}",
             "its certificate, then start it again",
@@ -133,7 +154,7 @@ class SchemaRegistryClient:
 
     def _unexpected(self, path: str, actual: str) -> ConfigurationError:
         return ConfigurationError(
-            f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a "
+            f"ask the schema registry for {self._urls[0]}/{path}: expected the answer of a "
             f"schema registry's REST API, found {actual}; check registry.url, then start it again"
         )
 
@@ -146,6 +167,16 @@ def open_registry(environment: config.Environment, stream: config.Stream) -> Sch
             f"{stream.format.type} of stream {stream.name} needs, found none"
         )
     return SchemaRegistryClient(environment.registry)
+
+
+def _context(subject: str | None) -> str:
+    """Return the context that a subject names, such as `.eu`; empty for the default one. Pure."""
+    match = _QUALIFIED.match(subject or "")
+    return match[1] if match is not None else ""
+
+
+def _of(subject: str | None) -> str:
+    return f"subject={quote(subject or '', safe='')}"
 
 
 def _json(answer: requests.Response) -> Any:

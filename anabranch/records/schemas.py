@@ -11,16 +11,16 @@ from pyspark.sql import DataFrame
 from anabranch.common.remote_errors import full_text
 from anabranch.config import Environment, Stream
 from anabranch.decode import avro
-from anabranch.decode.wire import UNLISTED, WriterSchema
+from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.wire import ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
-from anabranch.subjects.avro_names import Incompatible
 
 LOG = logging.getLogger(__name__)
 
 _KINDS = {"avro": "AVRO", "json_schema": "JSON"}
 _SCHEMA_ID = (
     "IF(length(value) >= 5 AND substring(value, 1, 1) = X'00', "
-    "CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS BIGINT), NULL)"
+    "NULLIF(CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS BIGINT), 0), NULL)"
 )
 
 
@@ -60,9 +60,9 @@ class Schemas:
     def _load(self, schema_id: int) -> WriterSchema:
         assert self._registry is not None
         kind, subject = _KINDS[self._stream.format.type], self._stream.format.subject
-        schema = self._registry.schema(schema_id)
+        schema = self._registry.schema(schema_id, subject)
         if schema is None:
-            why = "expected it in the schema registry, found none"
+            why = f"expected it in the schema registry, found none. {ID_PLACES}"
             return WriterSchema(error=("unknown_schema", why))
         if subject is not None and not self._registry.belongs(schema_id, subject):
             why = f"expected a schema of subject {subject}, found another"

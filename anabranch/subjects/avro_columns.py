@@ -8,13 +8,15 @@
 | bytes, fixed, uuid or duration on a fixed | BINARY |
 | date | DATE |
 | (local-)timestamp-millis, -micros, -nanos | TIMESTAMP |
-| decimal(p,s) on bytes or fixed | DECIMAL(p,s), 38 digits at most |
+| decimal(p,s) on bytes or fixed | DECIMAL(p,s); of more than 38 digits DECIMAL(38,s) |
 | time-millis; time-micros | INT; BIGINT |
 | array, map, record | ARRAY, MAP with STRING keys, STRUCT |
 | a union of one of these and null | the same; all columns but those of the key may be null |
+| int and long; float and double | BIGINT; DOUBLE |
+| another union | STRUCT<member0: …, member1: …>, one field for each type that is not null |
 
-Other logical types are read as the underlying type. Other unions, null alone, records without
-fields and types that contain themselves are refused.
+Other logical types are read as the underlying type. Null alone, records without fields and types
+that contain themselves are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anabranch.config.columns import MOST_DIGITS
-from anabranch.subjects.avro_names import Incompatible, Node, parse
+from anabranch.decode.avro_names import Incompatible, Node, parse
 from anabranch.subjects.field import NOTHING, NotAColumn, NotReadable, fields_of, struct_type
 
 _PLAIN = {
@@ -36,6 +38,7 @@ _PLAIN = {
     "bytes": "binary",
     "fixed": "binary",
 }
+_WIDER = {frozenset(("int", "long")): "bigint", frozenset(("float", "double")): "double"}
 
 
 def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
@@ -53,9 +56,13 @@ def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tu
 def _type(node: Node, path: str) -> str:
     if node.kind == "union":
         branches = [branch for branch in node.branches if branch.kind != "null"]
-        if len(branches) != 1:
-            raise NotAColumn(path, "a union of null and one other type", node.describe())
-        return _type(branches[0], path)
+        if (wider := _WIDER.get(frozenset(b.describe() for b in branches))) is not None:
+            return wider
+        if len(branches) > 1:
+            members = [(f"member{i}", b) for i, b in enumerate(branches)]
+            return struct_type(path, [(n, _type(b, f"{path}.{n}")) for n, b in members])
+        if branches:
+            return _type(branches[0], path)
     if node.kind == "array":
         return f"array<{_type(node.inner, f'{path}[]')}>"
     if node.kind == "map":
@@ -66,11 +73,10 @@ def _type(node: Node, path: str) -> str:
         )
     if node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
-        if precision > MOST_DIGITS:
-            raise NotAColumn(
-                path, f"a decimal of at most {MOST_DIGITS} digits", f"decimal({precision},{scale})"
-            )
-        return f"decimal({precision},{scale})"
+        if scale > MOST_DIGITS:
+            expected = f"a decimal of at most {MOST_DIGITS} digits after the point"
+            raise NotAColumn(path, expected, f"decimal({precision},{scale})")
+        return f"decimal({min(precision, MOST_DIGITS)},{scale})"
     if (node.kind, node.logical) == ("int", "date"):
         return "date"
     if node.kind == "long" and node.logical.removeprefix("local-").startswith("timestamp-"):

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from anabranch.subjects.avro_names import MAX_DEPTH, MAX_SIZE
+from anabranch.decode.avro_names import MAX_DEPTH, MAX_SIZE
 from anabranch.subjects.field import NOTHING, NotAColumn, fields_of, struct_type
 
 _PLAIN = {"boolean": "boolean", "integer": "bigint", "number": "double", "string": "string"}

@@ -8,6 +8,7 @@ or requires one. So records of older and newer versions of the subject are read 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -26,6 +27,8 @@ from pyiceberg.types import (
 from anabranch.common.errors import Refused
 from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
+from anabranch.decode import avro, avro_names
+from anabranch.decode.avro_names import Incompatible
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion
@@ -51,7 +54,8 @@ def plan_columns(
     A column of the table stays, with a type at least as wide. The table may be unable to take up
     the type: `plan_evolution` then refuses. Columns of the key are NOT NULL, and those that the
     file declares so. Raises Refused, with the field's path, for a field that cannot be a column or
-    differs from one of the table only by case, and for a key column that the subject lacks.
+    differs from one of the table only by case, for a type in the file that cannot be read from an
+    Avro subject's field, and for a key column that the subject lacks.
     """
     rules = stream.subject_schema
     assert rules is not None
@@ -71,10 +75,22 @@ def plan_columns(
             "change the subject"
         ) from None
     except NotAColumn as error:
+        # No type of a column reads what is refused of Avro.
+        given = (
+            "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
+            if version.type == "AVRO"
+            else "give the column a type (`schema: {columns: NAME TYPE}`)"
+        )
         raise Refused(
-            f"{where}: {error}; change the subject, or in the stream's file give the column a "
-            "type (`schema: {columns: NAME TYPE}`) or leave it out (`schema: {exclude: "
-            "[NAME]}`)"
+            f"{where}: {error}; change the subject, or in the stream's file {given} or leave the "
+            "column out (`schema: {exclude: [NAME]}`)"
+        ) from None
+    try:
+        _require_readable(version, rules.columns)
+    except Incompatible as error:
+        raise Refused(
+            f"{where}: {error}; correct `schema: {{columns: ...}}` in the stream's file, or leave "
+            "the field out (`schema: {exclude: [NAME]}`)"
         ) from None
     if missing := [name for name in stream.key if name not in subject_types]:
         raise Refused(
@@ -138,6 +154,16 @@ def column_type(kind: IcebergType) -> str:
 
 def _taken_names(stream: Stream) -> Sequence[str]:
     return (*TAKEN_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else TAKEN_COLUMNS
+
+
+def _require_readable(version: SubjectVersion, declared: Iterable[Column]) -> None:
+    """Raise Incompatible for columns of the file that cannot be read from the subject's records:
+    each of these would become a dead letter."""
+    if version.type == "AVRO" and (columns := list(declared)):
+        root = avro_names.parse(version.text)
+        present = [replace(c, nullable=True) for c in columns if c.name in root.fields]
+        if present:
+            avro.plan(version.text, avro.columns_of(present))
 
 
 def _fields(

@@ -119,7 +119,7 @@ def avro_cases(ids: Any, start: datetime) -> dict[str, Case]:
         "magic byte 1": (b"\1" + wired(ids.v1, old)[1:], "not_wire_format", ""),
         "unknown id": (wired(2**31 - 1, old), "unknown_schema", "schema id 2147483647: "),
         "negative id": (b"\0\xff\xff\xff\xff" + old, "unknown_schema", "schema id 4294967295: "),
-        "id 0": (wired(0, old), "unknown_schema", "schema id 0: "),
+        "id 0": (wired(0, old), "not_wire_format", "0000000000"),
         "another subject": (wired(ids.foreign, b""), "wrong_subject", f"schema id {ids.foreign}: "),
         "incompatible types": (
             wired(ids.incompatible, b"\2\2"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from anabranch.config import Environment, Stream
 from anabranch.decode.avro import Malformed, value_reader
+from anabranch.decode.avro_names import Incompatible, parse
 from anabranch.kafka.schema_registry import open_registry
-from anabranch.subjects.avro_names import Incompatible, parse
 
 _HEADER = struct.Struct(">xI")  # Confluent's wire format: a zero byte, the schema's id
 
@@ -22,6 +22,7 @@ class Payloads:
     def __init__(self, environment: Environment, stream: Stream) -> None:
         needs_registry = stream.format.needs_registry
         self._registry = open_registry(environment, stream) if needs_registry else None
+        self._subject = stream.format.subject
         self._readers: dict[int, Callable[[bytes], Any] | None] = {}
         self._lock = Lock()
 
@@ -49,7 +50,7 @@ class Payloads:
         assert self._registry is not None
         with self._lock:
             if id not in self._readers:
-                schema = self._registry.schema(id)
+                schema = self._registry.schema(id, self._subject)
                 try:
                     self._readers[id] = (
                         value_reader(parse(schema.text))
@@ -69,6 +70,9 @@ def _leaves(value: Any) -> Iterator[bytes]:
         # The keys of a map are bytes, those of a record are its fields' names.
         yield from (key for key in value if isinstance(key, bytes))
         yield from _leaves(value.values())
+    elif isinstance(value, tuple):
+        # Of a union: the number of the value's type is no content.
+        yield from _leaves(value[1])
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for one in value:
             yield from _leaves(one)

@@ -153,6 +153,32 @@ def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
     assert [(c.name, c.type) for c in loaded.columns] == [("key", "string"), ("value", "binary")]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("registry", "http://one, http://two two"),
+        ("registry", "http://one http://two"),
+        ("registry", "http://one,two"),
+        ("registry", "http://one:port"),
+        ("registry", "http://one,http://u:p@two"),
+        ("search", "http://one,http://two"),
+        ("lineage", "http://one:9200,two:9200"),
+    ],
+)
+def test_lists_of_urls_that_cannot_work_are_refused(conf: Path, key: str, value: str) -> None:
+    """The hazard: the name of a server that is `one,http`, which is looked up for ever."""
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + f"{key}: {{url: '{value}'}}")
+    with pytest.raises(ConfigurationError, match=rf"{key}\.url: expected a URL"):
+        load_environment(conf)
+
+
+def test_a_registry_can_have_several_servers(conf: Path) -> None:
+    text = "registry: {url: 'http://one:8081/, https://[::1]:8081/api/'}"
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
+    registry = load_environment(conf).registry
+    assert registry is not None and registry.url == "http://one:8081,https://[::1]:8081/api"
+
+
 def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         stream(conf, format="avro")

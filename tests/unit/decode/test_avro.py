@@ -19,11 +19,12 @@ from budget import budget
 from cases import decoded, expect, spec_of
 from format_cases import of, record
 from kafka_batches import AT, COLUMNS, EPOCH, START, micros
-from wire import plain, varint, wired
+from wire import encode, plain, varint, wired
 
 from anabranch.config.columns import columns_ddl, parse_columns
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, avro
-from anabranch.subjects.avro_names import Incompatible, parse
+from anabranch.decode.avro_names import Incompatible, parse
+from anabranch.decode.wire import ID_PLACES
 
 MICROS = of("timestamp-micros")
 DATE = of("date", "int")
@@ -260,12 +261,13 @@ def test_ids_that_are_not_listed_are_reported() -> None:
         ("c DATE", "int", "found int"),
         ("c TIMESTAMP", "long", "found long"),
         ("c TIMESTAMP", of("time-micros"), "found long (time-micros)"),
-        ("c TIMESTAMP", [of("timestamp-millis"), MICROS], "found a union of long (timestamp-millis), long"),
         ("c STRING", ["null", "string", "int"], "found int"),
         ("c STRING", ["null"], "found a union of null"),
-        ("c STRING", ["string", {"type": "enum", "name": "e", "symbols": ["A"]}], "found a union of string, enum"),
+        ("c STRUCT<member0: INT, member1: INT>", ["int", "string"], "c.member1: expected a type readable as int"),
         ("c DECIMAL(10,2)", of("decimal", "bytes", precision=10, scale=3), "found bytes (decimal)"),
         ("c DECIMAL(10,2)", of("decimal", "bytes", precision=2, scale=3), "found bytes"),
+        ("c DECIMAL(10,2)", of("decimal", "bytes", precision=9, scale=0), "found bytes (decimal)"),
+        ("c DECIMAL(38,2)", of("decimal", "bytes", precision=64, scale=3), "found bytes (decimal)"),
         ("c DECIMAL(10,2)", "double", "found double"),
         ("c BINARY", of("decimal", "bytes", precision=4, scale=0), "found bytes (decimal)"),
         ("c ARRAY<INT>", {"type": "array", "items": "string"}, "c[]: expected a type readable as int"),
@@ -273,7 +275,7 @@ def test_ids_that_are_not_listed_are_reported() -> None:
         ("c MAP<STRING, DATE>", {"type": "map", "values": "int"}, "c{}: expected a type readable as date"),
         ("c STRUCT<n: INT>", record(("n", "long"), name="In"), "c.n: expected a type readable as int"),
         ("c STRUCT<n: INT>", record(("m", "long"), name="In"), "c: expected a field of n, found none"),
-        ("c STRUCT<n: INT>", [record(("n", "int"), name="A"), record(("n", "int"), name="B")], "a union of record, record"),
+        ("c STRUCT<n: INT>", [record(("n", "int"), name="A"), record(("m", "int"), name="B")], "c: expected a field of n"),
         ("c STRING, d STRING NOT NULL", "string", "d: expected a field for the NOT NULL column, found none"),
         ("d STRING", "string", "expected a field of d, found none"),
     ],
@@ -283,6 +285,87 @@ def test_types_that_cannot_become_columns(ddl: str, written: Any, message: str) 
     assert schemas[1].error is not None
     assert schemas[1].error[0] == "incompatible_schema"
     assert message in schemas[1].error[1]
+
+
+def test_a_decimal_of_more_digits_than_a_column_is_read_if_its_value_fits() -> None:
+    """Kafka Connect writes decimal(64,s), whatever the source's column has."""
+    schema = record(("c", of("decimal", "bytes", precision=64, scale=2)))
+    values = [0, 119, -(10**38) + 1, 10**38, -(10**60)]
+    payloads = [
+        wired(7, encode(schema, {"c": n.to_bytes(32, "big", signed=True).decode("latin-1")}))
+        for n in values
+    ]
+    result = decoded(spec({7: schema}, "c DECIMAL(38,2)"), list(payloads))
+    assert {i: code for i, (code, _) in result.errors.items()} == {3: "wrong_type", 4: "wrong_type"}
+    assert "c: expected decimal(38,2), found 1" in result.errors[3][1]
+    shown = [str(n) for n in result.rows["c"].to_pylist()]
+    assert shown == ["0.00", "1.19", "-" + "9" * 36 + ".99", "None", "None"]
+
+
+UNIONS: list[tuple[Any, str, list[tuple[Any, Any]]]] = [
+    (["null", "string", "long"], "c STRUCT<member0: STRING, member1: BIGINT>",
+     [({"string": "x"}, {"member0": "x", "member1": None}), ({"long": 7}, {"member0": None, "member1": 7}), (None, None)]),
+    (["null", record(("n", "int"), name="A"), record(("m", "string"), name="B")],
+     "c STRUCT<member0: STRUCT<n: INT>, member1: STRUCT<m: STRING>>",
+     [({"shop.A": {"n": 1}}, {"member0": {"n": 1}, "member1": None}),
+      ({"shop.B": {"m": "x"}}, {"member0": None, "member1": {"m": "x"}})]),
+    ([record(("n", "int"), name="A"), record(("n", "long"), ("m", "int"), name="B")], "c STRUCT<n: BIGINT>",
+     [({"shop.A": {"n": 1}}, {"n": 1}), ({"shop.B": {"n": 2, "m": 3}}, {"n": 2})]),
+    (["string", {"type": "enum", "name": "e", "symbols": ["A"]}], "c STRING", [({"string": "x"}, "x"), ({"shop.e": "A"}, "A")]),
+    ({"type": "array", "items": ["null", "string", "long"]}, "c ARRAY<STRUCT<member0: STRING, member1: BIGINT>>",
+     [([{"long": 7}, None, {"string": ""}], [{"member0": None, "member1": 7}, None, {"member0": "", "member1": None}])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "ddl", "values"), UNIONS)
+def test_a_union_is_read_by_the_type_of_each_value(
+    written: Any, ddl: str, values: list[tuple[Any, Any]]
+) -> None:
+    schema = record(("c", written))
+    payloads = [wired(7, encode(schema, {"c": value})) for value, _ in values]
+    result = decoded(spec({7: schema}, ddl), list(payloads))
+    assert not result.errors
+    assert result.rows["c"].to_pylist() == [read for _, read in values]
+
+
+def test_times_of_two_units_in_a_union_are_read_by_their_own() -> None:
+    schema = record(("c", [of("timestamp-millis"), of("timestamp-micros", name="m")]))
+    payloads = [wired(7, varint(0) + varint(1_000)), wired(7, varint(1) + varint(1_000_000))]
+    result = decoded(spec({7: schema}, "c TIMESTAMP"), list(payloads))
+    assert result.rows["c"].to_pylist() == [EPOCH + timedelta(seconds=1)] * 2
+
+
+def test_a_value_of_a_type_without_a_member_is_no_row() -> None:
+    """The hazard: a row whose value is silently null, since the union has got one more type."""
+    schema = record(("c", ["null", "string", "long"]))
+    payloads = [wired(7, encode(schema, {"c": one})) for one in ({"string": "x"}, {"long": 7})]
+    result = decoded(spec({7: schema}, "c STRUCT<member0: STRING>"), list(payloads))
+    assert result.rows["c"].to_pylist()[0] == {"member0": "x"}
+    assert {i: code for i, (code, _) in result.errors.items()} == {1: "wrong_type"}
+    assert "found long, the type of a member1" in result.errors[1][1]
+
+
+BARE = record(("note", ["null", "string"]), ("id", "string"), ("n", "long"))
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "words"),
+    [
+        ("02027806" "6f2d310e", "not_wire_format", "__value_schema_id"),
+        ("01" + "ab" * 16 + "00", "not_wire_format", "__value_schema_id"),
+        ("0000000000" "02027800", "not_wire_format", "eight bytes (Apicurio)"),
+        ("0000000000" "0000000f00066f", "not_wire_format", "eight bytes (Apicurio)"),
+        ("00066f2d310e", "unknown_schema", "not in a header"),
+    ],
+)  # fmt: skip
+def test_records_whose_schema_id_is_elsewhere_have_a_reason_that_says_so(
+    value: str, code: str, words: str
+) -> None:
+    missing = WriterSchema(error=("unknown_schema", f"expected it there. {ID_PLACES}"))
+    schemas = {1: BARE, 107_949_361: missing}
+    result = decoded(spec(schemas, "id STRING"), [bytes.fromhex(value)])
+    assert result.errors[0][0] == code
+    assert words in result.errors[0][1]
 
 
 def test_fields_without_a_column_are_read_over() -> None:

@@ -134,3 +134,31 @@ def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answerin
     server.answers[path] = (200, json.dumps({"schema": "{}"}))
     with pytest.raises(ConfigurationError, match="found no version of a subject"):
         registry.latest("a/b-value")
+
+
+def test_a_subject_of_a_context_has_that_contexts_ids(server: Answering) -> None:
+    """The hazard: id 1 of the default context, with its fields in another order."""
+    of_context = "subject=%3A.eu%3Aorders-value"
+    server.answers["/schemas/ids/1"] = (200, json.dumps({"schema": '"default"'}))
+    server.answers[f"/schemas/ids/1?{of_context}"] = (200, json.dumps({"schema": '"eu"'}))
+    versions = json.dumps([{"subject": ":.eu:orders-value", "version": 1}])
+    server.answers[f"/schemas/ids/1/versions?deleted=true&{of_context}"] = (200, versions)
+    registry = server.registry()
+    for subject, text in ((None, "default"), (":.eu:orders-value", "eu"), ("a", "default")):
+        schema = registry.schema(1, subject)
+        assert schema is not None and schema.text == f'"{text}"'
+    assert registry.belongs(1, ":.eu:orders-value") and not registry.belongs(1, "orders-value")
+
+
+def test_another_server_of_the_registry_is_asked_if_one_does_not_answer(server: Answering) -> None:
+    server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": "{}"}))
+    away = f"http://{HOST}:{free_port()}"
+    registry = SchemaRegistryClient(config.Registry(url=f"{away},{server.url}"))
+    assert registry.schema(7) is not None
+    assert registry.schema(8) is None
+    server.answers["/schemas/ids/9"] = (503, "no")
+    with pytest.raises(Transient, match="transient"):
+        registry.schema(9)
+    server.answers["/schemas/ids/9"] = (403, "no")
+    with pytest.raises(ConfigurationError, match="found 403"):
+        registry.schema(9)

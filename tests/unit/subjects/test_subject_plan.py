@@ -64,11 +64,30 @@ def test_a_new_table_has_the_fields_of_the_subject_and_its_key_is_not_null() -> 
 
 
 def test_the_files_columns_come_before_the_subjects_and_stay_without_it() -> None:
-    of = stream("n DECIMAL(9,2) NOT NULL, legacy STRING, id STRING")
+    of = stream("n DOUBLE NOT NULL, legacy STRING NOT NULL, id STRING")
     assert (
-        planned(of, version(ID, ("n", ["int", "string"])))
-        == "id STRING, n DECIMAL(9,2) NOT NULL, legacy STRING"
+        planned(of, version(ID, ("n", ["int", "float"])))
+        == "id STRING, n DOUBLE NOT NULL, legacy STRING NOT NULL"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "message"),
+    [
+        (
+            ["null", "string", "long"],
+            "n STRING",
+            "n: expected a type readable as string, found long",
+        ),
+        ("long", "n INT", "n: expected a type readable as int, found long"),
+        ({"type": "array", "items": ["null"]}, "", "n[]: expected a type with values"),
+    ],
+)
+def test_the_remedy_for_a_field_is_true(kind: Any, columns: str, message: str) -> None:
+    """The hazard: a type in the file as which no record of the subject can be read."""
+    said = refusal(stream(columns), version(ID, ("n", kind)))
+    assert message in said and "exclude" in said and "NAME TYPE" not in said
+    assert planned(stream(exclude=("n",)), version(ID, ("n", kind))) == KEY
 
 
 def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
@@ -153,8 +172,8 @@ def test_a_type_that_no_column_can_take_is_refused(
 
 def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subject() -> None:
     where = "stream events, subject events-value version 1: "
-    assert refusal(stream(), version(ID, ("odd", ["int", "string"]))).startswith(
-        f"{where}odd: expected a union of null"
+    assert refusal(stream(), version(ID, ("odd", ["null"]))).startswith(
+        f"{where}odd: expected a type with values, found a union of null"
     )
     assert refusal(stream(), version(("n", "int"))).startswith(
         f"{where}key: expected a field id, found n"
