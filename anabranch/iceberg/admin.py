@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pyiceberg.exceptions import (
-    CommitFailedException,
     NamespaceAlreadyExistsError,
     TableAlreadyExistsError,
     ValidationError,
@@ -18,7 +17,6 @@ from pyiceberg.table import StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
-    AssertTableUUID,
     TableRequirement,
     TableUpdate,
 )
@@ -27,7 +25,8 @@ from pyiceberg.transforms import IdentityTransform
 from anabranch.common.errors import Terminal, Transient
 from anabranch.common.remote_errors import explain, lake_errors
 from anabranch.iceberg.catalog_settings import catalog_properties
-from anabranch.iceberg.lake import Lake, delete_old_metadata
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake, Unknown, until_landed
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.private_api import requirements_of, updates_of
 from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, PUBLISHED, STAGING
@@ -136,8 +135,8 @@ def change_table(
 ) -> None:
     """Commit the changes that `write` adds to a transaction on a fresh load of the table; retry if
     another process was first. `write` may return further requirements of the commit. `what` names
-    the change. Without changes there is no commit. Raises
-    Transient if ten attempts are refused or the answer is lost.
+    the change. Without changes there is no commit. Raises Transient if other commits come first for
+    a quarter of a minute, or the answer is lost.
     """
 
     def plan(table: Table) -> tuple[Sequence[TableRequirement], Sequence[TableUpdate]]:
@@ -156,26 +155,35 @@ def commit_updates(
 ) -> None:
     """Commit the requirements and updates that `plan` returns for a fresh load of the table, as
     `change_table`. Raises Transient."""
-    for _ in range(10):
+    doing = f"change the {what} of {name}"
+
+    def attempt() -> Outcome:
         table = lake.load(name)
-        required, updates = plan(table)
+        requirements, updates = plan(table)
         if not updates:
-            return
+            return Outcome.LANDED
         lake.clock.now(table.metadata.last_updated_ms)
-        # The table may have been dropped and created again since the load.
-        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *required)
-        try:
-            landed = lake.catalog.commit_table(table, requirements, tuple(updates))
-            delete_old_metadata(table, landed)
-            return
-        except CommitFailedException as error:
-            LOG.debug("change of the %s of %s refused: %s", what, name, error)
-        except Exception as error:
-            raise explain(f"change the {what} of {name}", error) from error
-    raise Transient(
-        f"change the {what} of {name}: expected a commit to land in ten attempts, found that other "
-        "commits were first each time; run it again"
-    )
+        return _send(lake, table, requirements, updates, doing)
+
+    until_landed(doing, attempt)
+
+
+def _send(
+    lake: Lake,
+    table: Table,
+    requirements: Iterable[TableRequirement],
+    updates: Iterable[TableUpdate],
+    doing: str,
+) -> Outcome:
+    """Send a request. Raises Transient if its answer is lost: every change of this module has the
+    same effect if it is sent again."""
+    answer = lake.send(table, requirements, updates)
+    if isinstance(answer, Table):
+        return Outcome.LANDED
+    if isinstance(answer, Unknown) and not answer.refused:
+        raise explain(doing, answer.error) from answer.error
+    LOG.debug("%s: refused: %s", doing, answer.error)
+    return Outcome.REFUSED
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
@@ -203,7 +211,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
         )
     head = origin.snapshot_id
     updates = list(updates_of(tx))
-    requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
+    requirements: list[TableRequirement] = []
     for branch in made:
         # In a table without a snapshot, PyIceberg can require only that main does not exist, which
         # suffices.
@@ -215,14 +223,9 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
             updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
         if branch != STAGING:
             updates.append(set_ref(PUBLISHED + branch, head, SnapshotRefType.TAG))
-    try:
-        lake.catalog.commit_table(table, tuple(requirements), tuple(updates))
-    except CommitFailedException as error:
-        raise Transient(
-            f"create branches of {name}: another process was first ({error}); run it again"
-        ) from error
-    except Exception as error:
-        raise explain(f"create branches of {name}", error) from error
+    doing = f"create branches of {name}"
+    if _send(lake, table, requirements, updates, doing) is Outcome.REFUSED:
+        raise Transient(f"{doing}: another process was first; run it again")
     return made
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from threading import Lock
+from typing import Literal, TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -49,7 +51,6 @@ from anabranch.iceberg.clock import Clock, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.foreign import check_foreign_commits
-from anabranch.iceberg.ledger_files import MergeStep
 from anabranch.iceberg.prepare import prepare, prepare_stage
 from anabranch.iceberg.s3 import shared_files
 from anabranch.iceberg.snapshot_writer import delete_quietly
@@ -57,6 +58,8 @@ from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
 from anabranch.iceberg.table_format import require_writable
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 # A REST catalog's message for a missing metadata file; its status is that of a missing table.
@@ -103,8 +106,45 @@ def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     return load_catalog(name, **properties)
 
 
-class _Unknown(Transient):
+class _Forgotten(Transient):
     """The table no longer shows the outcome of a commit."""
+
+
+class Overtaken(Transient):
+    """Other commits came first in each attempt."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The catalog refused a request: it has changed nothing and never will."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A request may have landed, or may land at any later time. `refused`: the catalog refused it,
+    or a repetition of it by an HTTP client."""
+
+    error: Exception
+    refused: bool = False
+
+
+def until_landed(what: str, attempt: Callable[[], T | Literal[Outcome.REFUSED]]) -> T:
+    """Return the result of the first attempt that is not refused. Each attempt loads the table and
+    decides again. Raises Overtaken, naming `what`, if other commits come first for a quarter of a
+    minute."""
+    for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
+        if (result := attempt()) is not Outcome.REFUSED:
+            return result
+    raise Overtaken(
+        f"{what}: expected a commit to land within {_LANDS_WITHIN_SECONDS:.0f} s, found that other "
+        "commits were first each time; try again"
+    )
+
+
+def _skip(_: Step) -> None:
+    """Do nothing, in place of a fail point."""
 
 
 class Lake:
@@ -245,12 +285,6 @@ class Lake:
         # orphan removal judges them by their age.
         began = self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit, began)
-        # PyIceberg's transaction has one requirement of each type, so it would check one branch.
-        requirements: tuple[TableRequirement, ...] = (
-            AssertTableUUID(uuid=table.metadata.table_uuid),
-            AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
-            *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
-        )
         # Tags of a rebuild's reads move no branch, and the fail points are those of publishes.
         at = reach if commit.changes else _skip
         at(Step.COMMIT_PREPARED)
@@ -271,48 +305,75 @@ class Lake:
             )
             delete_quietly(table, prepared.written)
             return None
-        try:
-            at(Step.COMMIT_REQUEST_LOST)
-            # Decision 1: one request, without a retry. A repetition over new heads would publish
-            # the rows of an outdated decision.
-            landed = self.catalog.commit_table(table, requirements, prepared.updates)
-            at(Step.COMMIT_ANSWER_LOST)
-            at(Step.COMMIT_LANDED)
-            note(
-                snapshots={
-                    c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes
-                }
-            )
-            TALLY.count(COMMITS)
-            delete_old_metadata(table, landed)
-            return _table_after(table, landed)
-        except (CommitFailedException, ValidationException) as error:
-            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-            # An HTTP client may retry a request, and this may be the refusal of the retry.
-            if self.environment.catalog.type != "sql" and (
-                settled := self._settle(table, commit, refused=True)
-            ):
-                return settled
-        except ValueError as error:
-            # Since the decision, another commit took the sequence number, or expired a snapshot
-            # that this commit expires or has staged.
-            if not any(text in str(error) for text in _OVERTAKEN):
-                raise
-            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-        except Exception as error:
-            LOG.warning(
-                "commit %s of %s: answer lost, checking the table: %s",
-                commit.id,
-                table.name(),
-                one_line(error),
-            )
-            # Decision 12: without an answer the commit may still land. To count it as refused would
-            # publish its rows twice, and to delete its files would leave `main` with missing ones.
-            return self._settle(table, commit)
+        answer = self.send(
+            table,
+            (
+                AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+                *_require_heads(commit),
+            ),
+            prepared.updates,
+            at,
+        )
+        match answer:
+            case Table():
+                at(Step.COMMIT_LANDED)
+                refs = answer.metadata.refs
+                note(snapshots={c.branch: refs[c.branch].snapshot_id for c in commit.changes})
+                return answer
+            case Unknown(error, refused):
+                (LOG.debug if refused else LOG.warning)(
+                    "commit %s of %s: %s, checking the table: %s",
+                    commit.id,
+                    table.name(),
+                    "refused" if refused else "answer lost",
+                    one_line(error),
+                )
+                # Decision 12: without an answer the commit may still land. To count it as refused
+                # would publish its rows twice, and to delete its files would leave `main` with
+                # missing ones.
+                if (settled := self._settle(table, commit, refused)) is not None or not refused:
+                    return settled
+            case Refused(error):
+                LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
         # The catalog refused, so no snapshot will ever refer to the written files. After a lost
         # answer, maintenance deletes them.
         delete_quietly(table, prepared.written)
         return None
+
+    def send(
+        self,
+        table: Table,
+        requirements: Iterable[TableRequirement],
+        updates: Iterable[TableUpdate],
+        at: Callable[[Step], None] = _skip,
+    ) -> Table | Refused | Unknown:
+        """Send one request that changes a table, if it is still the loaded one and meets the
+        requirements. Return the table after it, or why there is none. `at` reaches fail points.
+
+        Decision 1: one request, without a retry. A repetition over new heads would publish the rows
+        of an outdated decision.
+        """
+        required = (AssertTableUUID(uuid=table.metadata.table_uuid), *requirements)
+        try:
+            at(Step.COMMIT_REQUEST_LOST)
+            landed = self.catalog.commit_table(table, required, tuple(updates))
+            at(Step.COMMIT_ANSWER_LOST)
+        except (CommitFailedException, ValidationException) as error:
+            # An HTTP client may retry a request, and this may be the refusal of the retry.
+            is_certain = self.environment.catalog.type == "sql"
+            return Refused(error) if is_certain else Unknown(error, refused=True)
+        except Exception as error:
+            # A subclass of ValueError is an unreadable answer: the request may have landed.
+            if type(error) is not ValueError:
+                return Unknown(error)
+            # Since the decision, another commit took the sequence number, or expired a snapshot
+            # that this commit expires or has staged: found before the request was sent.
+            if not any(text in str(error) for text in _OVERTAKEN):
+                raise
+            return Refused(error)
+        TALLY.count(COMMITS)
+        delete_old_metadata(table, landed)
+        return _table_after(table, landed)
 
     def stage(self, name: str, wap_id: str, files: Sequence[DataFile]) -> Staged:
         """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees
@@ -322,40 +383,32 @@ class Lake:
         answer is lost, the table decides. Raises Transient if the table does not have the snapshot;
         orphan removal deletes the files then.
         """
-        for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
+
+        def attempt() -> Staged | Literal[Outcome.REFUSED] | None:
             table = self.load(name)
             require_writable(table)
             prepared = prepare_stage(
                 table, wap_id, files, self.clock.now(table.metadata.last_updated_ms)
             )
-            requirements = (
-                AssertTableUUID(uuid=table.metadata.table_uuid),
-                AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
-            )
-            try:
-                delete_old_metadata(
-                    table, self.catalog.commit_table(table, requirements, prepared.updates)
-                )
-            except (CommitFailedException, ValidationException, ValueError) as error:
-                if type(error) is ValueError and not any(text in str(error) for text in _OVERTAKEN):
-                    raise
-                LOG.debug("stage %s in %s refused: %s", wap_id, name, error)
-                # An HTTP client may retry a request, and this may be the refusal of the retry.
-                if (staged := find_staged(self.load(name), wap_id)) is not None:
+            schema = AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id)
+            answer = self.send(table, (schema,), prepared.updates)
+            if isinstance(answer, Table):
+                return find_staged(answer, wap_id)
+            LOG.info("stage %s in %s: not landed: %s", wap_id, name, one_line(answer.error))
+            if isinstance(answer, Unknown):
+                staged = find_staged(self._reload(name), wap_id)
+                # It may still land, and a reader of its snapshot needs its manifests.
+                if staged is not None or not answer.refused:
                     return staged
-                delete_quietly(table, prepared.written)
-                continue
-            except Exception as error:
-                LOG.warning(
-                    "stage %s in %s: answer lost, checking the table: %s",
-                    wap_id,
-                    name,
-                    one_line(error),
-                )
-            if (staged := find_staged(self._reload(name), wap_id)) is not None:
-                return staged
-            break
-        raise Transient(f"stage {wap_id} in {name}: expected its snapshot, found none; try again")
+            delete_quietly(table, prepared.written)
+            return Outcome.REFUSED
+
+        staged = until_landed(f"stage {wap_id} in {name}", attempt)
+        if staged is None:
+            raise Transient(
+                f"stage {wap_id} in {name}: expected its snapshot, found none; try again"
+            )
+        return staged
 
     def commit_until_landed(
         self, name: str, what: str, plan: Callable[[Table], Commit | None]
@@ -363,20 +416,20 @@ class Lake:
         """Commit the result of `plan` for a fresh load of a table; load and plan again after each
         refusal.
 
-        Return the commit that landed, or None once `plan` returns None. Raises Transient, naming
+        Return the commit that landed, or None once `plan` returns None. Raises Overtaken, naming
         `what`, if other commits come first for a quarter of a minute.
         """
-        for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
+
+        def attempt() -> Commit | Literal[Outcome.REFUSED] | None:
             table = self.load(name)
             commit = plan(table)
             if commit is None or self.commit(table, commit) is Outcome.LANDED:
                 return commit
-        raise Transient(
-            f"{what}: expected a commit of {name} to land within {_LANDS_WITHIN_SECONDS:.0f} s, "
-            "found that other commits were first each time; try again"
-        )
+            return Outcome.REFUSED
 
-    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
+        return until_landed(f"{what}: table {name}", attempt)
+
+    def _settle(self, table: Table, commit: Commit, refused: bool) -> Table | None:
         """Settle a commit that may have landed or may still land: return the table with it, or None
         if it cannot land any more. `refused`: the catalog refused it. While it may still land, move
         a head that it requires, so that it has landed before or never will. Raises Transient if the
@@ -394,7 +447,7 @@ class Lake:
                 # Decision 12: a commit that `main` contains may look refused once its snapshot is
                 # gone, and its files would be deleted under it.
                 if fate is CommitFate.FORGOTTEN:
-                    raise _Unknown(
+                    raise _Forgotten(
                         f"commit {commit.id} of {name}: expected to learn whether it landed, "
                         "found that later publishes have removed the snapshots that show it; "
                         "nothing is deleted, restart from the table"
@@ -416,7 +469,7 @@ class Lake:
                         "had landed" if landed else "had not landed, and cannot land any more",
                     )
                     return fresh if landed else None
-            except _Unknown:
+            except _Forgotten:
                 raise
             except Transient as error:
                 last_error = str(error)
@@ -430,26 +483,15 @@ class Lake:
         Transient if that is unknown."""
         updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
         reach(Step.COMMIT_DOUBTED)
-        try:
-            landed = self.catalog.commit_table(
-                table,
-                (
-                    AssertTableUUID(uuid=table.metadata.table_uuid),
-                    *(
-                        AssertRefSnapshotId(ref=ref, snapshot_id=id)
-                        for ref, id in fence.heads.items()
-                    ),
-                ),
-                updates,
-            )
-        except (CommitFailedException, ValidationException, ValueError) as error:
-            LOG.debug("fence of %s refused: %s", table.name(), error)
-            return False
-        except Exception as error:
-            raise explain(f"move a head of {'.'.join(table.name())}", error) from error
-        reach(Step.COMMIT_FENCED)
-        delete_old_metadata(table, landed)
-        return True
+        answer = self.send(table, _require_heads(fence), updates)
+        if isinstance(answer, Table):
+            reach(Step.COMMIT_FENCED)
+            return True
+        if isinstance(answer, Unknown) and not answer.refused:
+            doing = f"move a head of {'.'.join(table.name())}"
+            raise explain(doing, answer.error) from answer.error
+        LOG.debug("fence of %s refused: %s", table.name(), answer.error)
+        return False
 
     def append(
         self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = ""
@@ -457,9 +499,10 @@ class Lake:
         """Append to a plain table (the ledger); return it with the new rows. `rows` gets the table
         that the commit requires; the commit takes its next sequence number. `rows` returns None for
         nothing to append, and is called again if another process was first. `complete_letters`: as
-        for `ledger_files.append`. Raises Transient if ten attempts are refused.
+        for `ledger_files.append`. Raises Overtaken as `commit_until_landed`.
         """
-        for _ in range(10):
+
+        def attempt() -> Table | Literal[Outcome.REFUSED]:
             table = self.load(name)
             # Again for each attempt: another process may have written the same rows meanwhile, and
             # they would be in the ledger twice.
@@ -471,31 +514,23 @@ class Lake:
             with lake_errors(f"write rows of {name}"):
                 updates = ledger_files.append(table, new_rows, commit_id, complete_letters)
             reach(Step.LEDGER_PREPARED)
-            try:
-                landed = self.catalog.commit_table(table, _require_main(table), updates)
+            answer = self.send(table, _require_main(table), updates)
+            if isinstance(answer, Table):
                 reach(Step.LEDGER_APPENDED)
-                TALLY.count(COMMITS)
-                delete_old_metadata(table, landed)
-                return _table_after(table, landed)
-            except CommitFailedException as error:
-                LOG.debug("append to %s refused: %s", name, error)
-            except Exception as error:
-                LOG.warning(
-                    "append to %s: answer lost, checking the table: %s", name, one_line(error)
-                )
-                # If it still lands, the next attempt is refused or finds its rows: both require the
-                # same head.
-                if has_landed(fresh := self._reload(name), commit_id):
-                    return fresh
-        raise Transient(
-            f"append to {name}: expected a commit to land in ten attempts, found that other "
-            "commits were first each time; try again"
-        )
+                return answer
+            LOG.info("append to %s: not landed: %s", name, one_line(answer.error))
+            # If it still lands, the next attempt is refused or finds its rows: both require the
+            # same head.
+            if isinstance(answer, Unknown) and has_landed(fresh := self._reload(name), commit_id):
+                return fresh
+            return Outcome.REFUSED
 
-    def merge_files(self, name: str, idle: bool = False) -> MergeStep:
-        """Merge some files of a plain table (the ledger), in one bounded step that changes no row.
-        REFUSED: it may have landed or not; the next step checks again. Raises Transient if the lake
-        does not answer.
+        return until_landed(f"append to {name}", attempt)
+
+    def merge_files(self, name: str, idle: bool = False) -> Outcome | None:
+        """Merge some files of a plain table (the ledger), in one bounded step that changes no row;
+        None if there are none to merge. REFUSED: it may have landed or not; the next step checks
+        again. Raises Transient if the lake does not answer.
         """
         return self._step(
             name,
@@ -504,10 +539,9 @@ class Lake:
             (Step.LEDGER_MERGE_PREPARED, Step.LEDGER_MERGED),
         )
 
-    def expire_files(self, name: str, hour: str) -> MergeStep:
-        """Remove the files of a plain table (the ledger) with only rows of hours before `hour`.
-        REFUSED: it may have landed or not; the next step checks again. Raises Transient if the lake
-        does not answer.
+    def expire_files(self, name: str, hour: str) -> Outcome | None:
+        """Remove the files of a plain table (the ledger) with only rows of hours before `hour`;
+        otherwise as `merge_files`.
         """
         return self._step(
             name,
@@ -522,41 +556,33 @@ class Lake:
         what: str,
         plan: Callable[[Table], tuple[TableUpdate, ...]],
         steps: tuple[Step, Step],
-    ) -> MergeStep:
+    ) -> Outcome | None:
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
         with lake_errors(f"{what} of {name}"):
             updates = plan(table)
         if not updates:
-            return MergeStep.NOTHING
+            return None
         reach(steps[0])
-        try:
-            landed = self.catalog.commit_table(table, _require_main(table), updates)
+        answer = self.send(table, _require_main(table), updates)
+        if isinstance(answer, Table):
             reach(steps[1])
-            TALLY.count(COMMITS)
-            delete_old_metadata(table, landed)
-        except Exception as error:
-            LOG.debug("ledger %s: %s postponed: %s", name, what, one_line(error))
-            return MergeStep.REFUSED
-        return MergeStep.LANDED
+            return Outcome.LANDED
+        LOG.debug("ledger %s: %s postponed: %s", name, what, one_line(answer.error))
+        return Outcome.REFUSED
 
-    def touch(self, name: str) -> bool:
-        """Move the head of a plain table (the ledger) without changing rows. Return False if
-        another process was first. Raises Transient."""
-        table = self.load(name)
-        self.clock.now(table.metadata.last_updated_ms)
-        with lake_errors(f"move the head of {name}"):
-            updates = ledger_files.touch(table, uuid.uuid4().hex)
-        try:
-            delete_old_metadata(
-                table, self.catalog.commit_table(table, _require_main(table), updates)
-            )
-        except CommitFailedException as error:
-            LOG.debug("moving the head of %s: another process was first (%s)", name, error)
-            return False
-        except Exception as error:
-            raise explain(f"move the head of {name}", error) from error
-        return True
+    def touch(self, name: str) -> None:
+        """Move the head of a plain table (the ledger) without changing rows. Raises Transient."""
+
+        def attempt() -> Literal[Outcome.LANDED, Outcome.REFUSED]:
+            table = self.load(name)
+            self.clock.now(table.metadata.last_updated_ms)
+            with lake_errors(f"move the head of {name}"):
+                updates = ledger_files.touch(table, uuid.uuid4().hex)
+            answer = self.send(table, _require_main(table), updates)
+            return Outcome.LANDED if isinstance(answer, Table) else Outcome.REFUSED
+
+        until_landed(f"move the head of {name}", attempt)
 
     def discard(self, name: str, staged: Staged) -> None:
         """Expire a staged snapshot that its publisher will not publish; its files become
@@ -577,22 +603,21 @@ class Lake:
         raise last
 
 
-def _skip(_: Step) -> None:
-    """Do nothing, in place of a fail point."""
-
-
 def _table_after(table: Table, landed: CommitTableResponse) -> Table:
     """Return the table that the catalog returned after a commit."""
     return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 
 
+def _require_heads(commit: Commit) -> tuple[TableRequirement, ...]:
+    """Return the requirements of a commit's heads. PyIceberg's transaction has one requirement of
+    each type, so it would check one branch."""
+    return tuple(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items())
+
+
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:
-    """Return the requirements that a plain table is the loaded one and unchanged."""
+    """Return the requirement that a plain table is unchanged."""
     current = table.current_snapshot()
-    return (
-        AssertTableUUID(uuid=table.metadata.table_uuid),
-        AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
-    )
+    return (AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),)
 
 
 def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:

@@ -18,7 +18,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -108,14 +107,6 @@ class Span:
 
     first: str
     last: str
-
-
-class MergeStep(Enum):
-    """The outcome of a merge step."""
-
-    NOTHING = "nothing to merge"
-    LANDED = "landed"
-    REFUSED = "refused, or the answer was lost"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import AnabranchError
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.temporary import clear_abandoned
@@ -35,7 +35,8 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
 from anabranch.iceberg.files import Stored, delete_files
 from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
+from anabranch.iceberg.lake import until_landed
+from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import finished
@@ -70,7 +71,6 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ATTEMPTS = 20
 TEMPORARY = "temporary folders"
 # The hours that one commit drops from a branch: well under a second, since they have few manifests.
 _HOURS_A_COMMIT = 48
@@ -421,12 +421,9 @@ def _maintain_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
     before = lake.load(name)
     if dry_run:
         return len(plan_plain_expiry(before, SNAPSHOTS_KEPT)), 0
-    refused = 0
-    while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
-        # After a conflicting commit, plan the step again; each one that lands leaves less to do.
-        refused = refused + 1 if step is MergeStep.REFUSED else 0
-        if refused == _ATTEMPTS:
-            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    # Each step that lands leaves less to do.
+    while until_landed(f"maintain {name}", partial(lake.merge_files, name, idle=True)) is not None:
+        pass
     after = lake.load(name)
     left = {s.snapshot_id for s in after.snapshots()}
     saved = max(
@@ -462,8 +459,8 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
             name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),))
         )
     for name in stream.plain_tables:
-        if name in names and not any(lake.touch(name) for _ in range(_ATTEMPTS)):
-            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+        if name in names:
+            lake.touch(name)
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:

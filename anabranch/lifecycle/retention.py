@@ -12,18 +12,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.common.attempts import attempts, doubling
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import AnabranchError
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
 from anabranch.iceberg.hour_files import content_by_hour, hours_on_branches
-from anabranch.iceberg.ledger_files import MergeStep, files_before
+from anabranch.iceberg.lake import until_landed
+from anabranch.iceberg.ledger_files import files_before
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.s3 import bucket_of, open_store
 from anabranch.iceberg.snapshots import BRANCHES, PUBLISHED, STAGING, head, heads, made_at
@@ -55,7 +56,6 @@ LOG = logging.getLogger(__name__)
 
 # The hours that one commit removes: well under a second with one file and one ledger row for each.
 _HOURS_A_COMMIT = 240
-_PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -189,25 +189,25 @@ def expire_ledger(
     start = plan_ledger_start(state, left, stream.keep.ledger, now)
     if start is None:
         return LedgerExpired()
-    for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
+
+    def attempt() -> LedgerExpired | Literal[Outcome.REFUSED]:
         table = lake.load(stream.hours_table)
         with lake_errors(f"read the manifests of {stream.hours_table}"):
             files = files_before(table, start)
         done = LedgerExpired(start, Size.of([f.file_size_in_bytes for f in files]))
         if not files or dry_run:
             return done if files else LedgerExpired()
-        if lake.expire_files(stream.hours_table, start) is MergeStep.LANDED:
-            LOG.info(
-                "stream %s: expired rows of the ledger hours_before=%s files=%d",
-                stream.name,
-                start,
-                len(files),
-            )
-            return done
-    raise Transient(
-        f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try "
-        "again"
-    )
+        if lake.expire_files(stream.hours_table, start) is not Outcome.LANDED:
+            return Outcome.REFUSED
+        LOG.info(
+            "stream %s: expired rows of the ledger hours_before=%s files=%d",
+            stream.name,
+            start,
+            len(files),
+        )
+        return done
+
+    return until_landed(f"maintain {stream.hours_table}", attempt)
 
 
 def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
@@ -27,10 +27,10 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.common.errors import Transient
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.hour_files import files_by_hour
-from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.lake import Lake, until_landed
 from anabranch.iceberg.manifests import hour_of_file, own_spec_id
 from anabranch.iceberg.snapshots import (
     BRANCHES,
@@ -161,21 +161,17 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     Each set is published once, by any process: the snapshots of the dead letters table record the
     ids. Raises Transient.
     """
-    done = set()
-    rows_table, table = ".".join(state.table.name()), None
+    rows_table = ".".join(state.table.name())
+    # Decide on the table after the previous set; after a refusal, on a fresh load.
+    loaded: list[Table] = []
     for item in state.dead_letters:
-        for _ in range(20):
-            # Decide on the table after the previous set; after a refusal, on a fresh load.
-            table = _publish(lake, table or lake.load(table_name), rows_table, item)
-            if table is not None:
-                break
-        else:
-            raise Transient(
-                f"dead letters {item['id']} of {table_name}: expected to be published within 20 "
-                "attempts, found 20 refusals; try again"
-            )
-        done.add(str(item["id"]))
-    return frozenset(done)
+
+        def attempt(item: Mapping[str, Any] = item) -> Table | Literal[Outcome.REFUSED]:
+            table = loaded.pop() if loaded else lake.load(table_name)
+            return _publish(lake, table, rows_table, item) or Outcome.REFUSED
+
+        loaded.append(until_landed(f"dead letters {item['id']} of {table_name}", attempt))
+    return frozenset(str(item["id"]) for item in state.dead_letters)
 
 
 def is_done(table: Table, item: Mapping[str, Any]) -> bool:

@@ -31,12 +31,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from anabranch.common.attempts import attempts, jitter
 from anabranch.common.errors import Transient
-from anabranch.iceberg.commits import Commit, Outcome
-from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.lake import Lake, Overtaken
 from anabranch.protocol.state import TURN
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -52,8 +55,6 @@ MALFORMED_BOUND = 5.0
 REFUSALS, LONG_ATTEMPT = 3, 0.3
 # The longest queue; further publishers continue without a turn.
 MAX_TURNS = 16
-# Joining is a commit, which may be refused: it is retried for this many seconds.
-JOIN_SECONDS = 15.0
 # Commits that began before their publishers could see the turn land within this many seconds.
 SETTLE_SECONDS = 2.0
 
@@ -185,44 +186,46 @@ def join_queue(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> 
     """Add a new turn at the end of the queue and return it; its timeout follows from the longest
     attempt so far.
 
-    None if the queue is full, or if other commits land first for JOIN_SECONDS. Raises Transient.
+    None if the queue is full, or if other commits land first for a quarter of a minute. Raises
+    Transient.
     """
     by, at = (
         f"{socket.gethostname()}:{os.getpid()}",
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
     wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
-    for _ in attempts(jitter(0.1), JOIN_SECONDS):
-        table = lake.load(table_name)
+    joined: list[Turn] = []
+
+    def plan(table: Table) -> Commit | None:
         queue = read_queue(table.properties)
         # The previous attempt may have landed with its answer lost.
-        if own := next((t for t in queue if t.id == wanted.id), None):
-            return own
-        turn = plan_turn(queue, wanted)
-        if turn is None:
+        joined[:] = [t for t in queue if t.id == wanted.id]
+        if joined or (turn := plan_turn(queue, wanted)) is None:
             return None
-        if (
-            lake.commit(table, Commit(turn.id, {}, (), set_properties=turn.to_properties()))
-            is Outcome.LANDED
-        ):
-            return turn
-    return None
+        joined[:] = [turn]
+        return Commit(turn.id, {}, (), set_properties=turn.to_properties())
+
+    try:
+        lake.commit_until_landed(table_name, "join the publish queue", plan)
+    except Overtaken as error:
+        LOG.debug("%s", error)
+        return None
+    return joined[0] if joined else None
 
 
 def remove_turn(lake: Lake, table_name: str, id: str) -> None:
     """Remove a turn from the queue: the caller's own, if no publish removed it, or another one that
     timed out.
 
-    If other commits land first for JOIN_SECONDS, the turn stays until a waiter sees its timeout
-    pass. Raises Transient.
+    Raises Transient; the turn then stays until a waiter sees its timeout pass.
     """
-    for _ in attempts(jitter(0.1), JOIN_SECONDS):
-        table = lake.load(table_name)
-        if id not in {t.id for t in read_queue(table.properties)}:
-            return
-        commit = plan_turn_removal(table.properties, id, Commit(uuid.uuid4().hex, {}, ()))
-        if lake.commit(table, commit) is Outcome.LANDED:
-            return
+
+    def plan(table: Table) -> Commit | None:
+        if TURN + id not in table.properties:
+            return None
+        return plan_turn_removal(table.properties, id, Commit(uuid.uuid4().hex, {}, ()))
+
+    lake.commit_until_landed(table_name, "leave the publish queue", plan)
 
 
 def wait_for_turn(

@@ -9,7 +9,7 @@ when it lands, as a REST catalog does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ import pytest
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.fail_points import Step
@@ -54,6 +55,15 @@ def lake(tmp_path: Path) -> StreamLake:
     return new_lake(tmp_path)
 
 
+def unreadable(_: str) -> Exception:
+    """Return the error of an answer with status 200 whose body was cut off."""
+    try:
+        CommitTableResponse.model_validate_json('{"metadata-location": "s3://')
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
 @dataclass
 class CutOff:
     """Requests that a client was cut off from; `landed` and `refused` say what became of them
@@ -70,7 +80,7 @@ def cut_off(
     table: str | None = None,
     looks: int | None = 1,
     times: int = 1,
-    error: type[Exception] = OSError,
+    error: Callable[[str], Exception] = OSError,
 ) -> Iterator[CutOff]:
     """The next `times` requests to commit to a table end with `error`; each lands after `looks`
     loads of the table, or at the end of the `with` for None."""
@@ -124,9 +134,9 @@ def readable(one: StreamLake, name: str | None = None) -> bool:
 # What the outcome of a publish is
 
 
-@pytest.mark.parametrize("error", [ConnectionError, TimeoutError])
+@pytest.mark.parametrize("error", [ConnectionError, TimeoutError, unreadable])
 def test_a_publish_that_lands_after_it_was_looked_for_has_landed(
-    lake: StreamLake, error: type[Exception]
+    lake: StreamLake, error: Callable[[str], Exception]
 ) -> None:
     staged = lake.stage(ROWS)
     with cut_off(lake, error=error) as late:
@@ -169,10 +179,13 @@ def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> No
     )
 
 
+@pytest.mark.parametrize("error", [OSError, unreadable])
 @pytest.mark.parametrize("looks", [1, 2, 3, None])
-def test_the_fencing_publish_may_land_late_as_well(lake: StreamLake, looks: int | None) -> None:
+def test_the_fencing_publish_may_land_late_as_well(
+    lake: StreamLake, looks: int | None, error: Callable[[str], Exception]
+) -> None:
     staged = lake.stage(ROWS)
-    with cut_off(lake, looks=looks, times=3) as late:
+    with cut_off(lake, looks=looks, times=3, error=error) as late:
         outcome = lake.publish(lake.speed(staged, {0: 3}))
     assert late.landed + late.refused >= 2, "the hazard did not happen"
     assert outcome is (Outcome.LANDED if lake.rows("main") else Outcome.REFUSED)

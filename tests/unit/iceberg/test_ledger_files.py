@@ -19,10 +19,10 @@ from pyiceberg.table.snapshots import Operation
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg import ledger_files
+from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import (
     File,
-    MergeStep,
     PerFile,
     Span,
     plan_fold,
@@ -96,13 +96,13 @@ def history(lake: StreamLake, *arguments: Any) -> list[LedgerRow]:
     return Ledger(lake.again(), lake.stream.hours_table).history(*arguments)
 
 
-def merge(lake: StreamLake, idle: bool = False) -> MergeStep:
+def merge(lake: StreamLake, idle: bool = False) -> Outcome | None:
     return lake.lake.merge_files(lake.stream.hours_table, idle)
 
 
 def merge_all(lake: StreamLake, idle: bool = False) -> None:
     for _ in range(100):
-        if merge(lake, idle) is MergeStep.NOTHING:
+        if merge(lake, idle) is None:
             return
     raise AssertionError("expected merging to end within 100 steps")
 
@@ -330,7 +330,7 @@ def test_very_many_manifests_are_merged_in_steps(
     for i in range(20):
         append_as_before(lake, sealed(at(0, i)))
     before = history(lake)
-    assert merge(lake) is MergeStep.LANDED
+    assert merge(lake) is Outcome.LANDED
     assert (len(files(lake)), manifests(lake)) == (20, 9)
     merge_all(lake)
     assert manifests(lake) <= 3
@@ -340,7 +340,7 @@ def test_very_many_manifests_are_merged_in_steps(
 def test_merging_is_no_change_for_incremental_readers(lake: StreamLake) -> None:
     for i in range(16):
         append_as_now(lake, sealed(at(0, i)))
-    assert merge(lake) is MergeStep.LANDED
+    assert merge(lake) is Outcome.LANDED
     snapshot = loaded(lake).current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None
@@ -363,7 +363,7 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
         return commit()
 
     before_the_commit(many, first)
-    assert merge(many) is MergeStep.REFUSED
+    assert merge(many) is Outcome.REFUSED
     expected = [*(r.decision_id for r in before), row.decision_id]
     assert [r.decision_id for r in history(many)] == expected
     merge_all(many)
@@ -378,9 +378,9 @@ def test_later_snapshots_repeat_what_is_stated_of_dead_letters(lake: StreamLake)
     append(0, "first")
     for day in range(1, 17):
         append(day)
-    assert merge(lake) is MergeStep.LANDED
+    assert merge(lake) is Outcome.LANDED
     append(100)
-    assert lake.lake.expire_files(lake.stream.hours_table, at(50)) is MergeStep.LANDED
+    assert lake.lake.expire_files(lake.stream.hours_table, at(50)) is Outcome.LANDED
     assert ledger_files.complete_letters(loaded(lake)) == "first"
     append(101, "second")
     assert ledger_files.complete_letters(loaded(lake)) == "second"
@@ -392,7 +392,7 @@ def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
     before, row = history(many), sealed(at(1))[0]
 
     def first(commit: Callable[[], Any]) -> Any:
-        assert many.again().merge_files(many.stream.hours_table) is MergeStep.LANDED
+        assert many.again().merge_files(many.stream.hours_table) is Outcome.LANDED
         return commit()
 
     before_the_commit(many, first)
@@ -414,7 +414,7 @@ def test_a_merge_whose_answer_is_lost_changes_nothing(many: StreamLake, lands: b
         raise ConnectionError("connection reset")
 
     before_the_commit(many, lose)
-    assert merge(many) is MergeStep.REFUSED
+    assert merge(many) is Outcome.REFUSED
     assert history(many) == before
     assert len(files(many)) == (1 if lands else 17)
     merge_all(many)
@@ -439,7 +439,7 @@ def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, numb
 def test_a_merge_that_fails_fails_no_record(
     many: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def merge_files(*args: Any) -> MergeStep:
+    def merge_files(*args: Any) -> Outcome | None:
         raise Transient("read rows: SlowDown")
 
     monkeypatch.setattr(many.lake, "merge_files", merge_files)

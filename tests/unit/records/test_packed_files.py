@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import CommitTableResponse
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Outcome
@@ -157,9 +158,10 @@ def test_a_stage_that_another_commit_overtakes_is_sent_again(
     assert len(lake.metadata_files() - before) <= 4
 
 
+@pytest.mark.parametrize("unreadable", [True, False])
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool, unreadable: bool
 ) -> None:
     lake = new_lake(tmp_path)
     catalog = lake.lake.catalog
@@ -168,6 +170,8 @@ def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
     def lost(*arguments: object) -> object:
         if landed:
             send(*arguments)  # type: ignore[arg-type]
+        if unreadable:
+            CommitTableResponse.model_validate_json('{"metadata-location": "s3://')
         raise ConnectionError("the answer is lost")
 
     files = [data_file_of(lake.table(), output) for output in _write(lake, [_rows(5)])]
@@ -176,6 +180,9 @@ def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
         if landed:
             assert lake.lake.stage(lake.name, "attempt", files).rows == 5
         else:
+            before = lake.metadata_files()
             with pytest.raises(Transient, match="expected its snapshot, found none"):
                 lake.lake.stage(lake.name, "attempt", files)
+            # It may still land, and a reader of its snapshot needs its manifests.
+            assert len(lake.metadata_files() - before) == 2
     assert (find_staged(lake.table(), "attempt") is not None) == landed
