@@ -181,8 +181,8 @@ class Registry(Frozen):
         ),
     ] = Field(
         description=(
-            "The URL of the schema registry (Confluent's API) for the formats avro and "
-            "json_schema; several servers of one registry with commas between them."
+            "The URL of the schema registry (Confluent's API) for the formats avro, "
+            "json_schema and protobuf; several servers of one registry with commas between them."
         ),
     )
     user: str | None = Field(

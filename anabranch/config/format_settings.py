@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
 from pydantic import Field, model_validator
@@ -11,8 +12,12 @@ from pydantic import Field, model_validator
 from anabranch.config.base import Frozen
 from anabranch.config.columns import Column
 
-FormatType = Literal["json", "avro", "json_schema", "csv", "raw"]
-WITH_REGISTRY = ("avro", "json_schema")
+FormatType = Literal["json", "avro", "json_schema", "protobuf", "csv", "raw"]
+WITH_REGISTRY = ("avro", "json_schema", "protobuf")
+_KEYS = {
+    "avro": frozenset(("string",)),
+    "protobuf": frozenset(("string", "int", "bigint", "boolean")),
+}
 _RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
 
 UNKNOWN_NAME_LENGTH = 100
@@ -27,7 +32,26 @@ class FormatSettings(Frozen):
     subject: str | None = Field(
         default=None,
         min_length=1,
-        description="With avro or json_schema: the subject that every schema id must belong to.",
+        description=(
+            "With avro, json_schema or protobuf: the subject that every schema id must belong to."
+        ),
+    )
+    descriptor: Path | None = Field(
+        default=None,
+        description=(
+            "With protobuf: a file of descriptors (`protoc --include_imports "
+            "--descriptor_set_out`) in the folder of the stream's file, for values without a "
+            "schema id."
+        ),
+    )
+    message: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "With protobuf: the full name of the message; by default, with a schema registry, that "
+            "which the record names."
+        ),
+        examples=["shop.Order"],
     )
     delimiter: str = Field(
         default=",",
@@ -39,18 +63,22 @@ class FormatSettings(Frozen):
     def _keys_belong_to_the_type(self) -> FormatSettings:
         if self.subject is not None and self.type not in WITH_REGISTRY:
             raise ValueError(f"expected subject only with {' or '.join(WITH_REGISTRY)}")
+        if (self.descriptor or self.message) is not None and self.type != "protobuf":
+            raise ValueError("expected descriptor and message only with protobuf")
+        if self.descriptor is not None and (self.message is None or self.subject is not None):
+            raise ValueError("expected message, and no subject, with descriptor")
         if "delimiter" in self.model_fields_set and self.type != "csv":
             raise ValueError("expected delimiter only with csv")
         return self
 
     @property
     def names_fields(self) -> bool:
-        """Whether values name their fields, so that unknown fields are counted."""
-        return self.type in ("json", "json_schema")
+        """Whether values name or number their fields, so that unknown fields are counted."""
+        return self.type in ("json", "json_schema", "protobuf")
 
     @property
     def needs_registry(self) -> bool:
-        return self.type in WITH_REGISTRY
+        return self.type in WITH_REGISTRY and self.descriptor is None
 
 
 def parse_format(value: object) -> object:
@@ -75,11 +103,11 @@ def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
             )
         if settings.type == "csv" and re.match(r"(array|map|struct)<", column.type):
             raise ValueError(f"schema: expected with format csv no ARRAY, MAP or STRUCT, {actual}")
-        if settings.type == "avro" and any(
-            key != "string" for key in re.findall(r"map<(\w+)", column.type)
-        ):
+        keys = _KEYS.get(settings.type)
+        if keys is not None and not keys.issuperset(re.findall(r"map<(\w+)", column.type)):
             raise ValueError(
-                f"schema: expected with format avro only STRING as a MAP's key, {actual}"
+                f"schema: expected with format {settings.type} only "
+                f"{', '.join(sorted(keys)).upper()} as a MAP's key, {actual}"
             )
     if settings.type == "raw" and "value" not in names:
         raise ValueError(

@@ -221,15 +221,25 @@ def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
 
 def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
     if isinstance(data.get("expectations"), str):
-        path = file.source(["expectations"])
-        data["expectations"] = path.parent / data["expectations"]
-        if not data["expectations"].is_file():
-            raise ConfigurationError(
-                f"{path}: expectations: expected the file {data['expectations']}, found none"
-            )
+        path = _beside(file, ["expectations"], data["expectations"])
+        data["expectations"] = path
+    form = data.get("format")
+    if isinstance(form, Mapping) and isinstance(form.get("descriptor"), str):
+        path = _beside(file, ["format", "descriptor"], form["descriptor"])
+        data["format"] = {**form, "descriptor": path}
     stream = validated(file.source, Stream, data, merge(file.defaults, file.own))
     remember(secrets_of(stream))
     return stream
+
+
+def _beside(file: StreamFile, key: Sequence[str], name: str) -> Path:
+    """Return the path of a file that a key names, in the folder of the file with the key. Raises
+    ConfigurationError if there is none."""
+    source = file.source(list(key))
+    path = source.parent / name
+    if not path.is_file():
+        raise ConfigurationError(f"{source}: {'.'.join(key)}: expected the file {path}, found none")
+    return path
 
 
 def load_mapping(path: Path, expected: str) -> dict[str, Any]:

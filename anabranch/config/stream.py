@@ -25,7 +25,12 @@ from anabranch.config.base import (
 )
 from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
-from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
+from anabranch.config.format_settings import (
+    WITH_REGISTRY,
+    FormatSettings,
+    check_columns,
+    parse_format,
+)
 from anabranch.config.keep import Archive, Keep, parse_keep
 from anabranch.config.plain import GRACE, OWNER, parse_hour
 from anabranch.config.select import SelectedColumn
@@ -307,10 +312,10 @@ class Stream(Frozen):
     ddl: str = Field(
         alias="schema",
         description=(
-            "The columns, as [Spark DDL](#types-of-a-schema). `registry`, with format avro or "
-            "json_schema: the columns of the subject in the schema registry, whose changes are "
-            "applied ([change a "
-            "schema](../how-to/change-a-schema.md#columns-from-the-schema-registry)); or a "
+            "The columns, as [Spark DDL](#types-of-a-schema). `registry`, with format avro, "
+            "json_schema or protobuf: the columns of the subject in the schema registry, whose "
+            "changes are applied ([change a schema]("
+            "../how-to/change-a-schema.md#columns-from-the-schema-registry)); or a "
             "mapping with the keys below."
         ),
         examples=['"id STRING NOT NULL, placed_at TIMESTAMP, total DECIMAL(12,2)"'],
@@ -529,7 +534,7 @@ class Stream(Frozen):
         if self.subject_schema is not None and not self.format.needs_registry:
             raise ValueError(
                 f"schema: expected columns with format {self.format.type}, found registry; use "
-                "format avro or json_schema"
+                f"one of the formats {', '.join(WITH_REGISTRY)}"
             )
         if not self.lacks_columns:
             self._check_columns()
@@ -545,6 +550,11 @@ class Stream(Frozen):
             raise ValueError(
                 f"unknown: expected count or ignore with format {self.format.type}, whose values "
                 f"name no fields, found {self.unknown}"
+            )
+        if self.unknown == "rescue" and self.format.type == "protobuf":
+            raise ValueError(
+                "unknown: expected count, refuse or ignore with format protobuf, whose values "
+                "number fields that the schema does not have, found rescue"
             )
         check_columns(self.format, self.columns if self.select is None else self.fields)
         for name in self.key:

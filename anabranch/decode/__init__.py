@@ -7,7 +7,7 @@ record's id: not on the layer, the time, the batch or the process. No bytes make
 
 `Decoder.decode`:
 
-1. read the values by the stream's format (`json`, `avro`, `csv`, `raw`);
+1. read the values by the stream's format (`json`, `avro`, `protobuf`, `csv`, `raw`);
 2. refuse records that lack a NOT NULL column;
 3. refuse records whose event time is out of bounds, and date the others;
 4. refuse records with unknown fields, if the stream says so.
@@ -58,15 +58,16 @@ class Reader(Protocol):
 class DecodeSpec:
     """The part of a stream's settings that a decoder needs. Picklable.
 
-    `columns`: the fields that are read from a record. `schemas`: the writers' schemas by id, for a
-    format with a schema registry. `rescued`: the column for the fields without
-    a column, if any. `lists_unknown`: whether the names of such fields are returned.
+    `columns`: the fields that are read from a record. `message`: the name of Protobuf's type.
+    `schemas`: the writers' schemas by id, for a format with schemas. `rescued`: the column for the
+    fields without a column, if any. `lists_unknown`: whether the names of such fields are returned.
     """
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
     format: str
     delimiter: str = ","
+    message: str | None = None
     schemas: Mapping[int, WriterSchema] = field(default_factory=dict)
     rescued: str | None = None
     refuses_unknown: bool = False
@@ -85,6 +86,7 @@ def decode_spec(
         stream.event_time,
         stream.format.type,
         stream.format.delimiter,
+        stream.format.message,
         dict(schemas or {}),
         next((column.name for column in stream.columns if column.rescues), None),
         stream.unknown == "refuse",
@@ -212,9 +214,13 @@ def _reader(spec: DecodeSpec) -> Reader:
         from anabranch.decode.avro import AvroReader
 
         return AvroReader(spec.columns, spec.schemas)
+    names_unknown = spec.lists_unknown or spec.refuses_unknown
+    if spec.format == "protobuf":
+        from anabranch.decode.protobuf import ProtobufReader
+
+        return ProtobufReader(spec.columns, spec.schemas, spec.message, names_unknown)
     from anabranch.decode.json import JsonReader
 
-    names_unknown = spec.lists_unknown or spec.refuses_unknown
     schemas = spec.schemas if spec.format == "json_schema" else None
     return JsonReader(types, names_unknown, spec.rescued is not None, schemas)
 

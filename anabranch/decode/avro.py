@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -39,7 +39,17 @@ from anabranch.config.columns import MOST_DIGITS
 from anabranch.decode import values
 from anabranch.decode.avro_columns import AvroValues, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
-from anabranch.decode.reading import FOUND_LENGTH, Errors, Reading, found
+from anabranch.decode.reading import (
+    FOUND_LENGTH,
+    Errors,
+    Reading,
+    columns_of,
+    found,
+    name_of,
+    spread,
+    verdict,
+    within,
+)
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
 from anabranch.decode.wire import WriterSchema, split
 
@@ -125,10 +135,6 @@ def plan(text: str, columns: tuple[tuple[str, str, bool], ...]) -> Plan:
     return Plan(text, kinds, frozenset(name for name, _, is_required in columns if is_required))
 
 
-def columns_of(columns: Iterable[Column]) -> tuple[tuple[str, str, bool], ...]:
-    return tuple((column.name, column.type, not column.nullable) for column in columns)
-
-
 class AvroReader:
     """A reader of one stream's values, used by one process. `schemas`: the writers' schemas by
     id."""
@@ -150,7 +156,7 @@ class AvroReader:
             of_id = plan(self._schemas[id].text, self._columns)
             parts.append((places, self._read(some, id, of_id, places, errors)))
         columns = {
-            name: _spread([(places, read[name]) for places, read in parts], kind, len(payload))
+            name: spread([(places, read[name]) for places, read in parts], kind, len(payload))
             for name, kind in self._kinds.items()
         }
         return Reading(columns, errors, lambda name, i: _shown(columns[name][i].as_py()))
@@ -171,7 +177,7 @@ class AvroReader:
             if name in one_by_one:
                 others = (rest, pa.array(one_by_one[name], kind))
                 taken_rows = (at_once, columns[name].take(pa.array(at_once)))
-                columns[name] = _spread([taken_rows, others], kind, len(payload))
+                columns[name] = spread([taken_rows, others], kind, len(payload))
         return columns
 
     def _one_by_one(
@@ -199,29 +205,9 @@ class AvroReader:
                         value = convert(value)
                     except Unreadable as error:
                         value = None
-                        errors.add(record, place, *self._verdict(name, error))
+                        errors.add(record, place, *verdict(name, self._types[name], error))
                 columns[name].append(value)
         return columns
-
-    def _verdict(self, name: str, error: Unreadable) -> tuple[str, str]:
-        if error.expected == "UTF-8":
-            return "invalid_utf8", f"{name}{error.path}: {found('UTF-8', error.found)}"
-        expected = error.expected if error.path else self._types[name]
-        code = "unreadable_timestamp" if error.expected in ("timestamp", "date") else "wrong_type"
-        return code, f"{name}{error.path}: {found(expected, error.found)}"
-
-
-def _spread(parts: list[tuple[np.ndarray, pa.Array]], kind: pa.DataType, length: int) -> pa.Array:
-    """Return a column of `length` records with each part's values at its places, else null."""
-    if len(parts) == 1 and len(parts[0][0]) == length:
-        return parts[0][1]
-    chosen = np.full(length, -1)
-    start = 0
-    for places, _ in parts:
-        chosen[places] = np.arange(start, start + len(places))
-        start += len(places)
-    read = pa.concat_arrays([pa.array([], kind), *(part for _, part in parts)])
-    return read.take(pa.array(chosen, mask=chosen < 0))
 
 
 def _shown(value: Any) -> str:
@@ -369,11 +355,11 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
             return lambda found: converters[found[0]](found[1])
     elif pa.types.is_list(kind) and node.kind == "array":
         item = _converter(kind.value_type, node.inner, f"{path}[]")
-        return lambda found: [_at(f"[{i}]", item, one) for i, one in enumerate(found)]
+        return lambda found: [within(f"[{i}]", item, one) for i, one in enumerate(found)]
     elif pa.types.is_map(kind) and node.kind == "map":
         item = _converter(kind.item_type, node.inner, f"{path}{{}}")
         return lambda found: {
-            _text(key): _at(f".{_text(key)}", item, one) for key, one in found.items()
+            _text(key): within(f".{_text(key)}", item, one) for key, one in found.items()
         }
     elif pa.types.is_struct(kind) and node.kind == "record":
         fields = {
@@ -385,7 +371,9 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
             raise Incompatible(
                 f"{path}: expected a field of {', '.join(f.name for f in kind)}, found none"
             )
-        return lambda found: {n: _at(f".{n}", convert, found[n]) for n, convert in fields.items()}
+        return lambda found: {
+            n: within(f".{n}", convert, found[n]) for n, convert in fields.items()
+        }
     elif pa.types.is_decimal(kind) and node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         fits = precision - scale <= kind.precision - kind.scale or precision > MOST_DIGITS
@@ -401,7 +389,7 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
             return _text
         return float if pa.types.is_floating(kind) else _same
     raise Incompatible(
-        f"{path}: expected a type readable as {_name(kind)}, found {node.describe()}"
+        f"{path}: expected a type readable as {name_of(kind)}, found {node.describe()}"
     )
 
 
@@ -410,24 +398,17 @@ def _member(kind: pa.StructType, number: int, node: Node, path: str) -> _Convert
     name = f"member{number}"
     if name in kind.names:
         convert = _converter(kind.field(name).type, node, f"{path}.{name}")
-        return lambda found: {name: _at(f".{name}", convert, found)}
+        return lambda found: {name: within(f".{name}", convert, found)}
 
     def refuse(_: Any) -> Any:
         # As a row without this member, its value would be lost.
-        raise Unreadable(_name(kind), f"{node.describe()}, the type of a {name}")
+        raise Unreadable(name_of(kind), f"{node.describe()}, the type of a {name}")
 
     return refuse
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _at(step: str, convert: _Convert, value: Any) -> Any:
-    try:
-        return None if value is None else convert(value)
-    except Unreadable as error:
-        raise error.inside(step) from None
 
 
 def _text(value: bytes) -> str:
@@ -453,16 +434,3 @@ def _moment(number: int, unit: int) -> int:
     if FIRST_MICROS <= micros <= LAST_MICROS:
         return micros
     raise Unreadable("timestamp", str(number))
-
-
-def _name(kind: pa.DataType) -> str:
-    """Return the column's type as in a stream's file."""
-    if pa.types.is_list(kind):
-        return f"array<{_name(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{_name(kind.key_type)},{_name(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{f.name}:{_name(f.type)}' for f in kind)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return next(name for name, simple in values.SIMPLE.items() if simple == kind)

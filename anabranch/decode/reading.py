@@ -1,11 +1,20 @@
-"""The result of reading a batch of values, with the errors of its records."""
+"""The result of reading a batch of values, with the errors of its records, and what readers share
+whose values have a schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+
+from anabranch.decode import values
+from anabranch.decode.values import Unreadable
+
+if TYPE_CHECKING:
+    from anabranch.config.columns import Column
 
 FOUND_LENGTH = 80
 
@@ -52,3 +61,49 @@ class Reading:
 def found(expected: str, text: str | None) -> str:
     """Return `expected …, found …`, with the text shortened."""
     return f"expected {expected}, found {'null' if text is None else text[:FOUND_LENGTH]}"
+
+
+def columns_of(columns: Iterable[Column]) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((column.name, column.type, not column.nullable) for column in columns)
+
+
+def verdict(name: str, kind: str, error: Unreadable) -> tuple[str, str]:
+    """Return code and text of a value that cannot be read as the column of type `kind`."""
+    if error.expected == "UTF-8":
+        return "invalid_utf8", f"{name}{error.path}: {found('UTF-8', error.found)}"
+    expected = error.expected if error.path else kind
+    code = "unreadable_timestamp" if error.expected in ("timestamp", "date") else "wrong_type"
+    return code, f"{name}{error.path}: {found(expected, error.found)}"
+
+
+def within(step: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return None if value is None else convert(value)
+    except Unreadable as error:
+        raise error.inside(step) from None
+
+
+def spread(parts: list[tuple[np.ndarray, pa.Array]], kind: pa.DataType, length: int) -> pa.Array:
+    """Return a column of `length` records with each part's values at its places, else null."""
+    if len(parts) == 1 and len(parts[0][0]) == length:
+        return parts[0][1]
+    chosen = np.full(length, -1)
+    start = 0
+    for places, _ in parts:
+        chosen[places] = np.arange(start, start + len(places))
+        start += len(places)
+    read = pa.concat_arrays([pa.array([], kind), *(part for _, part in parts)])
+    return read.take(pa.array(chosen, mask=chosen < 0))
+
+
+def name_of(kind: pa.DataType) -> str:
+    """Return the column's type as in a stream's file."""
+    if pa.types.is_list(kind):
+        return f"array<{name_of(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{name_of(kind.key_type)},{name_of(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{f.name}:{name_of(f.type)}' for f in kind)}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next(name for name, simple in values.SIMPLE.items() if simple == kind)

@@ -20,6 +20,9 @@ from anabranch.decode.reading import Errors, found
 
 _HEADER = 5
 
+DESCRIPTOR = 0
+"""The key of the schema of values without a schema id, since no registry has this id."""
+
 ID_PLACES = (
     "Producers must write the id before the payload, in four bytes, not in a header (Confluent: "
     "__value_schema_id) nor in eight bytes (Apicurio)"

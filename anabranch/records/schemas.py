@@ -12,12 +12,14 @@ from anabranch.common.remote_errors import full_text
 from anabranch.config import Environment, Stream
 from anabranch.decode import avro
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.wire import ID_PLACES, UNLISTED, WriterSchema
+from anabranch.decode.reading import columns_of
+from anabranch.decode.wire import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
+from anabranch.subjects.descriptor_file import read_descriptors
 
 LOG = logging.getLogger(__name__)
 
-_KINDS = {"avro": "AVRO", "json_schema": "JSON"}
+_KINDS = {"avro": "AVRO", "json_schema": "JSON", "protobuf": "PROTOBUF"}
 _SCHEMA_ID = (
     "IF(length(value) >= 5 AND substring(value, 1, 1) = X'00', "
     "NULLIF(CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS BIGINT), 0), NULL)"
@@ -26,11 +28,14 @@ _SCHEMA_ID = (
 
 class Schemas:
     """The schemas that records of a stream had so far, each with its text or the error of all its
-    records. Without ids for a format that has no registry."""
+    records. Without ids for a format that has no registry; with that of the descriptor file of
+    plain Protobuf. Raises ConfigurationError for a descriptor file that cannot be used."""
 
     def __init__(self, stream: Stream, registry: SchemaRegistryClient | None) -> None:
         self._stream, self._registry = stream, registry
         self.known: dict[int, WriterSchema] = {}
+        if stream.format.descriptor is not None:
+            self.known[DESCRIPTOR] = WriterSchema(read_descriptors(stream))
 
     def learn(self, ids: Iterable[int]) -> bool:
         """Ask the registry for schemas that are not known yet. Return whether there are any.
@@ -76,7 +81,7 @@ class Schemas:
                     raise Incompatible(
                         "expected a schema that stands alone, found references to other subjects"
                     )
-                avro.plan(schema.text, avro.columns_of(self._stream.record_columns))
+                avro.plan(schema.text, columns_of(self._stream.record_columns))
             except Incompatible as incompatible:
                 return WriterSchema(error=("incompatible_schema", str(incompatible)))
         return WriterSchema(schema.text)

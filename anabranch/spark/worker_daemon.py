@@ -18,6 +18,7 @@ MODULES = (
     "anabranch.records.packed_files",
     "anabranch.decode.avro",
     "anabranch.decode.json",
+    "anabranch.decode.protobuf",
 )
 """The modules that workers run. Their packages are above this one."""
 

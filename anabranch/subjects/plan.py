@@ -29,6 +29,7 @@ from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
 from anabranch.decode import avro, avro_names
 from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.reading import columns_of
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion
@@ -163,7 +164,7 @@ def _require_readable(version: SubjectVersion, declared: Iterable[Column]) -> No
         root = avro_names.parse(version.text)
         present = [replace(c, nullable=True) for c in columns if c.name in root.fields]
         if present:
-            avro.plan(version.text, avro.columns_of(present))
+            avro.plan(version.text, columns_of(present))
 
 
 def _fields(

@@ -12,6 +12,7 @@ from anabranch.iceberg.register import register
 from anabranch.iceberg.schema_evolution import plan_evolution
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.kafka.schema_registry import SubjectVersion, open_registry
+from anabranch.subjects.descriptor_file import read_descriptors
 from anabranch.subjects.plan import plan_columns, table_columns
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def register_table(environment: Environment, stream: Stream, lake: Lake) -> list
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
     """Plan the latest version of a stream's subject as `plan_version`; a stream with columns in its
-    file is unchanged."""
+    file is unchanged. Raises ConfigurationError for a descriptor file as which it cannot be
+    read."""
+    if stream.format.descriptor is not None:
+        read_descriptors(stream)
     if stream.subject_schema is None:
         return Planned(stream)
     return plan_version(stream, open_registry(environment, stream).latest(stream.subject), lake)

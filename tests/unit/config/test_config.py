@@ -146,6 +146,16 @@ def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -
     assert (settings.type, settings.subject, settings.delimiter) == expected
 
 
+def test_a_stream_of_plain_protobuf_names_a_descriptor_file_beside_its_own(conf: Path) -> None:
+    form = "{type: protobuf, descriptor: shop.desc, message: shop.Order}"
+    with pytest.raises(ConfigurationError, match=r"format\.descriptor: expected the file .*found"):
+        stream(conf, format=form)
+    (conf / "streams" / "shop.desc").write_bytes(b"")
+    loaded = stream(conf, format=form)
+    assert loaded.format.descriptor == conf / "streams" / "shop.desc"
+    assert not loaded.format.needs_registry
+
+
 def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
     loaded = stream(
         conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]"

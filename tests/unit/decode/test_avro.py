@@ -24,6 +24,7 @@ from wire import encode, plain, varint, wired
 from anabranch.config.columns import columns_ddl, parse_columns
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, avro
 from anabranch.decode.avro_names import Incompatible, parse
+from anabranch.decode.reading import columns_of
 from anabranch.decode.wire import ID_PLACES
 
 MICROS = of("timestamp-micros")
@@ -47,7 +48,7 @@ ONE_BY_ONE = {
 
 
 def spec(schemas: dict[int, Any], ddl: str = DDL, **given: Any) -> DecodeSpec:
-    columns, known = avro.columns_of(parse_columns(ddl)), {}
+    columns, known = columns_of(parse_columns(ddl)), {}
     for id, schema in schemas.items():
         if isinstance(schema, WriterSchema):
             known[id] = schema

@@ -1,0 +1,476 @@
+"""Protobuf: messages of a type as the stream's columns, by exact name of the fields.
+
+Source: https://protobuf.dev/programming-guides/encoding/. Values are read by protobuf's own library
+(upb); `schemas` are sets of file descriptors, the last file's messages first in the wire format.
+
+| column | from |
+|---|---|
+| STRING | string, bytes that are UTF-8, the name of an enum's value |
+| BINARY | bytes, string |
+| INT | int32, sint32, sfixed32, the number of an enum's value |
+| BIGINT | these, and integers of 64 bits; those without a sign if they fit |
+| DECIMAL(p,s) | every integer of at most p - s digits |
+| FLOAT; DOUBLE | integers, float; and double |
+| BOOLEAN | bool |
+| TIMESTAMP | google.protobuf.Timestamp; the last three digits of nanoseconds are dropped |
+| ARRAY, MAP, STRUCT | repeated, map, a message; missing fields of a message are null |
+
+A wrapper (google.protobuf.Int32Value and the like) is read as its value. A field with presence
+(`optional`, a message, a member of a oneof) that is not set is null; one without has its value, as
+it is by default if it was not sent. A message may have fields that its type does not have.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from anabranch.decode import values
+from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.reading import (
+    Errors,
+    Reading,
+    columns_of,
+    found,
+    name_of,
+    spread,
+    verdict,
+    within,
+)
+from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
+from anabranch.decode.wire import DESCRIPTOR, WriterSchema, split
+
+if TYPE_CHECKING:
+    from anabranch.config.columns import Column
+
+TIMESTAMP = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
+WRAPPERS = frozenset(
+    f"google.protobuf.{kind}Value"
+    for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+INT32 = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SFIXED32)
+UINT64 = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+INT64 = (
+    *(FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT64, FieldDescriptor.TYPE_SFIXED64),
+    *(FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_FIXED32),
+)
+_INTEGERS = (*INT32, *INT64, *UINT64)
+
+# The methods of messages; by its own name a message would give its field of that name.
+_BASE: Any = timestamp_pb2.Timestamp.__base__
+_has: Callable[[Any, str], bool] = _BASE.HasField
+_REASONS = (
+    ("UTF-8", "invalid_utf8", found("UTF-8", "a string that is not")),
+    ("MaxDepth", "too_deep", found("at most 100 levels of nesting", "more")),
+)
+
+_Convert = Callable[[Any], Any]
+Key = tuple[int, ...]
+"""The path to a message's type in its file: the indexes of the wire format."""
+
+
+class Messages:
+    """The types of messages of a set of file descriptors (`text`, Base64). Raises Incompatible."""
+
+    def __init__(self, text: str) -> None:
+        self._pool, added = descriptor_pool.DescriptorPool(), set[str]()
+        try:
+            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(text)).file
+            by_name = {file.name: file for file in files}
+
+            def add(name: str) -> None:
+                if name not in added:
+                    added.add(name)
+                    for dependency in by_name[name].dependency:
+                        add(dependency)
+                    self._pool.Add(by_name[name])
+
+            for name in by_name:
+                add(name)
+            self._last = self._pool.FindFileByName(files[-1].name)
+        except KeyError as error:
+            raise Incompatible(
+                f"expected a set of file descriptors with its imports, found none of {error}"
+            ) from None
+        except (DecodeError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise Incompatible(f"expected a set of file descriptors, found none: {error}") from None
+
+    def named(self, name: str) -> Descriptor:
+        """Return the type of a full name. Raises Incompatible."""
+        try:
+            return self._pool.FindMessageTypeByName(name)
+        except KeyError:
+            raise Incompatible(f"expected a message {name}, found none") from None
+
+    def at(self, key: Key) -> Descriptor:
+        """Return the type at indexes of the last file. Raises Incompatible."""
+        types = self._last.message_types_by_name
+        for place in key:
+            inner = list(types.values())
+            if place >= len(inner):
+                raise Incompatible(f"expected the message at indexes {list(key)}, found none")
+            types, message = inner[place].nested_types_by_name, inner[place]
+        return message
+
+
+@lru_cache(maxsize=256)
+def messages(text: str) -> Messages:
+    """Return the messages of a set of file descriptors, Base64. Raises Incompatible."""
+    return Messages(text)
+
+
+class Plan:
+    """How messages of a type are read as columns. Raises Incompatible."""
+
+    def __init__(self, message: Descriptor, columns: tuple[tuple[str, str, bool], ...]) -> None:
+        fields = dict(message.fields_by_name)
+        names = {name for name, _, _ in columns}
+        if missing := sorted(n for n, _, required in columns if required and n not in fields):
+            raise Incompatible(
+                f"{missing[0]}: expected a field for the NOT NULL column, found none"
+            )
+        if not names & fields.keys():
+            raise Incompatible(f"expected a field of {', '.join(names)}, found none")
+        self.parse = message_factory.GetMessageClass(message).FromString
+        self.fields = {
+            name: _Field(values.arrow_type(kind), fields[name])
+            for name, kind, _ in columns
+            if name in fields
+        }
+        self._numbers = {fields[name].number: fields[name] for name in self.fields}
+        self._others, self._names = bool(fields.keys() - names), names
+
+    def others(self, message: Any) -> tuple[list[str], Unreadable | None]:
+        """Return the names of a message's fields without a column, and the numbers of those that
+        its type does not have; and the error of a column that is among them (`_other_type`)."""
+        numbers = [field.field_number for field in UnknownFieldSet(message)]
+        error = _other_type(numbers, self._numbers) if numbers else None
+        names = [f"#{number}" for number in sorted(set(numbers))]
+        if self._others:
+            set_fields = (field.name for field, _ in _BASE.ListFields(message))
+            names += [name for name in set_fields if name not in self._names]
+        return names, error
+
+
+@lru_cache(maxsize=256)
+def plan(text: str, at: str | Key, columns: tuple[tuple[str, str, bool], ...]) -> Plan:
+    """Return the plan of a message, by its full name or its indexes, for columns as of
+    `avro.plan`. Raises Incompatible."""
+    found = messages(text)
+    return Plan(found.named(at) if isinstance(at, str) else found.at(at), columns)
+
+
+class ProtobufReader:
+    """A reader of one stream's values, used by one process. `schemas`: the descriptors by schema
+    id, or only those of a file, for values without a schema id. `message`: the full name of the
+    type; without it, that of a record's indexes."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        schemas: Mapping[int, WriterSchema],
+        message: str | None = None,
+        names_unknown: bool = False,
+    ) -> None:
+        self._columns = columns_of(columns)
+        self._kinds = {name: values.arrow_type(kind) for name, kind, _ in self._columns}
+        self._types = {name: kind for name, kind, _ in self._columns}
+        self._schemas, self._message, self._names_unknown = schemas, message, names_unknown
+
+    def read(self, batch: pa.RecordBatch) -> Reading:
+        """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
+        errors, unknown = Errors(), dict[int, list[str]]()
+        parts: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
+        for (id, at), records in self._by_type(batch.column("value"), errors).items():
+            try:
+                of_type = self._plan(id, at)
+            except Incompatible as error:
+                for i in records:
+                    text = f"schema id {id}: {error}" if id != DESCRIPTOR else str(error)
+                    errors.add(i, Errors.WHOLE, "incompatible_schema", text)
+                continue
+            places, read = [], []
+            for i, value in records.items():
+                try:
+                    one = of_type.parse(value)
+                except DecodeError as error:
+                    errors.add(i, Errors.WHOLE, *_broken(str(error)))
+                    continue
+                read.append(one)
+                places.append(i)
+                names, wrong = of_type.others(one)
+                if names and self._names_unknown:
+                    unknown[i] = names
+                if wrong is not None:
+                    name = wrong.path[1:]
+                    text = found(wrong.expected, wrong.found)
+                    errors.add(i, list(self._kinds).index(name), "wrong_type", f"{name}: {text}")
+            parts.append((np.array(places, np.int64), self._read(read, of_type, places, errors)))
+        columns = {
+            name: spread([(places, read[name]) for places, read in parts], kind, len(batch))
+            for name, kind in self._kinds.items()
+        }
+        return Reading(columns, errors, lambda name, i: str(columns[name][i].as_py()), unknown)
+
+    def _by_type(self, value: pa.Array, errors: Errors) -> dict[tuple[int, Key], dict[int, bytes]]:
+        """Return the encoded messages by schema id and type, each by its index."""
+        if DESCRIPTOR in self._schemas:
+            data = value.to_pylist()
+            for i, one in enumerate(data):
+                if one is None:
+                    errors.add(i, Errors.WHOLE, "null_value", found("a message", "a null value"))
+            return {(DESCRIPTOR, ()): {i: one for i, one in enumerate(data) if one is not None}}
+        payload, ids = split(value, self._schemas, "PROTOBUF", errors)
+        by_type: dict[tuple[int, Key], dict[int, bytes]] = {}
+        for i, (id, one) in enumerate(zip(ids.tolist(), payload.to_pylist(), strict=True)):
+            if id < 0:
+                continue
+            if one[:1] == b"\0":
+                # The short form of the first message.
+                by_type.setdefault((id, (0,)), {})[i] = one[1:]
+                continue
+            try:
+                key, start = _indexes(one)
+            except (IndexError, ValueError):
+                text = found("the indexes of a message", one[:10].hex().upper() or "no bytes")
+                errors.add(i, Errors.WHOLE, "malformed_protobuf", f"schema id {id}: {text}")
+                continue
+            by_type.setdefault((id, key), {})[i] = one[start:]
+        return by_type
+
+    def _plan(self, id: int, key: Key) -> Plan:
+        text = self._schemas[id].text
+        if key and self._message is not None:
+            found_name = messages(text).at(key).full_name
+            if found_name != self._message:
+                raise Incompatible(f"expected message {self._message}, found {found_name}")
+        return plan(text, key or self._message or "", self._columns)
+
+    def _read(
+        self, read: Sequence[Any], plan: Plan, places: Sequence[int], errors: Errors
+    ) -> dict[str, pa.Array]:
+        columns = {}
+        for place, (name, kind) in enumerate(self._kinds.items()):
+            if (field := plan.fields.get(name)) is None:
+                columns[name] = pa.nulls(len(read), kind)
+                continue
+            columns[name], bad = field.column(read)
+            for i, error in bad.items():
+                errors.add(places[i], place, *verdict(name, self._types[name], error))
+        return columns
+
+
+def _indexes(payload: bytes) -> tuple[Key, int]:
+    """Return the indexes before a message, and where it starts. Raises IndexError and ValueError
+    for bytes that are none."""
+    count, at = _number(payload, 0)
+    # Types are nested at most so deep; a larger count would be read from the message.
+    if not 0 < count <= 32:
+        raise ValueError
+    key = []
+    for _ in range(count):
+        place, at = _number(payload, at)
+        key.append(place)
+    return tuple(key), at
+
+
+def _number(payload: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 35, 7):
+        byte = payload[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if number & 1:
+                break
+            return number >> 1, at
+    # Negative, or of more than 32 bits.
+    raise ValueError
+
+
+def _broken(text: str) -> tuple[str, str]:
+    for words, code, why in _REASONS:
+        if words in text:
+            return code, why
+    return "malformed_protobuf", found("one message of its type", "invalid or truncated bytes")
+
+
+def _other_type(
+    unknown: Sequence[int], numbers: Mapping[int, FieldDescriptor]
+) -> Unreadable | None:
+    """Return the error of a field whose value is encoded as another type, or is none of its enum:
+    the library leaves it with the fields that it does not know, as if it were not set."""
+    for number in unknown:
+        if (field := numbers.get(number)) is not None:
+            return Unreadable(describe(field), "a value of another type", f".{field.name}")
+    return None
+
+
+class _Field:
+    """How a message's field becomes values of a column. Raises Incompatible, naming the path to the
+    field."""
+
+    def __init__(self, kind: pa.DataType, field: FieldDescriptor, path: str = "") -> None:
+        self._kind, self._name, self._get = kind, field.name, attrgetter(field.name)
+        self._has_presence = field.has_presence
+        self._convert = _converter(kind, field, f"{path}.{field.name}" if path else field.name)
+
+    def of(self, message: Any) -> Any:
+        """Raises Unreadable."""
+        if self._has_presence and not _has(message, self._name):
+            return None
+        return self._convert(self._get(message))
+
+    def column(self, messages: Sequence[Any]) -> tuple[pa.Array, dict[int, Unreadable]]:
+        """Return a column, null where a value is unreadable, and these errors by index."""
+        read = list(map(self._get, messages))
+        if self._has_presence:
+            is_set = [_has(message, self._name) for message in messages]
+            read = [one if has else None for one, has in zip(read, is_set, strict=True)]
+        is_text = self._convert is _string and bytes not in set(map(type, read))
+        if is_text or self._convert is _same:
+            return pa.array(read, self._kind), {}
+        return values.each(read, self._kind, self._convert)
+
+
+def _converter(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        if pa.types.is_map(kind):
+            of_key, of_item = (
+                _value(of, inner.fields_by_name[part], f"{path}{{}}")
+                for of, part in ((kind.key_type, "key"), (kind.item_type, "value"))
+            )
+            return lambda found: [
+                (of_key(key), within(f".{key}", of_item, found[key])) for key in found
+            ]
+    elif field.is_repeated:
+        if pa.types.is_list(kind):
+            item = _value(kind.value_type, field, f"{path}[]")
+            if item is _same:
+                return list
+            return lambda found: [within(f"[{i}]", item, one) for i, one in enumerate(found)]
+    else:
+        return _value(kind, field, path)
+    raise _incompatible(kind, field, path)
+
+
+def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
+    """Return how one value of a field's type becomes one of a column's."""
+    of, inner = field.type, field.message_type
+    if inner is not None:
+        if inner.full_name in WRAPPERS:
+            convert, get = _value(kind, inner.fields_by_name["value"], path), attrgetter("value")
+            return lambda found: convert(get(found))
+        if inner.full_name == TIMESTAMP and kind == MICROS:
+            return _moment
+        if pa.types.is_struct(kind):
+            fields = inner.fields_by_name
+            read = {f.name: _Field(f.type, fields[f.name], path) for f in kind if f.name in fields}
+            if read:
+                return _struct(read, {fields[name].number: fields[name] for name in read})
+    elif pa.types.is_string(kind):
+        if field.enum_type is not None:
+            names = {n: one.name for n, one in field.enum_type.values_by_number.items()}
+            return lambda found: _name(names, found, field.enum_type.name)
+        if of == FieldDescriptor.TYPE_STRING:
+            return _string
+        if of == FieldDescriptor.TYPE_BYTES:
+            return _text
+    elif pa.types.is_binary(kind) and of in (
+        FieldDescriptor.TYPE_BYTES,
+        FieldDescriptor.TYPE_STRING,
+    ):
+        return _same if of == FieldDescriptor.TYPE_BYTES else _bytes
+    elif (pa.types.is_boolean(kind) and of == FieldDescriptor.TYPE_BOOL) or (
+        pa.types.is_int32(kind) and (of in INT32 or field.enum_type is not None)
+    ):
+        return _same
+    elif pa.types.is_int64(kind) and of in UINT64:
+        return _signed
+    elif pa.types.is_int64(kind) and (of in _INTEGERS or field.enum_type is not None):
+        return _same
+    elif pa.types.is_decimal(kind) and of in _INTEGERS:
+        return lambda found: values.fitted(Decimal(found), kind, str(found))
+    elif pa.types.is_floating(kind) and (
+        of in (*_INTEGERS, FieldDescriptor.TYPE_FLOAT)
+        or (pa.types.is_float64(kind) and of == FieldDescriptor.TYPE_DOUBLE)
+    ):
+        return float
+    raise _incompatible(kind, field, path)
+
+
+def _struct(fields: Mapping[str, _Field], numbers: Mapping[int, FieldDescriptor]) -> _Convert:
+    def struct(message: Any) -> dict[str, Any]:
+        unknown = [field.field_number for field in UnknownFieldSet(message)]
+        if (error := _other_type(unknown, numbers)) is not None:
+            raise error
+        return {name: within(f".{name}", field.of, message) for name, field in fields.items()}
+
+    return struct
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _string(value: str | bytes) -> str:
+    # The library gives the bytes of a string that is not UTF-8, which proto2 allows.
+    return value if isinstance(value, str) else _text(value)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("UTF-8", "bytes that are not") from None
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _signed(value: int) -> int:
+    if value < 2**63:
+        return value
+    raise Unreadable("bigint", str(value))
+
+
+def _name(names: Mapping[int, str], number: int, enum: str) -> str:
+    if (name := names.get(number)) is not None:
+        return name
+    raise Unreadable(f"a value of enum {enum}", str(number))
+
+
+def _moment(at: Any) -> int:
+    micros: int = at.seconds * 1_000_000 + at.nanos // 1_000
+    if 0 <= at.nanos < 1_000_000_000 and FIRST_MICROS <= micros <= LAST_MICROS:
+        return micros
+    raise Unreadable("timestamp", f"{at.seconds} seconds and {at.nanos} nanoseconds")
+
+
+def _incompatible(kind: pa.DataType, field: FieldDescriptor, path: str) -> Incompatible:
+    return Incompatible(
+        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
+    )
+
+
+def describe(field: FieldDescriptor) -> str:
+    """Return a field's type in words, for a message."""
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        return f"map of {describe(inner.fields_by_name['value'])}"
+    kind = descriptor_pb2.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    named = inner or field.enum_type
+    return f"{'repeated ' * field.is_repeated}{named.full_name if named is not None else kind}"
