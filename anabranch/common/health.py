@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.file_lock import locked
+from anabranch.common.json_values import parse
 
 LOG = logging.getLogger(__name__)
 
@@ -104,14 +105,13 @@ def read_record(file: Path) -> HealthRecord | None:
     """Read the health file; None if there is none. Raises ConfigurationError for any other
     file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return HealthRecord(**{**content, "restarts": tuple(content["restarts"])})
+        return parse(HealthRecord, file.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{file}: expected the health file of a speed job (anabranch speed --health FILE), "
-            f"found: {error}"
+            f"found: {str(error)[:300]}"
         ) from error
 
 

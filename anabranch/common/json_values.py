@@ -21,6 +21,13 @@ def from_json(kind: type[T], value: Any) -> T:
     return made
 
 
+def parse(kind: type[T], text: str | bytes) -> T:
+    """Parse JSON as `kind`, with nested dataclasses, without unknown keys. Raises ValueError for
+    any other text, whatever its types, numbers and depth."""
+    made: T = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
+    return made
+
+
 def to_json(value: Any) -> Any:
     """Return the JSON value of a dataclass, with nested ones: objects without the fields that are
     None, and times as ISO 8601 text."""

@@ -112,7 +112,9 @@ class _Parser:
                 kind, name, attributes={"symbols": [str(symbol) for symbol in schema["symbols"]]}
             )
         elif kind == "fixed":
-            attributes = {"size": int(schema["size"]), **_digits(schema)}
+            if not isinstance(schema["size"], int) or schema["size"] < 0:
+                raise ValueError(f"{name} has the size {schema['size']!r}")
+            attributes = {"size": schema["size"], **_digits(schema)}
             node = Node(
                 kind,
                 name,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from anabranch.common.json_values import from_json
+from anabranch.common.json_values import parse
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 
@@ -156,7 +156,7 @@ def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
     for key, text in properties.items():
         if key.startswith(_PREFIX):
             try:
-                runs.append((key, from_json(MaintenanceRun, json.loads(text))))
-            except (ValueError, KeyError, TypeError, AttributeError):
+                runs.append((key, parse(MaintenanceRun, text)))
+            except ValueError:
                 continue
     return sorted(runs, key=lambda pair: pair[1].ended, reverse=True)

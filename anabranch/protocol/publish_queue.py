@@ -31,9 +31,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import Transient
+from anabranch.common.json_values import from_json, parse
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake, Overtaken
 from anabranch.protocol.state import TURN
@@ -102,15 +103,9 @@ def read_queue(properties: Mapping[str, str]) -> Queue:
 
 def _read(id: str, text: str) -> Turn:
     try:
-        values = json.loads(text)
-        bound = min(LIMIT, float(values["bound"]))
-        return Turn(
-            id,
-            int(values["number"]),
-            bound,
-            *(str(values.get(k, "")) for k in ("what", "by", "asked_at")),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        turn = from_json(Turn, parse(dict[str, Any], text) | {"id": id})
+        return replace(turn, bound=min(LIMIT, turn.bound))
+    except ValueError:
         # Edited by hand: others wait for it only briefly.
         return Turn(id, 0, MALFORMED_BOUND)
 

@@ -85,7 +85,7 @@ class _Reader:
         if kind == "object":
             return self._object(schema, path, seen)
         if kind == "string":
-            return _TEXTS.get(schema.get("format", ""), "string")
+            return _TEXTS.get(str(schema.get("format")), "string")
         if not isinstance(kind, str) or kind not in _PLAIN:
             raise NotAColumn(path, "one type, alone or with null", _short_json(schema))
         return _PLAIN[kind]
@@ -164,7 +164,8 @@ class _Reader:
 
 
 def _type_of_values(values: Any, path: str, schema: Mapping[str, Any]) -> str:
-    kinds = {_VALUES.get(type(value)) for value in values or () if value is not None}
+    listed = values if isinstance(values, list) else []
+    kinds = {_VALUES.get(type(value)) for value in listed if value is not None}
     if kinds == {"bigint", "double"}:
         return "double"
     if len(kinds) != 1 or None in kinds:

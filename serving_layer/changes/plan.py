@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.json_values import parse
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import Layer, LedgerRow
@@ -55,6 +56,16 @@ def digest_of(row: LedgerRow) -> str:
 
 
 @dataclass(frozen=True)
+class _Text:
+    """The JSON of a token."""
+
+    s: str
+    f: str = ""
+    c: tuple[int, str] | None = None
+    a: Mapping[str, tuple[int, Layer, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Token:
     """A consumer's position. `cursor`: None before the first row. `first`: earlier hours are not
     wanted. `ahead`: the contents that were delivered before the ledger's rows of their decisions
@@ -86,16 +97,14 @@ class Token:
         write."""
         try:
             packed = text.removeprefix(PREFIX)
-            data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
-            cursor = Cursor(int(data["c"][0]), str(data["c"][1])) if "c" in data else None
-            ahead = {
-                str(h): Content(int(revision), layer, str(erased))
-                for h, (revision, layer, erased) in data.get("a", {}).items()
-            }
-            return Token(str(data["s"]), str(data.get("f", "")), cursor, ahead)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            data = parse(_Text, base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+            cursor = Cursor(*data.c) if data.c is not None else None
+            ahead = {hour: Content(*content) for hour, content in data.a.items()}
+            return Token(data.s, data.f, cursor, ahead)
+        except ValueError as error:
             raise ConfigurationError(
-                f"--since: expected a complete token printed by `anabranch changes`, found {text!r}"
+                "--since: expected a complete token printed by `anabranch changes`, found "
+                f"{text[:200]!r}"
             ) from error
 
 

@@ -128,9 +128,7 @@ class Folder:
         self, folder: str, hour: Hour, delivery: str, former: frozenset[str]
     ) -> tuple[ParquetFile, ...]:
         count = -(-hour.rows // FILE_ROWS)
-        names = [
-            f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)
-        ]
+        names = [manifest.file_name(hour, delivery, i) for i in range(count)]
         begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
         self.storage.put(f"{folder}/{manifest.begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []

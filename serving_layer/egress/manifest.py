@@ -4,12 +4,16 @@ Pure."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.common.json_values import parse
 from serving_layer.egress.hour import Hour
 
 NAME = "_manifest.json"
@@ -17,10 +21,28 @@ SUCCESS = "_SUCCESS"
 BEGUN = "_begun-"
 VERSION = 1
 
+_FILE_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-r\d+-[0-9a-f]{8}-\d{5,}\.parquet", re.ASCII)
+
+
+def file_name(hour: Hour, delivery: str, number: int) -> str:
+    """Return the name of a file of a delivery of an hour."""
+    return f"{hour.name}-r{hour.revision}-{delivery[:8]}-{number:05}.parquet"
+
+
+def _own_name(name: str) -> str:
+    # Egress deletes files by names that it reads from the folder, where others may write too. A
+    # name with `/` would name files of other folders, such as those of the warehouse.
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"expected a name that egress gives a file, found {name[:80]!r}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_own_name)]
+
 
 @dataclass(frozen=True)
 class ParquetFile:
-    name: str
+    name: FileName
     rows: int
     bytes: int
 
@@ -54,16 +76,14 @@ class Manifest:
     def decode(path: str, text: bytes) -> Manifest:
         """Return the manifest. Raises ConfigurationError for text that `encode` did not write."""
         try:
-            data: dict[str, Any] = json.loads(text)
-            if data["version"] != VERSION:
-                raise ValueError(f"version {data['version']}")
-            return Manifest(
-                **(data | {"files": tuple(ParquetFile(**file) for file in data["files"])})
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            found = parse(Manifest, text)
+            if found.version != VERSION:
+                raise ValueError(f"version {found.version}")
+            return found
+        except ValueError as error:
             raise ConfigurationError(
-                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if that "
-                "folder is not needed, remove it"
+                f"{path}: expected a manifest of version {VERSION}, found {str(error)[:300]}; if "
+                "that folder is not needed, remove it"
             ) from error
 
 
@@ -89,8 +109,8 @@ class Begun:
     process left and deletes no others."""
 
     stream: str
-    files: tuple[str, ...]
-    replaces: tuple[str, ...] = ()
+    files: tuple[FileName, ...]
+    replaces: tuple[FileName, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
@@ -103,10 +123,8 @@ class Begun:
     def decode(text: bytes) -> Begun | None:
         """Return the names; None for text that `encode` did not write: another program's file."""
         try:
-            data: dict[str, Any] = json.loads(text)
-            files, replaces = data["files"], data.get("replaces", ())
-            return Begun(str(data["stream"]), tuple(map(str, files)), tuple(map(str, replaces)))
-        except (ValueError, KeyError, TypeError):
+            return parse(Begun, text)
+        except ValueError:
             return None
 
 

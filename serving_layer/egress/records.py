@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any, TypeVar
 
 from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.json_values import parse
 from anabranch.common.output import plain
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.deliveries import Delivery
@@ -55,16 +55,8 @@ class SenderPosition:
     def decode(text: str) -> SenderPosition:
         """Return the position. Raises ConfigurationError for text that `encode` did not write."""
         try:
-            data: dict[str, Any] = json.loads(text)
-            done, at = data["done"], data["at"]
-            if done is not None:
-                done["delivered_at"] = datetime.fromisoformat(done["delivered_at"])
-            return SenderPosition(
-                data["place"],
-                Delivery(**done) if done is not None else None,
-                LastPlace(**at) if at is not None else None,
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            return parse(SenderPosition, text)
+        except ValueError as error:
             raise ConfigurationError(
                 "egress: expected a position of its own in the group's offsets, found "
                 f"{text[:80]!r}; if they are not needed, delete the group"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -107,8 +108,11 @@ class LocalStorage(Storage):
     def put(self, path: str, body: bytes) -> None:
         target = local_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.with_name(f".{target.name}.{os.getpid()}")
-        written.write_bytes(body)
+        # A new file, whose name no process can guess: else a link of that name, by another user of
+        # the folder, would direct the bytes to any file that this process may write.
+        written = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        with written.open("xb") as new:
+            new.write(body)
         _sync(written)
         written.rename(target)
         _sync(target.parent)

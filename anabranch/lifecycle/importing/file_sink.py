@@ -7,7 +7,6 @@ Spark's reader follows the same rules (org.apache.spark.sql.execution.streaming.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from functools import cache
 from urllib.parse import unquote
 
 from anabranch.common.errors import Refused
+from anabranch.common.json_values import parse
 
 FOLDER = "_spark_metadata"
 _BATCH = re.compile(r"(\d+)(\.compact)?")
@@ -28,6 +28,15 @@ class Entry:
     path: str
     size: int
     is_deleted: bool = False
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The JSON of a file in the log."""
+
+    path: str
+    size: int
+    action: str = "add"
 
 
 @dataclass(frozen=True)
@@ -94,11 +103,9 @@ def _parse_entries(text: str) -> list[Entry] | None:
     if version != "v1":
         return None
     try:
-        values = [json.loads(line) for line in lines if line]
-        return [
-            Entry(unquote(v["path"]), int(v["size"]), v.get("action") == "delete") for v in values
-        ]
-    except (ValueError, KeyError, TypeError):
+        values = [parse(_Line, line) for line in lines if line]
+        return [Entry(unquote(v.path), v.size, v.action == "delete") for v in values]
+    except ValueError:
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +33,7 @@ from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
 from serving_layer.egress.folder import _parts
 from serving_layer.egress.manifest import Manifest, Todo, plan_folder
-from serving_layer.egress.storage import LocalStorage, SmallFile
+from serving_layer.egress.storage import LocalStorage, SmallFile, open_storage
 
 FOLDER_STEPS = [
     Step.EGRESS_BEGUN,
@@ -448,6 +449,46 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(
     ):
         run(tmp_path)
     assert (folder / "_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("file", ["_begun-0000aaaa.json", "_manifest.json"])
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_file_elsewhere_is_not_deleted_by_its_name(
+    lake: StreamLake, tmp_path: Path, file: str, is_absolute: bool
+) -> None:
+    """The hazard: a writer of the target names files of the warehouse, and egress deletes
+    them with its own rights."""
+    accept(lake, HOURS[0], 10)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    run(tmp_path)
+    accept(lake, HOURS[0], 9)
+    others = [path for path in tmp_path.rglob("*.parquet") if not path.is_relative_to(folder)]
+    assert others
+    names = [str(path) if is_absolute else os.path.relpath(path, folder) for path in others]
+    if file == "_manifest.json":
+        text = json.loads((folder / file).read_text())
+        text["files"] += [{"name": name, "rows": 1, "bytes": 1} for name in names]
+        (folder / file).write_text(json.dumps(text))
+        with pytest.raises(ConfigurationError, match=r"_manifest\.json: expected a manifest"):
+            run(tmp_path)
+    else:
+        (folder / file).write_text(json.dumps({"stream": "events", "files": names}))
+        assert [d.hour for d in run(tmp_path)] == [HOURS[0]]
+    assert all(path.exists() for path in others)
+
+
+def test_a_link_in_the_folder_is_not_written_through(tmp_path: Path) -> None:
+    """The hazard: a link of the name of a small file before its rename, which can be guessed."""
+    other, folder = tmp_path / "other.db", tmp_path / "export"
+    other.write_text("kept")
+    folder.mkdir()
+    for number in (os.getpid(), os.getpid() + 1):
+        (folder / f"._manifest.json.{number}").symlink_to(other)
+    (folder / "_manifest.json").symlink_to(other)
+    with open_storage(new_environment(tmp_path), f"file://{folder}") as storage:
+        storage.put(f"file://{folder}/_manifest.json", b"new")
+    assert (other.read_text(), (folder / "_manifest.json").read_text()) == ("kept", "new")
+    assert not (folder / "_manifest.json").is_symlink()
 
 
 @pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])

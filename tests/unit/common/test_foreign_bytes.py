@@ -1,0 +1,231 @@
+"""Each decoder of text that others may write answers any text with an error of its own, or with its
+value for "not ours": never with another exception, and never with a name outside its folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.common.errors import AnabranchError
+from anabranch.common.health import read_record
+from anabranch.lifecycle.importing.file_sink import read_log
+from anabranch.protocol.maintained import MAINTAINED, read_runs
+from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
+from anabranch.subjects.avro_columns import avro_fields
+from anabranch.subjects.field import NotAColumn
+from anabranch.subjects.json_schema_columns import json_schema_fields
+from serving_layer.changes.plan import PREFIX, Token
+from serving_layer.egress.manifest import Begun, Manifest
+from serving_layer.egress.records import SenderPosition
+
+TIME = "2026-11-20T13:00:00+00:00"
+FILE = "2026-11-20T13-r1-5f0c1e92-00000.parquet"
+DELIVERY = {
+    "delivery_id": "a",
+    "hour": "2026-11-20T13",
+    "target": "t",
+    "place": "p",
+    "revision": 1,
+    "served": "batch",
+    "snapshot_id": 1,
+    "rows": 1,
+    "files": 1,
+    "token": "t",
+    "delivered_at": TIME,
+}
+MANIFEST = {
+    "stream": "s",
+    "hour": "2026-11-20T13",
+    "revision": 1,
+    "served": "batch",
+    "snapshot": 1,
+    "sequence": 1,
+    "source": "a",
+    "rows": 1,
+    "files": [{"name": FILE, "rows": 1, "bytes": 1}],
+    "delivery": "5f0c1e92",
+    "version": 1,
+}
+AVRO = {
+    "type": "record",
+    "name": "r",
+    "namespace": "n",
+    "fields": [
+        {"name": "a", "type": {"type": "fixed", "name": "f", "size": 4}},
+        {"name": "b", "type": ["null", {"type": "enum", "name": "e", "symbols": ["x"]}]},
+        {"name": "c", "type": {"type": "array", "items": {"type": "map", "values": "int"}}},
+        {
+            "name": "d",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+        },
+    ],
+}
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": ["null", "string"], "format": "date"},
+        "b": {"type": "array", "items": {"$ref": "#/$defs/x"}},
+        "c": {"anyOf": [{"type": "null"}, {"enum": ["x", "y"]}]},
+        "d": {"type": "object", "additionalProperties": {"const": 5}},
+        "e": {"type": "object", "properties": {"f": {"type": "integer"}}},
+    },
+    "$defs": {"x": {"type": "number"}},
+}
+
+
+def read_sink_log(text: str) -> object:
+    return read_log(["0", "1"], lambda name: f"v1\n{text}", "folder")
+
+
+def read_token(text: str) -> object:
+    return Token.decode(PREFIX + base64.urlsafe_b64encode(text.encode()).decode())
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """`good`: a value that the decoder accepts; `is_other`: the result for text of others."""
+
+    decode: Callable[[str], object]
+    good: Any
+    is_other: Callable[[Any], bool] = lambda _: False
+
+
+DECODERS = {
+    "manifest": Decoder(lambda text: Manifest.decode("path", text.encode()), MANIFEST),
+    "begun": Decoder(
+        lambda text: Begun.decode(text.encode()),
+        {"stream": "s", "files": [FILE], "replaces": [FILE]},
+        lambda found: found is None,
+    ),
+    "position of the sender": Decoder(
+        SenderPosition.decode,
+        {
+            "place": "p",
+            "done": DELIVERY,
+            "at": {"hour": "h", "source": "s", "partition": 0, "offset": 1},
+        },
+    ),
+    "token": Decoder(
+        read_token, {"s": "s", "f": "h", "c": [1, "d"], "a": {"h": [1, "batch", "e"]}}
+    ),
+    "queue": Decoder(
+        lambda text: read_queue({f"{TURN}id": text}),
+        {"number": 1, "bound": 1.0, "what": "", "by": "", "asked_at": ""},
+        lambda found: found[0].bound == MALFORMED_BOUND,
+    ),
+    "maintenance": Decoder(
+        lambda text: read_runs({f"{MAINTAINED}.id": text}),
+        {"began": TIME, "ended": TIME, "speed_hours": 1, "seconds": {"a": 1.0}},
+        lambda found: found == (),
+    ),
+    "log of a file sink": Decoder(
+        read_sink_log,
+        {"path": "file:/x/part-0", "size": 1, "action": "add"},
+        lambda found: found.entries == (),
+    ),
+    "Avro schema": Decoder(avro_fields, AVRO),
+    "JSON Schema": Decoder(json_schema_fields, JSON_SCHEMA),
+}
+REFUSED = (AnabranchError, NotAColumn)
+
+TEXTS = {
+    "brackets": "[" * 100_000,
+    "objects": '{"a":' * 100_000,
+    "closed brackets": "[" * 100_000 + "]" * 100_000,
+    "a number of 100,000 digits": "9" * 100_000,
+    "nothing": "",
+    "no JSON": "x",
+    "a path": '"../../x"',
+    "zero": "0",
+    "null": "null",
+    "Infinity": "Infinity",
+    "an empty list": "[]",
+    "an empty object": "{}",
+    "a surrogate": '"\\ud800"',
+}
+VALUES = [
+    None,
+    -1,
+    1.5,
+    float("inf"),
+    float("nan"),
+    10**400,
+    True,
+    "",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    f"../{FILE}",
+    f"{FILE}/..",
+    f"sub/{FILE}",
+    f"{FILE}\n",
+    "\0",
+    [],
+    [[]],
+    ["../x"],
+    {},
+    {"a": {}},
+]
+
+
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    yield ()
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else items:
+        yield from ((key, *rest) for rest in places(item))
+
+
+def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    if not place:
+        return new
+    made = deepcopy(value)
+    at = made
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = new
+    return made
+
+
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
+def test_what_was_written_is_read(decoder: Decoder) -> None:
+    assert not decoder.is_other(decoder.decode(json.dumps(decoder.good)))
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
+def test_other_text_is_refused(decoder: Decoder, text: str) -> None:
+    try:
+        found = decoder.decode(text)
+    except REFUSED as error:
+        assert len(str(error)) < 1_000
+        return
+    assert decoder.is_other(found)
+
+
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
+def test_another_value_at_any_place_raises_no_other_exception(decoder: Decoder) -> None:
+    for place in places(decoder.good):
+        for value in VALUES:
+            text = json.dumps(changed(decoder.good, place, value))
+            try:
+                found = decoder.decode(text)
+            except REFUSED:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{place}: {text[:300]}") from error
+            if isinstance(found, Manifest | Begun):
+                assert found.names <= {FILE}, text
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_health_file_of_others_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "health"
+    file.write_text(text)
+    with pytest.raises(AnabranchError, match="expected the health file of a speed job"):
+        read_record(file)
