@@ -30,6 +30,7 @@ from anabranch.iceberg import prepare
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import Stored
 from anabranch.iceberg.orphans import plan_orphans
+from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.snapshots import (
     BRANCHES,
     PUBLISH_ID,
@@ -840,7 +841,9 @@ def new_world(
     }
     made_ms = millis(BEGIN) if stamped else 0
     properties = frozenset(
-        ({(COMMITS, "0")} if accounts else set()) | ({(APART, "")} if apart else set())
+        {(OWNER, Owner(TOPIC, TOPIC, "cluster").to_json())}
+        | ({(COMMITS, "0")} if accounts else set())
+        | ({(APART, "")} if apart else set())
     )
 
     def table(entries: Mapping[str, str]) -> Lake:
