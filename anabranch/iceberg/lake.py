@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -33,6 +33,7 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.typedef import Identifier
 
 from anabranch.common.attempts import attempts, doubling, jitter
 from anabranch.common.counters import COMMITS, TALLY
@@ -263,6 +264,27 @@ class Lake:
             raise
         except Exception as error:
             raise explain(f"list the tables of {namespace}", error) from error
+
+    def every_table(self) -> Iterator[Table]:
+        """Yield every table of the catalog. Raises as `load`."""
+        known, namespaces = set[Identifier](), list[Identifier](self._namespaces(()))
+        while namespaces:
+            if (namespace := namespaces.pop()) not in known:
+                known.add(namespace)
+                namespaces += self._namespaces(namespace)
+                for name in sorted(self.table_names(".".join(namespace))):
+                    if (table := self.find(name)) is not None:
+                        yield table
+
+    def _namespaces(self, within: Identifier) -> list[Identifier]:
+        try:
+            return self.catalog.list_namespaces(within)
+        except NoSuchNamespaceError:
+            return []
+        except (Terminal, Transient):
+            raise
+        except Exception as error:
+            raise explain("list the namespaces of the catalog", error) from error
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
         """Send `commit` as `land`; return only the outcome."""

@@ -2,51 +2,135 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.config import Environment
+from anabranch.iceberg import admin
 from anabranch.iceberg.files import Stored, list_files, same_file
 from anabranch.iceberg.snapshots import reachable
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
 
-_METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
+    from anabranch.iceberg.lake import Lake
+
+FOLDERS = "anabranch.folders"
+"""The table property with the folders of the table's files outside of its location."""
+
+_METADATA = r"[^/]+\.(?:metadata\.json|avro|stats|puffin|anabranch)"
+_DATA = r"[^/]+\.(?:parquet|orc|avro)"
+# Iceberg's object storage layout: https://iceberg.apache.org/docs/latest/aws/.
+_HASH = r"(?:[01]{4}/){3}"
+_METADATA_PATH = "write.metadata.path"
+_PATHS = {
+    "write.data.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+    _METADATA_PATH,
+}
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The folders of a table's files, and the names that its writers give files there. Files of
+    another table in or beside a folder have other names."""
+
+    folders: frozenset[str]
+    _names: re.Pattern[str]
+
+    def has(self, path: str) -> bool:
+        """Return whether the table's writers may have written a path."""
+        return self._names.fullmatch(same_file(path)) is not None
+
+
+def own_files(lake: Lake, table: Table, paths: Iterable[str] = ()) -> OwnFiles:
+    """Return a table's own files: in the folders of its location, of its properties (`remember`),
+    and of `paths`, files of the table. Raises Refused for a folder outside of the location in which
+    another table of the catalog gives files the same names, Transient."""
+    location = table.location().rstrip("/")
+    parts = {
+        "".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields)
+        for spec in table.specs().values()
+    }
+    part = f"(?:{'|'.join(sorted(parts))})"
+    # Iceberg writes this outside of a location, so that tables may share a folder.
+    context = re.escape("/".join(same_file(location).split("/")[-2:]))
+    of_table = rf"{_HASH}[01]{{8}}/{context}/(?:{part})?{_DATA}"
+    of_any = rf"(?:{_HASH}[01]{{8}}/)?{part}{_DATA}|{_HASH}{_DATA}|{_METADATA}"
+    # By folder, whether the names there are of this table alone.
+    folders = {f"{location}/data": False, f"{location}/metadata": False}
+    has_objects = table.properties.get("write.object-storage.enabled", "").lower() == "true"
+    for path in json.loads(table.properties.get(FOLDERS, "[]")):
+        folders[path] = False
+    for key in _PATHS & table.properties.keys():
+        path = table.properties[key]
+        is_apart = has_objects and key != _METADATA_PATH and not path.startswith(location)
+        folders[path.rstrip("/")] = is_apart
+    name = re.compile(f"(.*?)/(?:({of_table})|{of_any})")
+    for found in filter(None, map(name.fullmatch, paths)):
+        folders[found[1]] = folders.get(found[1], True) and found[2] is not None
+    shared = _shared(lake, table, folders)
+    names = (
+        f"{re.escape(same_file(folder))}/(?:{of_table}{'' if folder in shared else f'|{of_any}'})"
+        for folder in sorted(folders)
+    )
+    return OwnFiles(frozenset(folders), re.compile("|".join(names)))
+
+
+def _shared(lake: Lake, table: Table, folders: Mapping[str, bool]) -> set[str]:
+    """Return the folders outside of the location in which other tables of the catalog write too.
+    Raises Refused unless the names there are of this table alone."""
+    own, shared = f"{same_file(table.location()).rstrip('/')}/", set[str]()
+    elsewhere = {same_file(f): f for f in folders if not f"{same_file(f)}/".startswith(own)}
+    for other in lake.every_table() if elsewhere else ():
+        location = other.location().rstrip("/")
+        paths = [other.properties[key].rstrip("/") for key in _PATHS & other.properties.keys()]
+        paths += json.loads(other.properties.get(FOLDERS, "[]"))
+        both = elsewhere.keys() & map(
+            same_file, (f"{location}/data", f"{location}/metadata", *paths)
+        )
+        for folder in (elsewhere[path] for path in both if other.name() != table.name()):
+            if not folders[folder]:
+                # Live files of the other table would be orphans of this one.
+                raise Refused(
+                    f"table {'.'.join(table.name())}: expected a folder of its own for its files "
+                    f"outside of its location, found that table {'.'.join(other.name())} writes "
+                    f"in {folder} too; nothing is deleted; give each table a folder of its own "
+                    "by write.data.path and write.metadata.path"
+                )
+            shared.add(folder)
+    return shared
+
+
+def remember(lake: Lake, table: Table, own: OwnFiles) -> None:
+    """Record the folders of a table's files in its properties. Later, neither another property nor
+    a file that a snapshot refers to may name them. Raises Transient."""
+    inside = f"{table.location().rstrip('/')}/"
+    folders = sorted(folder for folder in own.folders if not folder.startswith(inside))
+    if folders != json.loads(table.properties.get(FOLDERS, "[]")):
+
+        def write(_: Table, tx: Transaction) -> None:
+            tx.set_properties({FOLDERS: json.dumps(folders)})
+
+        admin.change_table(lake, ".".join(table.name()), "folders", write)
 
 
 def list_table(
-    environment: Environment, table: Table, listed: Callable[[], None] = lambda: None
+    environment: Environment, own: OwnFiles, listed: Callable[[], None] = lambda: None
 ) -> list[Stored]:
-    """List the files that this table's writers may have written, by their names and folders: files
-    of another table in or beside this one's folder are excluded. Calls `listed` for each file in
-    the folders. Raises Transient."""
-    stored = (f for folder in folders_of(table) for f in list_files(environment, folder))
-    is_own, found = own_files(table), []
-    for file in stored:
+    """List a table's own files. Calls `listed` for each file in the folders. Raises Transient."""
+    found = dict[str, Stored]()
+    for file in (f for folder in sorted(own.folders) for f in list_files(environment, folder)):
         listed()
-        if is_own(file.path):
-            found.append(file)
-    return found
-
-
-def folders_of(table: Table) -> tuple[str, ...]:
-    """Return the folders of a table's files. Pure."""
-    return tuple(f"{table.location().rstrip('/')}/{folder}" for folder in ("data", "metadata"))
-
-
-def own_files(table: Table) -> Callable[[str], bool]:
-    """Return a check whether this table's writers may have written a path. Pure."""
-    parts = [
-        "".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields)
-        for spec in table.specs().values()
-    ]
-    pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
-    below = len(same_file(table.location().rstrip("/"))) + 1
-    return lambda path: pattern.fullmatch(same_file(path)[below:]) is not None
+        if own.has(file.path):
+            found[file.path] = file
+    return list(found.values())
 
 
 def references(table: Table) -> Iterator[str]:

@@ -67,15 +67,8 @@ def target_of(table: Table) -> Target | None:
     """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
     properties or partitioning."""
     properties = table.metadata.properties
-    unsupported = (
-        "write.object-storage.enabled",
-        "write.location-provider.impl",
-        "write.parquet.compression-level",
-    )
-    if (
-        any(name in properties for name in unsupported)
-        or properties.get("write.format.default", "parquet") != "parquet"
-    ):
+    unsupported = ("write.object-storage.enabled", "write.parquet.compression-level")
+    if any(name in properties for name in unsupported):
         return None
     spec = table.specs()[own_spec_id(table)]
     if tuple(f.name for f in spec.fields) != PARTITION or not all(

@@ -151,8 +151,15 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
             "absolute: rewrite them with Iceberg's rewrite_table_path "
             "(docs/how-to/deploy/upgrade.md)"
         )
+    inside = f"{same_file(location).rstrip('/')}/"
+
+    def is_missing(path: str) -> bool:
+        if same_file(path).startswith(inside):
+            return same_file(path) not in listed
+        return not table.io.new_input(path).exists()
+
     try:
-        missing = next((path for path in _needed(table) if same_file(path) not in listed), None)
+        missing = next(filter(is_missing, _needed(table)), None)
     except (OSError, ValueError) as error:
         return f"expected to read its manifests, found {one_line(error)}"
     return None if missing is None else f"expected {missing}, found none"

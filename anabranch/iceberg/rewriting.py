@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, FileFormat
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
@@ -278,7 +278,14 @@ def read_batches(
 
 
 def opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
-    """Open a data file to read it, a small one by one request. Raises Transient."""
+    """Open a data file to read it, a small one by one request. Raises Terminal for another format
+    than Parquet, Transient."""
+    if data_file.file_format != FileFormat.PARQUET:
+        raise Terminal(
+            f"read {data_file.file_path}: expected Parquet, found {data_file.file_format.name}, "
+            "as the table's property write.format.default was when it was written; unset that "
+            "property, then rebuild the file's hour: `anabranch batch STREAM --hour HOUR --restate`"
+        )
     with lake_errors(f"read {data_file.file_path}"):
         if data_file.file_size_in_bytes > _WHOLE:
             return pq.ParquetFile(table.io.new_input(data_file.file_path).open())

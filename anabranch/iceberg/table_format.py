@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 VERSION = 2
-_ENCRYPTION = "encryption.key-id"
+SUPPORTED = f"format version {VERSION}, Parquet, Iceberg's own location providers, no encryption"
+_FORMAT = "write.format.default"
+# With a provider of its own, no listing finds a file without a reference.
+_NEVER = ("encryption.key-id", "write.location-provider.impl", "write.py-location-provider.impl")
 
 
 def unsupported_feature(table: Table) -> str | None:
@@ -22,7 +25,14 @@ def unsupported_feature(table: Table) -> str | None:
     none. Version 3 includes deletion vectors and its types. Pure."""
     if table.format_version != VERSION:
         return f"format version {table.format_version}"
-    return f"property {_ENCRYPTION}" if _ENCRYPTION in table.properties else None
+    key = _refused_property(table)
+    return f"property {key}={table.properties[key]}" if key is not None else None
+
+
+def _refused_property(table: Table) -> str | None:
+    if table.properties.get(_FORMAT, "parquet").lower() != "parquet":
+        return _FORMAT
+    return next((key for key in _NEVER if key in table.properties), None)
 
 
 def require_writable(table: Table) -> None:
@@ -33,14 +43,14 @@ def require_writable(table: Table) -> None:
         return
     name = ".".join(table.name())
     raise ConfigurationError(
-        f"table {name}: expected format version {VERSION} without encryption, found {feature}, "
-        f"which another program set; nothing is published; {_way_back(table, name)}"
+        f"table {name}: expected {SUPPORTED}, found {feature}, which another program set; nothing "
+        f"is published; {_way_back(table, name)}"
     )
 
 
 def _way_back(table: Table, name: str) -> str:
-    if table.format_version == VERSION:
-        return f"ALTER TABLE CATALOG.{name} UNSET TBLPROPERTIES ('{_ENCRYPTION}') and run it again"
+    if (key := _refused_property(table)) is not None and table.format_version == VERSION:
+        return f"ALTER TABLE CATALOG.{name} UNSET TBLPROPERTIES ('{key}') and run it again"
     former = _last_metadata(table)
     if former is None:
         return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import Refused, Transient
 from anabranch.iceberg import admin
 from anabranch.iceberg.files import delete_files, same_file
-from anabranch.iceberg.orphans import list_table, references
+from anabranch.iceberg.orphans import list_table, own_files, references
 from anabranch.iceberg.owner import read_owner
 from anabranch.protocol.state import load_state
 
@@ -67,9 +67,11 @@ def drop(job: Job) -> list[str]:
 def _files_of(job: Job, table: Table) -> Collection[str]:
     """Return the files that a table's metadata names, and those that its writers left in its
     folders. A run that was killed may have deleted manifests."""
-    files = {same_file(file.path): file.path for file in list_table(job.environment, table)}
+    named = list[str]()
     try:
-        files |= {same_file(path): path for path in references(table)}
+        named += references(table)
     except Transient as error:
         LOG.warning("%s; files outside the table's folders may stay", error)
-    return files.values()
+    own = own_files(job.lake, table, named)
+    files = {same_file(file.path): file.path for file in list_table(job.environment, own)}
+    return (files | {same_file(path): path for path in named}).values()

@@ -37,6 +37,7 @@ from anabranch.iceberg.files import Stored, delete_files
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
+from anabranch.iceberg.orphans import remember
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import finished
@@ -272,6 +273,8 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:
         found = end.find_unreferenced(job, end.tables_of(job), before)
         orphans = found.old
     reach(Step.MAINTAIN_LISTED)
+    for name, own in found.own.items() if not dry_run else ():
+        remember(job.lake, job.lake.load(name), own)
     for name, files in orphans.items():
         if files and not dry_run:
             with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:

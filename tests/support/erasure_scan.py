@@ -33,7 +33,6 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.files import list_files, list_versions
-from anabranch.iceberg.orphans import folders_of
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.state_properties import unpack
 from anabranch.lifecycle.erasure.end import tables_of
@@ -117,7 +116,9 @@ def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
 
 
 def _objects(job: Job, table: Table) -> Iterator[_Object]:
-    for folder in folders_of(table):
+    """Yield all objects below the table's location and the paths in its properties."""
+    paths = {v for k, v in table.properties.items() if re.fullmatch(r"write\..*\.?path", k)}
+    for folder in sorted({table.location(), *paths}):
         yield from (_Object(stored.path) for stored in list_files(job.environment, folder))
         yield from (
             _Object(version.path, version) for version in list_versions(job.environment, folder)

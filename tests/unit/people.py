@@ -55,10 +55,13 @@ class People:
         s3: config.S3 | None = None,
         ddl: str = DDL,
         archive: bool = False,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
         self.lake = new_lake(folder, timeline=timeline, s3=s3, ddl=ddl)
-        lake = self.lake
+        lake, self._properties = self.lake, properties or {}
+        for name in (lake.name, *lake.stream.branched_tables, *lake.stream.plain_tables):
+            self.set_properties(name)
         dead = self._dead(LETTERS, "speed")
         self._speed([(FIRST, o) for o in range(4)], 8, dead)
         self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
@@ -66,6 +69,10 @@ class People:
         if archive:
             self._archive()
         Publisher(lake.lake, lake.stream).recover()
+
+    def set_properties(self, name: str) -> None:
+        with self.lake.lake.load(name).transaction() as tx:
+            tx.set_properties({k: v.format(table=name) for k, v in self._properties.items()})
 
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
         schema = schema_to_pyarrow(self.lake.table().schema())
@@ -149,6 +156,7 @@ class People:
             lake, name, table_schemas.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES
         )
         admin.add_branches(lake, name, {})
+        self.set_properties(name)
         self.archive(range(4), ARCHIVED)
         self.archive(range(4, 8), ARCHIVED)
 

@@ -30,7 +30,14 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.files import Stored, list_versions
 from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.orphans import folders_of, list_table, own_files, plan_orphans, references
+from anabranch.iceberg.orphans import (
+    OwnFiles,
+    list_table,
+    own_files,
+    plan_orphans,
+    references,
+    remember,
+)
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
@@ -228,8 +235,10 @@ def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
 
 @dataclass(frozen=True)
 class Unreferenced:
-    """Unreferenced files by table: old enough to delete (`old`), and younger ones."""
+    """Unreferenced files by table: old enough to delete (`old`), and younger ones. `own`: by table,
+    where its files are."""
 
+    own: Mapping[str, OwnFiles] = field(default_factory=dict)
     old: dict[str, list[Stored]] = field(default_factory=dict)
     young: dict[str, Size] = field(default_factory=dict)
 
@@ -238,18 +247,29 @@ def find_unreferenced(job: Job, names: Sequence[str], before: datetime) -> Unref
     """Return the unreferenced files of some of the stream's tables. `before`: old ones were written
     before it. Raises Refused if no file of a table is referenced, Transient."""
     lake, stream = job.lake, job.stream
-    # List files first: files published after this are either referenced or not in the list.
-    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
-        listed = {
-            name: list_table(job.environment, lake.load(name), progress.step) for name in names
-        }
-    referenced = {path for name in names for path in references(lake.load(name))}
+    paths, own = {name: list[str]() for name in names}, dict[str, OwnFiles]()
+    # Again only if a file is in a folder that the properties do not name any more.
+    while own != (wider := {n: own_files(lake, lake.load(n), paths[n]) for n in names}):
+        own = wider
+        # List files first: files published after this are either referenced or not in the list.
+        with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
+            listed = {n: list_table(job.environment, own[n], progress.step) for n in names}
+        paths = {name: list(references(lake.load(name))) for name in names}
+    referenced = {path for of_table in paths.values() for path in of_table}
     referenced |= named_files(load_state(lake, stream.table))
-    found = Unreferenced()
+    found = Unreferenced(own)
     for name, files in listed.items():
         found.old[name], spared = plan_orphans(files, referenced, before)
         found.young[name] = Size.of([f.size for f in spared])
     return found
+
+
+def remember_folders(job: Job) -> None:
+    """Record the folders of the stream's files: once the files there are replaced, no snapshot
+    names them. Raises Refused, Transient."""
+    for name in tables_of(job):
+        table = job.lake.load(name)
+        remember(job.lake, table, own_files(job.lake, table, references(table)))
 
 
 def list_unreferenced(job: Job) -> list[datetime]:
@@ -257,7 +277,7 @@ def list_unreferenced(job: Job) -> list[datetime]:
     records. Raises Refused, Transient."""
     found = find_unreferenced(job, erased_tables(job), datetime.max.replace(tzinfo=UTC))
     files = (file for of_table in found.old.values() for file in of_table)
-    return [file.modified for file in files if file.path.endswith(".parquet")]
+    return [file.modified for file in files if file.path.endswith((".parquet", ".orc"))]
 
 
 def versions_of(job: Job, before: datetime) -> Iterator[Version]:
@@ -266,14 +286,14 @@ def versions_of(job: Job, before: datetime) -> Iterator[Version]:
     Transient."""
     for name in tables_of(job):
         table = job.lake.load(name)
-        is_own = own_files(table)
+        own = own_files(job.lake, table, references(table))
         versions = (
             version
-            for folder in folders_of(table)
+            for folder in sorted(own.folders)
             for version in list_versions(job.environment, folder)
         )
         yield from (
-            version for version in versions if version.written < before and is_own(version.path)
+            version for version in versions if version.written < before and own.has(version.path)
         )
 
 

@@ -17,7 +17,7 @@ from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entri
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
-from anabranch.lifecycle.erasure.end import clear_partials, hours_of
+from anabranch.lifecycle.erasure.end import clear_partials, hours_of, remember_folders
 from anabranch.lifecycle.erasure.letters import (
     archive_files,
     archived_places,
@@ -146,6 +146,7 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     """
     require_valid(job, request)
     publisher.recover()
+    remember_folders(job)
     one, values = _record_request(job, publisher, request), request.wanted
     # First: the rows still show which archived records belong to them.
     erase_archived(job, publisher, one, values)

@@ -19,7 +19,7 @@ from anabranch.iceberg.foreign_columns import find_foreign_changes, published_sc
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
-from anabranch.iceberg.table_format import VERSION, unsupported_feature
+from anabranch.iceberg.table_format import SUPPORTED, unsupported_feature
 from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
@@ -202,7 +202,7 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
             error(
                 Issue.FORMAT,
                 name,
-                f"format version {VERSION} without encryption",
+                SUPPORTED,
                 f"{feature}, which another program set",
                 f"{apply}, whose error has the way back",
             )

@@ -547,9 +547,7 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(
     "name, value",
     [
         ("write.object-storage.enabled", "true"),
-        ("write.location-provider.impl", "org.example.Placed"),
         ("write.parquet.compression-level", "19"),
-        ("write.format.default", "orc"),
     ],
 )
 def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(

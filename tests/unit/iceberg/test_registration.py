@@ -197,6 +197,23 @@ def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: Stream
     assert lost.table().metadata == known
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_files_outside_of_the_location_are_looked_for_where_they_are(
+    lake: StreamLake, is_there: bool
+) -> None:
+    folder = lake.folder / "elsewhere"
+    with lake.table().transaction() as tx:
+        tx.set_properties({"write.data.path": f"file://{folder}"})
+    publish_one(lake, 3)
+    [file] = folder.rglob("*.parquet")
+    if not is_there:
+        file.unlink()
+    lost = lose_catalog(lake)
+    lines = apply(lost, register=True)
+    assert any(f"expected file://{file}, found none" in line for line in lines) != is_there
+    assert lost.rows("main") == rows(4 if is_there else 3)
+
+
 def test_a_table_without_rows_is_not_rolled_back_to_an_empty_snapshot(lake: StreamLake) -> None:
     for data in warehouse(lake).glob("games/events/data/**/*.parquet"):
         data.unlink()

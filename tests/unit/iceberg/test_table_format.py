@@ -11,11 +11,13 @@ from urllib.parse import urlparse
 
 import pytest
 from lakes import FIRST, StreamLake, new_lake
-from pyiceberg.table.update import SetPropertiesUpdate
+from pyiceberg.manifest import FileFormat
+from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.rewriting import opened
 from anabranch.operations.doctor import tables as doctor
 from anabranch.operations.doctor.finding import Issue, Severity
 from anabranch.protocol import apply
@@ -86,10 +88,33 @@ def test_rows_that_were_written_since_need_a_restore(one: StreamLake) -> None:
         require_columns(table, one.stream)
 
 
-def test_encryption_is_refused_for_every_table(one: StreamLake) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("encryption.key-id", "k"),
+        ("write.format.default", "orc"),
+        ("write.format.default", "AVRO"),
+        ("write.location-provider.impl", "org.example.Placed"),
+    ],
+)
+def test_a_property_that_we_do_not_follow_is_refused_for_every_table(
+    one: StreamLake, key: str, value: str
+) -> None:
     name = one.stream.dead_letters_table
-    change(one, name, SetPropertiesUpdate(updates={"encryption.key-id": "k"}))
-    with pytest.raises(ConfigurationError, match=r"UNSET TBLPROPERTIES.*run it again"):
+    change(one, name, SetPropertiesUpdate(updates={key: value}))
+    unset = rf"UNSET TBLPROPERTIES \('{key}'\) and run it again"
+    with pytest.raises(ConfigurationError, match=f"found property {key}={value}, .*{unset}"):
         one.lake.stage(name, "attempt", ())
     facts = doctor.read(one.environment, one.stream, one.lake)
-    assert facts.features == ((name, "property encryption.key-id"),)
+    assert facts.features == ((name, f"property {key}={value}"),)
+    change(one, name, SetPropertiesUpdate(updates={"write.format.default": "PARQUET"}))
+    change(one, name, RemovePropertiesUpdate(removals=[] if "format" in key else [key]))
+    assert not doctor.read(one.environment, one.stream, one.lake).features
+
+
+def test_a_data_file_of_another_format_is_named(one: StreamLake) -> None:
+    """One that was written before the property was removed."""
+    [file] = one.stage([(FIRST, 0, 5)]).files
+    file._data[2] = FileFormat.ORC
+    with pytest.raises(Terminal, match=r"expected Parquet, found ORC.*write\.format\.default"):
+        opened(one.table(), file)

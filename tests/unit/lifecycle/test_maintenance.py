@@ -307,6 +307,58 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
     assert not left & files(lake)
 
 
+def place(lake: StreamLake, name: str, **properties: str) -> None:
+    with lake.lake.load(name).transaction() as tx:
+        tx.set_properties(
+            {f"write.{key.replace('_', '.')}": value for key, value in properties.items()}
+        )
+
+
+@pytest.mark.parametrize("of", ["data_path", "metadata_path"])
+def test_a_folder_in_which_another_table_writes_too_is_left_alone(
+    lake: StreamLake, of: str
+) -> None:
+    """The hazard: its files have the names that this table's writers give theirs."""
+    folder = f"file://{lake.folder}/warehouse/shared"
+    schema = table_schemas.rows_schema(lake.stream)
+    lake.lake.catalog.create_namespace("far.away")
+    spec = lake.table().spec()
+    other = lake.lake.catalog.create_table("far.away.other", schema, partition_spec=spec)
+    for name in (lake.name, "far.away.other"):
+        place(lake, name, **{of: folder})
+    other.refresh()
+    [row] = lake.table().scan().to_arrow().slice(0, 1).to_pylist()
+    other.append(pa.Table.from_pylist([row], schema=schema_to_pyarrow(schema)))
+    left = paths_of(orphan(lake))
+    age(files(lake))
+    with pytest.raises(
+        Refused, match=r"found that table far\.away\.other writes in file:.*/shared"
+    ):
+        end.find_unreferenced(job(lake), [lake.name], NOW)
+    with pytest.raises(Refused, match="nothing is deleted"):
+        maintain(lake)
+    assert left <= files(lake)
+    lake.lake.catalog.drop_table("far.away.other")
+    maintain(lake)
+    assert not left & files(lake)
+
+
+def test_objects_of_tables_that_share_a_folder_have_the_tables_name(lake: StreamLake) -> None:
+    folder, names = f"{lake.folder}/warehouse/shared", (lake.name, lake.stream.dead_letters_table)
+    for name in names:
+        place(lake, name, data_path=f"file://{folder}", **{"object-storage_enabled": "true"})
+    part = f"event_date=2026-11-21/ingest_hour={H[0]}/a.parquet"
+    hashed = f"{folder}/0101/0110/1001/10110010"
+    mine, theirs = Path(f"{hashed}/games/events/{part}"), Path(f"{hashed}/games/other/{part}")
+    plain = Path(f"{hashed}/{part}")
+    for path in (mine, theirs, plain):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+    age(files(lake) | {str(mine), str(theirs), str(plain)})
+    maintain(lake)
+    assert [path.exists() for path in (mine, theirs, plain)] == [False, True, True]
+
+
 def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

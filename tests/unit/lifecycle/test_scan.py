@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from erasure_scan import ValueSearch, scan
 from lakes import FIRST
@@ -17,6 +18,7 @@ from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.state_properties import pack
+from anabranch.lifecycle.erasure.end import tables_of
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
@@ -87,6 +89,50 @@ def test_no_byte_of_a_value_is_left_whatever_the_format_of_a_record(
     assert scan(people.job, values).hits == ()
     assert read_statuses(people.job, later)[0].is_certificate
     assert people.archived == {4 + o: value for o, value in enumerate(records(other))}
+
+
+OBJECTS = {"write.object-storage.enabled": "true"}
+FLAT = OBJECTS | {"write.object-storage.partitioned-paths": "false"}
+ELSEWHERE = {"write.data.path": "file://FOLDER/elsewhere/{table}"}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        OBJECTS,
+        FLAT,
+        ELSEWHERE,
+        ELSEWHERE | OBJECTS,
+        ELSEWHERE | FLAT,
+        {"write.metadata.path": "file://FOLDER/of-metadata/{table}"},
+    ],
+    ids=("objects", "flat objects", "data", "data, objects", "data, flat objects", "metadata"),
+)
+@pytest.mark.parametrize("is_unset", [False, True], ids=("", "unset"))
+def test_no_file_of_a_value_is_left_wherever_properties_place_it(
+    tmp_path: Path, properties: dict[str, str], is_unset: bool
+) -> None:
+    """The hazard: another team has set these properties, and perhaps removed them since."""
+    placed = {key: value.replace("FOLDER", str(tmp_path)) for key, value in properties.items()}
+    people = People(tmp_path, archive=True, properties=placed)
+    # Files of an attempt that was not published.
+    people._rows([(FIRST, 0)])
+    if is_unset:
+        for name in tables_of(people.job):
+            with people.lake.lake.load(name).transaction() as tx:
+                tx.remove_properties(*placed)
+    people.erase(replace(ORDER, until=timedelta(0)))
+    later = datetime.now(UTC) + timedelta(days=3)
+    maintain(people.job, later)
+    left = {p for p in tmp_path.rglob("*.parquet") if b"anna" in texts_of(p)}
+    assert left == set()
+    assert read_statuses(people.job, later)[0].is_certificate
+    assert set(people.names("main")) == {"bert", "carl"}
+    assert scan(people.job, Values.of("id", {"bert"})).hits
+
+
+def texts_of(path: Path) -> bytes:
+    return repr(pq.ParquetFile(path).read().to_pylist()).replace("annabel", "").encode()
 
 
 def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People) -> None:
