@@ -191,12 +191,28 @@ class Registry(Frozen):
         description="The user name for the registry, if it requires one.",
     )
     password: SecretStr | None = Field(default=None, description="The user's password.")
+    token: SecretStr | None = Field(
+        default=None, description="A bearer token, instead of user and password."
+    )
+    certificate: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A PEM file with a client's certificate and its private key.",
+    )
+    ca: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file of trusted certificates that replaces the default ones.",
+    )
 
-    @field_validator("password")
+    @field_validator("password", "token")
     @classmethod
-    def _needs_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        if value is not None and info.data.get("user") is None:
+    def _belongs_to_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        has_user = info.data.get("user") is not None
+        if value is not None and info.field_name == "password" and not has_user:
             raise ValueError("expected registry.user too")
+        if value is not None and info.field_name == "token" and has_user:
+            raise ValueError("expected registry.user or registry.token")
         return value
 
 

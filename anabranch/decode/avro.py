@@ -236,7 +236,7 @@ def _reader(node: Node) -> _Read:
         }
 
         def union(data: bytes, at: int) -> tuple[Any, int]:
-            branch, at = _long(data, at)
+            branch, at = read_long(data, at)
             if not 0 <= branch < len(branches):
                 raise Malformed
             value, at = branches[branch](data, at)
@@ -250,7 +250,7 @@ def _reader(node: Node) -> _Read:
         symbols = node.attributes["symbols"]
 
         def enum(data: bytes, at: int) -> tuple[Any, int]:
-            number, at = _long(data, at)
+            number, at = read_long(data, at)
             if not 0 <= number < len(symbols):
                 raise Malformed
             return symbols[number], at
@@ -266,12 +266,12 @@ def _blocks(item: _Read, is_map: bool) -> _Read:
     def blocks(data: bytes, at: int) -> tuple[Any, int]:
         found: list[Any] = []
         while True:
-            count, at = _long(data, at)
+            count, at = read_long(data, at)
             if count == 0:
                 return (dict(found) if is_map else found), at
             if count < 0:
                 # A block that is preceded by its size in bytes.
-                count, (_, at) = -count, _long(data, at)
+                count, (_, at) = -count, read_long(data, at)
             # Each item takes a byte at least.
             if count > len(data) - at:
                 raise Malformed
@@ -284,7 +284,7 @@ def _blocks(item: _Read, is_map: bool) -> _Read:
     return blocks
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
+def read_long(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         byte = data[at]
@@ -301,7 +301,7 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _int(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _long(data, at)
+    number, at = read_long(data, at)
     if not -(2**31) <= number < 2**31:
         raise Malformed
     return number, at
@@ -314,7 +314,7 @@ def _take(data: bytes, at: int, size: int) -> tuple[bytes, int]:
 
 
 def _sized(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _long(data, at)
+    size, at = read_long(data, at)
     return _take(data, at, size)
 
 
@@ -328,7 +328,7 @@ _PRIMITIVES: dict[str, _Read] = {
     "null": lambda data, at: (None, at),
     "boolean": _boolean,
     "int": _int,
-    "long": _long,
+    "long": read_long,
     "float": lambda data, at: (struct.unpack_from("<f", data, at)[0], at + 4),
     "double": lambda data, at: (struct.unpack_from("<d", data, at)[0], at + 8),
     "bytes": _sized,
@@ -359,7 +359,7 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
     elif pa.types.is_map(kind) and node.kind == "map":
         item = _converter(kind.item_type, node.inner, f"{path}{{}}")
         return lambda found: {
-            _text(key): within(f".{_text(key)}", item, one) for key, one in found.items()
+            text_of(key): within(f".{text_of(key)}", item, one) for key, one in found.items()
         }
     elif pa.types.is_struct(kind) and node.kind == "record":
         fields = {
@@ -386,8 +386,8 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
         return lambda found: _moment(found, unit)
     elif node.kind in _PLAIN.get(kind, ()) and node.logical != "decimal":
         if pa.types.is_string(kind) and node.kind != "enum":
-            return _text
-        return float if pa.types.is_floating(kind) else _same
+            return text_of
+        return float if pa.types.is_floating(kind) else same
     raise Incompatible(
         f"{path}: expected a type readable as {name_of(kind)}, found {node.describe()}"
     )
@@ -407,11 +407,11 @@ def _member(kind: pa.StructType, number: int, node: Node, path: str) -> _Convert
     return refuse
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
     return value
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:

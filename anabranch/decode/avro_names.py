@@ -51,13 +51,26 @@ class Node:
 def parse(text: str) -> Node:
     """Parse a schema into a tree. Raises Incompatible for text that is not an Avro schema, and for
     schemas with which a few bytes could take unbounded work: a type that contains itself, arrays of
-    items that take no bytes, more than 100 levels or 10,000 types."""
+    items that take no bytes, more than 100 levels or 10,000 types. `text` is a schema, or as of
+    `with_references`."""
+    parser = _Parser()
     try:
-        return _Parser().node(json.loads(text), "", 0)
+        schema = json.loads(text)
+        if isinstance(schema, dict) and schema.keys() == {"references", "schema"}:
+            for reference in schema["references"]:
+                parser.node(json.loads(reference), "", 0)
+            schema = json.loads(schema["schema"])
+        return parser.node(schema, "", 0)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Incompatible(
             f"expected an Avro schema, found one that is not ({type(error).__name__}: {error})"
         ) from None
+
+
+def with_references(text: str, references: Iterable[str]) -> str:
+    """Return a text for `parse` of a schema and those whose types it names, each after those that
+    it names itself."""
+    return json.dumps({"references": list(references), "schema": text})
 
 
 class _Parser:

@@ -37,6 +37,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from anabranch.decode import values
+from anabranch.decode.avro import Malformed, read_long, same, text_of
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.reading import (
     Errors,
@@ -59,75 +60,64 @@ WRAPPERS = frozenset(
     f"google.protobuf.{kind}Value"
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
-INT32 = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SFIXED32)
-UINT64 = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
-INT64 = (
-    *(FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT64, FieldDescriptor.TYPE_SFIXED64),
-    *(FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_FIXED32),
-)
+F = FieldDescriptor
+INT32 = (F.TYPE_INT32, F.TYPE_SINT32, F.TYPE_SFIXED32)
+INT64 = (F.TYPE_INT64, F.TYPE_SINT64, F.TYPE_SFIXED64, F.TYPE_UINT32, F.TYPE_FIXED32)
+UINT64 = (F.TYPE_UINT64, F.TYPE_FIXED64)
 _INTEGERS = (*INT32, *INT64, *UINT64)
 
 # The methods of messages; by its own name a message would give its field of that name.
 _BASE: Any = timestamp_pb2.Timestamp.__base__
 _has: Callable[[Any, str], bool] = _BASE.HasField
-_REASONS = (
-    ("UTF-8", "invalid_utf8", found("UTF-8", "a string that is not")),
-    ("MaxDepth", "too_deep", found("at most 100 levels of nesting", "more")),
-)
+_OTHER = "a value of another type"
 
 _Convert = Callable[[Any], Any]
 Key = tuple[int, ...]
 """The path to a message's type in its file: the indexes of the wire format."""
 
 
-class Messages:
-    """The types of messages of a set of file descriptors (`text`, Base64). Raises Incompatible."""
-
-    def __init__(self, text: str) -> None:
-        self._pool, added = descriptor_pool.DescriptorPool(), set[str]()
-        try:
-            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(text)).file
-            by_name = {file.name: file for file in files}
-
-            def add(name: str) -> None:
-                if name not in added:
-                    added.add(name)
-                    for dependency in by_name[name].dependency:
-                        add(dependency)
-                    self._pool.Add(by_name[name])
-
-            for name in by_name:
-                add(name)
-            self._last = self._pool.FindFileByName(files[-1].name)
-        except KeyError as error:
-            raise Incompatible(
-                f"expected a set of file descriptors with its imports, found none of {error}"
-            ) from None
-        except (DecodeError, TypeError, ValueError, IndexError, RecursionError) as error:
-            raise Incompatible(f"expected a set of file descriptors, found none: {error}") from None
-
-    def named(self, name: str) -> Descriptor:
-        """Return the type of a full name. Raises Incompatible."""
-        try:
-            return self._pool.FindMessageTypeByName(name)
-        except KeyError:
-            raise Incompatible(f"expected a message {name}, found none") from None
-
-    def at(self, key: Key) -> Descriptor:
-        """Return the type at indexes of the last file. Raises Incompatible."""
-        types = self._last.message_types_by_name
-        for place in key:
-            inner = list(types.values())
-            if place >= len(inner):
-                raise Incompatible(f"expected the message at indexes {list(key)}, found none")
-            types, message = inner[place].nested_types_by_name, inner[place]
-        return message
-
-
 @lru_cache(maxsize=256)
-def messages(text: str) -> Messages:
-    """Return the messages of a set of file descriptors, Base64. Raises Incompatible."""
-    return Messages(text)
+def _file(text: str) -> tuple[Any, Any]:
+    """Return the pool of a set of file descriptors (Base64), and its last file. Raises
+    Incompatible."""
+    pool, added = descriptor_pool.DescriptorPool(), set[str]()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(text)).file
+        by_name = {file.name: file for file in files}
+
+        def add(name: str) -> None:
+            if name not in added:
+                added.add(name)
+                for dependency in by_name[name].dependency:
+                    add(dependency)
+                pool.Add(by_name[name])
+
+        for name in by_name:
+            add(name)
+        return pool, pool.FindFileByName(files[-1].name)
+    except KeyError as error:
+        why = f"expected a set of file descriptors with its imports, found none of {error}"
+        raise Incompatible(why) from None
+    except (DecodeError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise Incompatible(f"expected a set of file descriptors, found none: {error}") from None
+
+
+def message_of(text: str, at: str | Key) -> Descriptor:
+    """Return the type of a message, by its full name or its indexes in the last file, of a set of
+    file descriptors (Base64). Raises Incompatible."""
+    pool, last = _file(text)
+    if isinstance(at, str):
+        try:
+            return pool.FindMessageTypeByName(at)
+        except KeyError:
+            raise Incompatible(f"expected a message {at}, found none") from None
+    found, inner = None, last.message_types_by_name
+    for place in at:
+        types = list(inner.values())
+        if place >= len(types):
+            raise Incompatible(f"expected the message at indexes {list(at)}, found none")
+        found, inner = types[place], types[place].nested_types_by_name
+    return found
 
 
 class Plan:
@@ -151,24 +141,24 @@ class Plan:
         self._numbers = {fields[name].number: fields[name] for name in self.fields}
         self._others, self._names = bool(fields.keys() - names), names
 
-    def others(self, message: Any) -> tuple[list[str], Unreadable | None]:
+    def others(self, message: Any) -> tuple[list[str], FieldDescriptor | None]:
         """Return the names of a message's fields without a column, and the numbers of those that
-        its type does not have; and the error of a column that is among them (`_other_type`)."""
-        numbers = [field.field_number for field in UnknownFieldSet(message)]
-        error = _other_type(numbers, self._numbers) if numbers else None
-        names = [f"#{number}" for number in sorted(set(numbers))]
+        its type does not have; and a field with a column that is among them (`_left`)."""
+        unknown = UnknownFieldSet(message)
+        if not len(unknown) and not self._others:
+            return [], None
+        names = [f"#{number}" for number in sorted({one.field_number for one in unknown})]
         if self._others:
             set_fields = (field.name for field, _ in _BASE.ListFields(message))
             names += [name for name in set_fields if name not in self._names]
-        return names, error
+        return names, _left(unknown, self._numbers)
 
 
 @lru_cache(maxsize=256)
 def plan(text: str, at: str | Key, columns: tuple[tuple[str, str, bool], ...]) -> Plan:
     """Return the plan of a message, by its full name or its indexes, for columns as of
     `avro.plan`. Raises Incompatible."""
-    found = messages(text)
-    return Plan(found.named(at) if isinstance(at, str) else found.at(at), columns)
+    return Plan(message_of(text, at), columns)
 
 
 class ProtobufReader:
@@ -209,13 +199,12 @@ class ProtobufReader:
                     continue
                 read.append(one)
                 places.append(i)
-                names, wrong = of_type.others(one)
+                names, left = of_type.others(one)
                 if names and self._names_unknown:
                     unknown[i] = names
-                if wrong is not None:
-                    name = wrong.path[1:]
-                    text = found(wrong.expected, wrong.found)
-                    errors.add(i, list(self._kinds).index(name), "wrong_type", f"{name}: {text}")
+                if left is not None:
+                    text = f"{left.name}: {found(describe(left), _OTHER)}"
+                    errors.add(i, list(self._kinds).index(left.name), "wrong_type", text)
             parts.append((np.array(places, np.int64), self._read(read, of_type, places, errors)))
         columns = {
             name: spread([(places, read[name]) for places, read in parts], kind, len(batch))
@@ -242,7 +231,7 @@ class ProtobufReader:
                 continue
             try:
                 key, start = _indexes(one)
-            except (IndexError, ValueError):
+            except (IndexError, ValueError, Malformed):
                 text = found("the indexes of a message", one[:10].hex().upper() or "no bytes")
                 errors.add(i, Errors.WHOLE, "malformed_protobuf", f"schema id {id}: {text}")
                 continue
@@ -252,9 +241,9 @@ class ProtobufReader:
     def _plan(self, id: int, key: Key) -> Plan:
         text = self._schemas[id].text
         if key and self._message is not None:
-            found_name = messages(text).at(key).full_name
-            if found_name != self._message:
-                raise Incompatible(f"expected message {self._message}, found {found_name}")
+            name = message_of(text, key).full_name
+            if name != self._message:
+                raise Incompatible(f"expected message {self._message}, found {name}")
         return plan(text, key or self._message or "", self._columns)
 
     def _read(
@@ -274,47 +263,31 @@ class ProtobufReader:
 def _indexes(payload: bytes) -> tuple[Key, int]:
     """Return the indexes before a message, and where it starts. Raises IndexError and ValueError
     for bytes that are none."""
-    count, at = _number(payload, 0)
+    count, at = read_long(payload, 0)
     # Types are nested at most so deep; a larger count would be read from the message.
     if not 0 < count <= 32:
         raise ValueError
     key = []
     for _ in range(count):
-        place, at = _number(payload, at)
+        place, at = read_long(payload, at)
         key.append(place)
+    if min(key) < 0:
+        raise ValueError
     return tuple(key), at
 
 
-def _number(payload: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 35, 7):
-        byte = payload[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if number & 1:
-                break
-            return number >> 1, at
-    # Negative, or of more than 32 bits.
-    raise ValueError
-
-
 def _broken(text: str) -> tuple[str, str]:
-    for words, code, why in _REASONS:
-        if words in text:
-            return code, why
+    if "UTF-8" in text:
+        return "invalid_utf8", found("UTF-8", "a string that is not")
+    if "MaxDepth" in text:
+        return "too_deep", found("at most 100 levels of nesting", "more")
     return "malformed_protobuf", found("one message of its type", "invalid or truncated bytes")
 
 
-def _other_type(
-    unknown: Sequence[int], numbers: Mapping[int, FieldDescriptor]
-) -> Unreadable | None:
-    """Return the error of a field whose value is encoded as another type, or is none of its enum:
-    the library leaves it with the fields that it does not know, as if it were not set."""
-    for number in unknown:
-        if (field := numbers.get(number)) is not None:
-            return Unreadable(describe(field), "a value of another type", f".{field.name}")
-    return None
+def _left(unknown: Any, numbers: Mapping[int, FieldDescriptor]) -> FieldDescriptor | None:
+    """Return a field whose value is encoded as another type, or is none of its enum: the library
+    leaves it with the fields that it does not know, as if it were not set."""
+    return next((numbers[f.field_number] for f in unknown if f.field_number in numbers), None)
 
 
 class _Field:
@@ -339,7 +312,7 @@ class _Field:
             is_set = [_has(message, self._name) for message in messages]
             read = [one if has else None for one, has in zip(read, is_set, strict=True)]
         is_text = self._convert is _string and bytes not in set(map(type, read))
-        if is_text or self._convert is _same:
+        if is_text or self._convert is same:
             return pa.array(read, self._kind), {}
         return values.each(read, self._kind, self._convert)
 
@@ -358,17 +331,19 @@ def _converter(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert
     elif field.is_repeated:
         if pa.types.is_list(kind):
             item = _value(kind.value_type, field, f"{path}[]")
-            if item is _same:
+            if item is same:
                 return list
             return lambda found: [within(f"[{i}]", item, one) for i, one in enumerate(found)]
     else:
         return _value(kind, field, path)
-    raise _incompatible(kind, field, path)
+    raise Incompatible(
+        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
+    )
 
 
 def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
     """Return how one value of a field's type becomes one of a column's."""
-    of, inner = field.type, field.message_type
+    inner = field.message_type
     if inner is not None:
         if inner.full_name in WRAPPERS:
             convert, get = _value(kind, inner.fields_by_name["value"], path), attrgetter("value")
@@ -380,61 +355,30 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
             read = {f.name: _Field(f.type, fields[f.name], path) for f in kind if f.name in fields}
             if read:
                 return _struct(read, {fields[name].number: fields[name] for name in read})
-    elif pa.types.is_string(kind):
-        if field.enum_type is not None:
-            names = {n: one.name for n, one in field.enum_type.values_by_number.items()}
-            return lambda found: _name(names, found, field.enum_type.name)
-        if of == FieldDescriptor.TYPE_STRING:
-            return _string
-        if of == FieldDescriptor.TYPE_BYTES:
-            return _text
-    elif pa.types.is_binary(kind) and of in (
-        FieldDescriptor.TYPE_BYTES,
-        FieldDescriptor.TYPE_STRING,
-    ):
-        return _same if of == FieldDescriptor.TYPE_BYTES else _bytes
-    elif (pa.types.is_boolean(kind) and of == FieldDescriptor.TYPE_BOOL) or (
-        pa.types.is_int32(kind) and (of in INT32 or field.enum_type is not None)
-    ):
-        return _same
-    elif pa.types.is_int64(kind) and of in UINT64:
-        return _signed
-    elif pa.types.is_int64(kind) and (of in _INTEGERS or field.enum_type is not None):
-        return _same
-    elif pa.types.is_decimal(kind) and of in _INTEGERS:
+    elif field.enum_type is not None and pa.types.is_string(kind):
+        names = {n: one.name for n, one in field.enum_type.values_by_number.items()}
+        return lambda found: _name(names, found, field.enum_type.name)
+    elif pa.types.is_decimal(kind) and field.type in _INTEGERS:
         return lambda found: values.fitted(Decimal(found), kind, str(found))
-    elif pa.types.is_floating(kind) and (
-        of in (*_INTEGERS, FieldDescriptor.TYPE_FLOAT)
-        or (pa.types.is_float64(kind) and of == FieldDescriptor.TYPE_DOUBLE)
-    ):
-        return float
-    raise _incompatible(kind, field, path)
+    elif field.type in (of_kind := _SCALARS.get(kind, {})):
+        return of_kind[field.type]
+    raise Incompatible(
+        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
+    )
 
 
 def _struct(fields: Mapping[str, _Field], numbers: Mapping[int, FieldDescriptor]) -> _Convert:
     def struct(message: Any) -> dict[str, Any]:
-        unknown = [field.field_number for field in UnknownFieldSet(message)]
-        if (error := _other_type(unknown, numbers)) is not None:
-            raise error
+        if (left := _left(UnknownFieldSet(message), numbers)) is not None:
+            raise Unreadable(describe(left), _OTHER, f".{left.name}")
         return {name: within(f".{name}", field.of, message) for name, field in fields.items()}
 
     return struct
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _string(value: str | bytes) -> str:
     # The library gives the bytes of a string that is not UTF-8, which proto2 allows.
-    return value if isinstance(value, str) else _text(value)
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise Unreadable("UTF-8", "bytes that are not") from None
+    return value if isinstance(value, str) else text_of(value)
 
 
 def _bytes(value: str | bytes) -> bytes:
@@ -460,10 +404,16 @@ def _moment(at: Any) -> int:
     raise Unreadable("timestamp", f"{at.seconds} seconds and {at.nanos} nanoseconds")
 
 
-def _incompatible(kind: pa.DataType, field: FieldDescriptor, path: str) -> Incompatible:
-    return Incompatible(
-        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
-    )
+# How a column's type is read from those of Protobuf.
+_SCALARS: dict[pa.DataType, dict[int, _Convert]] = {
+    pa.string(): {F.TYPE_STRING: _string, F.TYPE_BYTES: text_of},
+    pa.binary(): {F.TYPE_STRING: _bytes, F.TYPE_BYTES: same},
+    pa.bool_(): {F.TYPE_BOOL: same},
+    pa.int32(): dict.fromkeys((*INT32, F.TYPE_ENUM), same),
+    pa.int64(): dict.fromkeys((*INT32, *INT64, F.TYPE_ENUM), same) | dict.fromkeys(UINT64, _signed),
+    pa.float32(): {**dict.fromkeys(_INTEGERS, float), F.TYPE_FLOAT: same},
+    pa.float64(): {**dict.fromkeys(_INTEGERS, float), F.TYPE_FLOAT: same, F.TYPE_DOUBLE: same},
+}
 
 
 def describe(field: FieldDescriptor) -> str:

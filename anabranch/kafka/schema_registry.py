@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -33,6 +34,11 @@ _QUALIFIED = re.compile(r":(\.[^:]+):")
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
 
+References = tuple[tuple[str, str], ...]
+"""The names and texts of the schemas to which one refers, each after those to which it refers
+itself."""
+
+
 @dataclass(frozen=True)
 class RegisteredSchema:
     """A schema of the registry; `type` is AVRO, JSON or PROTOBUF."""
@@ -40,7 +46,7 @@ class RegisteredSchema:
     id: int
     type: str
     text: str
-    has_references: bool
+    references: References = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class SubjectVersion:
     version: int
     type: str
     text: str
-    has_references: bool = False
+    references: References = ()
 
 
 class SchemaRegistryClient:
@@ -61,15 +67,22 @@ class SchemaRegistryClient:
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings
-        credentials = None
+        credentials: tuple[str, str] | str | None = None
+        if settings.token is not None:
+            credentials = f"Bearer {settings.token.get_secret_value()}"
         if settings.user is not None:
             password = settings.password.get_secret_value() if settings.password is not None else ""
             credentials = (settings.user, password)
         self._session = http.open_session("registry.url", credentials)
+        # Of the session, they would give way to REQUESTS_CA_BUNDLE.
+        self._tls = {"cert": settings.certificate} | (
+            {"verify": settings.ca} if settings.ca else {}
+        )
         self._session.headers["Accept"] = _MEDIA_TYPES
         self._urls = deque(settings.url.split(","))
         self._schemas: dict[tuple[int, str], RegisteredSchema] = {}
         self._subjects: dict[tuple[int, str], frozenset[str]] = {}
+        self._versions: dict[tuple[str, int], Mapping[str, Any]] = {}
 
     def schema(self, schema_id: int, subject: str | None = None) -> RegisteredSchema | None:
         """Return the schema of an id, in the context of `subject`; None if the registry has
@@ -85,7 +98,7 @@ class SchemaRegistryClient:
                 raise self._unexpected(path, "no schema")
             kind = answer.get("schemaType") or "AVRO"
             self._schemas[schema_id, context] = RegisteredSchema(
-                schema_id, kind, text, bool(answer.get("references"))
+                schema_id, kind, text, self._references(path, answer, context)
             )
             LOG.info("schema registry: schema id %d is %s", schema_id, kind)
         return self._schemas[schema_id, context]
@@ -121,7 +134,42 @@ class SchemaRegistryClient:
         if not isinstance(text, str) or not isinstance(version, int):
             raise self._unexpected(path, "no version of a subject")
         kind = answer.get("schemaType") or "AVRO"
-        return SubjectVersion(subject, version, kind, text, bool(answer.get("references")))
+        references = self._references(path, answer, _context(subject))
+        return SubjectVersion(subject, version, kind, text, references)
+
+    def _references(self, path: str, answer: Mapping[str, Any], context: str) -> References:
+        """Return the schemas to which an answer's refers. Their subjects are those of its context,
+        unless they name one."""
+        texts: dict[str, str] = {}
+        seen: set[str] = set()
+
+        def collect(references: Any) -> None:
+            try:
+                found = [(str(r["name"]), str(r["subject"]), int(r["version"])) for r in references]
+            except (KeyError, TypeError, ValueError):
+                raise self._unexpected(
+                    path, "references without name, subject and version"
+                ) from None
+            for name, subject, version in found:
+                if name not in seen:
+                    seen.add(name)
+                    is_plain = context and not _context(subject)
+                    of = self._version(f":{context}:{subject}" if is_plain else subject, version)
+                    collect(of.get("references") or ())
+                    texts[name] = of["schema"]
+
+        collect(answer.get("references") or ())
+        return tuple(texts.items())
+
+    def _version(self, subject: str, version: int) -> Mapping[str, Any]:
+        """Return a version of a subject, even a deleted one. It never changes."""
+        if (subject, version) not in self._versions:
+            path = f"subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
+            answer = self._get(path)
+            if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
+                raise self._unexpected(path, "no version of a subject")
+            self._versions[subject, version] = answer
+        return self._versions[subject, version]
 
     def _get(self, path: str) -> Any:
         """Return the JSON of the answer; None if the registry itself answers "not found"."""
@@ -137,9 +185,11 @@ class SchemaRegistryClient:
         url = f"{self._urls[0]}/{path}"
         doing, check_ca = (
             f"ask the schema registry for {url}",
-            "its certificate, then start it again",
+            "its certificate, registry.ca and registry.certificate, then start it again",
         )
-        answer = http.request(self._session, "GET", url, doing, "registry.url", check_ca, _SECONDS)
+        answer = http.request(
+            self._session, "GET", url, doing, "registry.url", check_ca, _SECONDS, **self._tls
+        )
         status, body = answer.status_code, _json(answer)
         if status == 200 and body is not None:
             return body
@@ -148,7 +198,10 @@ class SchemaRegistryClient:
         # A 404 without the registry's error code (a proxy, a wrong path) is not about a schema.
         if status == 404 and isinstance(body, dict) and body.get("error_code") in _NOT_FOUND:
             return None
-        check = "registry.user and registry.password, and the user's rights, then start it again"
+        check = (
+            "registry.user and registry.password, or registry.token, and the rights, then start it "
+            "again"
+        )
         http.check_answer(status, status_line, doing, check)
         raise self._unexpected(path, status_line)
 

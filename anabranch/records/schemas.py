@@ -15,7 +15,7 @@ from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.reading import columns_of
 from anabranch.decode.wire import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
-from anabranch.subjects.descriptor_file import read_descriptors
+from anabranch.subjects.whole_schema import read_descriptors, whole_schema
 
 LOG = logging.getLogger(__name__)
 
@@ -75,16 +75,13 @@ class Schemas:
         if schema.type != kind:
             why = f"expected type {kind}, found {schema.type}"
             return WriterSchema(error=("incompatible_schema", why))
-        if kind == "AVRO":
-            try:
-                if schema.has_references:
-                    raise Incompatible(
-                        "expected a schema that stands alone, found references to other subjects"
-                    )
-                avro.plan(schema.text, columns_of(self._stream.record_columns))
-            except Incompatible as incompatible:
-                return WriterSchema(error=("incompatible_schema", str(incompatible)))
-        return WriterSchema(schema.text)
+        try:
+            text = whole_schema(schema)
+            if kind == "AVRO":
+                avro.plan(text, columns_of(self._stream.record_columns))
+        except Incompatible as incompatible:
+            return WriterSchema(error=("incompatible_schema", str(incompatible)))
+        return WriterSchema(text)
 
 
 def open_schemas(environment: Environment, stream: Stream) -> Schemas:

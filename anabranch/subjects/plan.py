@@ -27,7 +27,7 @@ from pyiceberg.types import (
 from anabranch.common.errors import Refused
 from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
-from anabranch.decode import avro, avro_names
+from anabranch.decode import avro, protobuf
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.reading import columns_of
 from anabranch.iceberg.schema_evolution import type_words
@@ -36,6 +36,8 @@ from anabranch.kafka.schema_registry import SubjectVersion
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn, NotReadable, require_names
 from anabranch.subjects.json_schema_columns import json_schema_fields
+from anabranch.subjects.protobuf_columns import protobuf_fields
+from anabranch.subjects.whole_schema import whole_schema
 
 # The narrower types that a column also reads: a subject's field that becomes narrower changes
 # nothing.
@@ -55,8 +57,8 @@ def plan_columns(
     A column of the table stays, with a type at least as wide. The table may be unable to take up
     the type: `plan_evolution` then refuses. Columns of the key are NOT NULL, and those that the
     file declares so. Raises Refused, with the field's path, for a field that cannot be a column or
-    differs from one of the table only by case, for a type in the file that cannot be read from an
-    Avro subject's field, and for a key column that the subject lacks.
+    differs from one of the table only by case, for a type in the file as which the subject's
+    field cannot be read, and for a key column that the subject lacks.
     """
     rules = stream.subject_schema
     assert rules is not None
@@ -64,7 +66,8 @@ def plan_columns(
     where = f"stream {stream.name}, subject {version.subject} version {version.version}"
     try:
         types = {name: column.type for name, column in declared.items()}
-        subject_types = dict(_fields(stream, version, dict.fromkeys(rules.exclude) | types)) | types
+        of_subject = dict(_fields(stream, version, dict.fromkeys(rules.exclude) | types))
+        subject_types = of_subject | types
         require_names("", list(subject_types))
         if taken := next(
             (name for name in subject_types if name.lower() in _taken_names(stream)), None
@@ -76,18 +79,18 @@ def plan_columns(
             "change the subject"
         ) from None
     except NotAColumn as error:
-        # No type of a column reads what is refused of Avro.
+        # No type of a column reads what is refused of Avro and Protobuf.
         given = (
-            "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
-            if version.type == "AVRO"
-            else "give the column a type (`schema: {columns: NAME TYPE}`)"
+            "give the column a type (`schema: {columns: NAME TYPE}`)"
+            if version.type == "JSON"
+            else "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
         )
         raise Refused(
             f"{where}: {error}; change the subject, or in the stream's file {given} or leave the "
             "column out (`schema: {exclude: [NAME]}`)"
         ) from None
     try:
-        _require_readable(version, rules.columns)
+        _require_readable(stream, version, (c for c in rules.columns if c.name in of_subject))
     except Incompatible as error:
         raise Refused(
             f"{where}: {error}; correct `schema: {{columns: ...}}` in the stream's file, or leave "
@@ -157,26 +160,31 @@ def _taken_names(stream: Stream) -> Sequence[str]:
     return (*TAKEN_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else TAKEN_COLUMNS
 
 
-def _require_readable(version: SubjectVersion, declared: Iterable[Column]) -> None:
-    """Raise Incompatible for columns of the file that cannot be read from the subject's records:
-    each of these would become a dead letter."""
-    if version.type == "AVRO" and (columns := list(declared)):
-        root = avro_names.parse(version.text)
-        present = [replace(c, nullable=True) for c in columns if c.name in root.fields]
-        if present:
-            avro.plan(version.text, columns_of(present))
+def _require_readable(stream: Stream, version: SubjectVersion, columns: Iterable[Column]) -> None:
+    """Raise Incompatible for a type in the file as which the subject's field cannot be read: each
+    record would become a dead letter."""
+    nullable = columns_of(replace(column, nullable=True) for column in columns)
+    if nullable and version.type == "AVRO":
+        avro.plan(whole_schema(version), nullable)
+    if nullable and version.type == "PROTOBUF":
+        protobuf.plan(whole_schema(version), stream.format.message or (0,), nullable)
 
 
 def _fields(
     stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]
 ) -> Iterable[tuple[str, str]]:
-    expected = {"avro": "AVRO", "json_schema": "JSON"}[stream.format.type]
+    expected = {"avro": "AVRO", "json_schema": "JSON", "protobuf": "PROTOBUF"}[stream.format.type]
     if version.type != expected:
         raise NotReadable("", f"type {expected} with format {stream.format.type}", version.type)
-    if version.has_references:
+    if version.type == "JSON" and version.references:
         raise NotReadable("", "a schema that stands alone", "references to other subjects")
-    read = avro_fields if version.type == "AVRO" else json_schema_fields
-    return read(version.text, given)
+    try:
+        text = whole_schema(version)
+    except Incompatible as error:
+        raise NotReadable("", "a schema that can be read", str(error)) from None
+    if version.type == "PROTOBUF":
+        return protobuf_fields(text, stream.format.message, given)
+    return (avro_fields if version.type == "AVRO" else json_schema_fields)(text, given)
 
 
 def _widened(path: str, old_type: str, new_type: str) -> str:

@@ -12,8 +12,8 @@ from anabranch.iceberg.register import register
 from anabranch.iceberg.schema_evolution import plan_evolution
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.kafka.schema_registry import SubjectVersion, open_registry
-from anabranch.subjects.descriptor_file import read_descriptors
 from anabranch.subjects.plan import plan_columns, table_columns
+from anabranch.subjects.whole_schema import read_descriptors
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema

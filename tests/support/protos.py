@@ -31,7 +31,7 @@ def descriptors(text: str) -> str:
 
 def type_of(text: str, name: str) -> Any:
     """Return the class of a file's message."""
-    return message_factory.GetMessageClass(protobuf.messages(descriptors(text)).named(name))
+    return message_factory.GetMessageClass(protobuf.message_of(descriptors(text), name))
 
 
 def indexed(id: int, message: Any, *indexes: int) -> bytes:

@@ -77,11 +77,22 @@ class SchemaRegistry:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}{_API}"
 
-    def register(self, subject: str, schema: Any, kind: str = "AVRO") -> int:
-        """Register a version of a subject, and return the schema's id."""
+    def register(
+        self,
+        subject: str,
+        schema: Any,
+        kind: str = "AVRO",
+        references: dict[str, str] | None = None,
+    ) -> int:
+        """Register a version of a subject, and return the schema's id. `references`: the subject of
+        each name to which it refers, in its first version."""
         body = {
             "schema": schema if isinstance(schema, str) else json.dumps(schema),
             "schemaType": kind,
+            "references": [
+                {"name": name, "subject": of, "version": 1}
+                for name, of in (references or {}).items()
+            ],
         }
         answer = requests.post(f"{self.url}/subjects/{subject}/versions", json=body, timeout=30)
         assert answer.status_code == 200, answer.text

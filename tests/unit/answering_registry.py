@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ class Answering:
 
 
 @contextmanager
-def answering_registry() -> Iterator[Answering]:
+def answering_registry(tls: ssl.SSLContext | None = None) -> Iterator[Answering]:
     answering = Answering()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,9 +48,11 @@ def answering_registry() -> Iterator[Answering]:
             """Log nothing."""
 
     with ThreadingHTTPServer((HOST, 0), Handler) as http:
+        if tls is not None:
+            http.socket = tls.wrap_socket(http.socket, server_side=True)
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
-        answering.url = f"http://{HOST}:{http.server_address[1]}/api"
+        answering.url = f"http{'s' * (tls is not None)}://{HOST}:{http.server_address[1]}/api"
         try:
             yield answering
         finally:

@@ -11,6 +11,7 @@ from anabranch.config import Environment, Stream
 from anabranch.decode.avro import Malformed, value_reader
 from anabranch.decode.avro_names import Incompatible, parse
 from anabranch.kafka.schema_registry import open_registry
+from anabranch.subjects.whole_schema import whole_schema
 
 _HEADER = struct.Struct(">xI")  # Confluent's wire format: a zero byte, the schema's id
 
@@ -53,7 +54,7 @@ class Payloads:
                 schema = self._registry.schema(id, self._subject)
                 try:
                     self._readers[id] = (
-                        value_reader(parse(schema.text))
+                        value_reader(parse(whole_schema(schema)))
                         if schema is not None and schema.type == "AVRO"
                         else None
                     )

@@ -22,7 +22,7 @@ def read(environment: Environment, stream: Stream) -> bool:
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding:
     if isinstance(failure, ConfigurationError):
-        remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
+        remedy = "registry.url and the keys beside it in anabranch.yaml"
         return error(
             Issue.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy
         )

@@ -16,7 +16,7 @@ from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.decode import decode_spec
 from anabranch.records.schemas import Schemas
-from anabranch.subjects.descriptor_file import read_descriptors
+from anabranch.subjects.whole_schema import read_descriptors
 
 TEXT = HEAD + "message Order { string id = 1; int64 n = 2; }"
 

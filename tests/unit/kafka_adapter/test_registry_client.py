@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 from answering_registry import Answering, answering_registry
 
 from anabranch import config
@@ -25,20 +28,35 @@ def server() -> Iterator[Answering]:
 def test_a_schema_is_requested_once(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
-    assert (
-        registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
-    )
+    assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"')
     assert server.paths == ["/api/schemas/ids/7"]
 
 
-def test_type_and_references(server: Answering) -> None:
-    answer = {
-        "schema": "{}",
-        "schemaType": "JSON",
-        "references": [{"name": "a", "subject": "b", "version": 1}],
-    }
-    server.answers["/schemas/ids/7"] = (200, json.dumps(answer))
-    assert server.registry().schema(7) == RegisteredSchema(7, "JSON", "{}", True)
+def test_references_are_resolved_each_after_its_own(server: Answering) -> None:
+    def version(text: str, *references: tuple[str, str, int]) -> tuple[int, str]:
+        of = [{"name": n, "subject": s, "version": v} for n, s, v in references]
+        return 200, json.dumps({"version": 1, "schema": text, "references": of})
+
+    server.answers["/schemas/ids/7"] = version("main", ("b", "B", 2), ("c", "C", 1))
+    server.answers["/subjects/B/versions/2?deleted=true"] = version("of b", ("c", "C", 1))
+    server.answers["/subjects/C/versions/1?deleted=true"] = version("of c")
+    server.answers["/subjects/main/versions/latest"] = server.answers["/schemas/ids/7"]
+    registry, wanted = server.registry(), (("c", "of c"), ("b", "of b"))
+    assert registry.schema(7) == RegisteredSchema(7, "AVRO", "main", wanted)
+    assert registry.latest("main") == SubjectVersion("main", 1, "AVRO", "main", wanted)
+    assert len(server.paths) == 4
+    in_context = "/subjects/%3A.eu%3A{}/versions/{}?deleted=true"
+    server.answers["/subjects/%3A.eu%3Amain/versions/latest"] = server.answers["/schemas/ids/7"]
+    server.answers[in_context.format("B", 2)] = version("eu b", ("c", ":.us:C", 1))
+    server.answers["/subjects/%3A.us%3AC/versions/1?deleted=true"] = version("us c")
+    of_eu = registry.latest(":.eu:main")
+    assert of_eu is not None and of_eu.references == (("c", "us c"), ("b", "eu b"))
+    server.answers["/schemas/ids/8"] = version("main", ("d", "D", 1))
+    with pytest.raises(ConfigurationError, match=r"subjects/D/versions/1.* found no version"):
+        registry.schema(8)
+    server.answers["/schemas/ids/9"] = (200, json.dumps({"schema": "", "references": [1]}))
+    with pytest.raises(ConfigurationError, match="found references without name, subject"):
+        registry.schema(9)
 
 
 def test_an_unknown_id_is_requested_again(server: Answering) -> None:
@@ -113,6 +131,40 @@ def test_an_answer_of_another_server_makes_no_dead_letters(
         server.registry().schema(7)
 
 
+def test_a_token_is_sent_and_is_in_no_message(server: Answering) -> None:
+    server.answers["/schemas/ids/7"] = (401, "no")
+    registry = server.registry(token="hunter2")
+    with pytest.raises(ConfigurationError, match=r"found 401.*or registry\.token") as error:
+        registry.schema(7)
+    assert server.authorization == "Bearer hunter2"
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_registry_with_tls_of_its_own_authority_knows_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("jobs").private_key_and_cert_chain_pem.write_to_path(tmp_path / "jobs.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    # The configured authority counts, whatever the environment has.
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "other.pem"))
+    files = {"ca": str(tmp_path / "ca.pem"), "certificate": str(tmp_path / "jobs.pem")}
+    with answering_registry(context) as server:
+        server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": "{}"}))
+        assert server.registry(**files).schema(7) is not None
+        without_ca = {"certificate": files["certificate"]}
+        for given in (without_ca, files | {"ca": str(tmp_path / "none.pem")}):
+            with pytest.raises(ConfigurationError, match=r"registry\.ca and registry\.certificate"):
+                server.registry(**given).schema(7)
+        with pytest.raises((ConfigurationError, Transient)):
+            server.registry(ca=files["ca"]).schema(7)
+
+
 def test_a_password_is_in_no_message(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (403, "no")
     with pytest.raises(ConfigurationError) as error:
@@ -127,10 +179,10 @@ def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answerin
         200,
         json.dumps({"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}),
     )
-    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}", False)
-    more = {"version": 2, "schema": "[]", "schemaType": "JSON", "references": [{"name": "a"}]}
+    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}")
+    more = {"version": 2, "schema": "[]", "schemaType": "JSON"}
     server.answers[path] = (200, json.dumps(more))
-    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 2, "JSON", "[]", True)
+    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 2, "JSON", "[]")
     server.answers[path] = (200, json.dumps({"schema": "{}"}))
     with pytest.raises(ConfigurationError, match="found no version of a subject"):
         registry.latest("a/b-value")

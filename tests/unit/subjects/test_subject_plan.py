@@ -184,9 +184,8 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     assert "ID: expected names that differ by more than case" in refusal(
         stream(), version(ID, ("ID", "int"))
     )
-    assert "expected a schema that stands alone" in refusal(
-        stream(), version(ID, has_references=True)
-    )
+    of_json = SubjectVersion("s", 1, "JSON", "{}", (("other.json", "{}"),))
+    assert "expected a schema that stands alone" in refusal(stream(kind="json_schema"), of_json)
     assert "expected type JSON with format json_schema, found AVRO" in refusal(
         stream(kind="json_schema"), version(ID)
     )

@@ -1,0 +1,84 @@
+"""Schemas as decoders read them: of the registry with those to which they refer, and of a
+descriptor file."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.config import Stream
+from anabranch.decode import avro_names, protobuf
+from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.reading import columns_of
+from anabranch.kafka.schema_registry import References, RegisteredSchema, SubjectVersion
+
+_SECONDS = 60.0
+# Lines of protoc about itself.
+_LOG = re.compile(r"WARNING: |[IWEF][0-9]{4} ")
+_MAIN = "__schema__.proto"
+
+
+def whole_schema(schema: RegisteredSchema | SubjectVersion) -> str:
+    """Return a schema's text for a decoder: of Protobuf its descriptors, Base64. Raises
+    Incompatible for text that is no Protobuf file, ConfigurationError without protoc."""
+    if schema.type == "PROTOBUF":
+        return compiled(schema.text, schema.references)
+    if schema.type == "AVRO" and schema.references:
+        return avro_names.with_references(schema.text, (text for _, text in schema.references))
+    return schema.text
+
+
+@lru_cache(maxsize=256)
+def compiled(text: str, references: References) -> str:
+    """Return the descriptors of a Protobuf file, and of those that it imports by name, Base64. Its
+    messages are those of the last file. Raises as `whole_schema`."""
+    if find_spec("grpc_tools") is None:
+        raise ConfigurationError(
+            "format protobuf with a schema registry: expected protoc, found none; install it with "
+            "`pip install 'anabranch[protobuf]'`"
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        for path, content in (*references, (_MAIN, text)):
+            file = (folder / path).resolve()
+            # The registry's names must not lead to other files of this machine.
+            if not file.is_relative_to(folder):
+                raise Incompatible(f"expected an import within a folder, found {path}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        target = folder / "descriptors"
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", "--include_imports"]
+        command += [f"--descriptor_set_out={target}", _MAIN]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise Transient(f"protoc: {error} (transient, try again)") from error
+        if run.returncode:
+            lines = run.stderr.replace(f"{folder}/", "").splitlines()
+            why = "; ".join(line for line in lines if not _LOG.match(line))
+            raise Incompatible(f"expected a Protobuf file, found one that protoc refuses: {why}")
+        return base64.b64encode(target.read_bytes()).decode()
+
+
+def read_descriptors(stream: Stream) -> str:
+    """Return the content of the stream's descriptor file, Base64. Raises ConfigurationError if the
+    file cannot be read, or the stream's columns cannot be read from its message."""
+    settings = stream.format
+    assert settings.descriptor is not None and settings.message is not None
+    try:
+        text = base64.b64encode(settings.descriptor.read_bytes()).decode()
+        protobuf.plan(text, settings.message, columns_of(stream.record_columns))
+    except (OSError, Incompatible) as error:
+        raise ConfigurationError(
+            f"stream {stream.name}: format.descriptor {settings.descriptor}, message "
+            f"{settings.message}: {error}; make the file with `protoc --include_imports "
+            "--descriptor_set_out`, or correct the columns"
+        ) from None
+    return text
