@@ -23,14 +23,16 @@ it is by default if it was not sent. A message may have fields that its type doe
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
@@ -74,6 +76,8 @@ _OTHER = "a value of another type"
 _Convert = Callable[[Any], Any]
 Key = tuple[int, ...]
 """The path to a message's type in its file: the indexes of the wire format."""
+Records = tuple[list[int], list[bytes]]
+"""The indexes of records, and their encoded messages."""
 
 
 @lru_cache(maxsize=256)
@@ -141,17 +145,22 @@ class Plan:
         self._numbers = {fields[name].number: fields[name] for name in self.fields}
         self._others, self._names = bool(fields.keys() - names), names
 
-    def others(self, message: Any) -> tuple[list[str], FieldDescriptor | None]:
-        """Return the names of a message's fields without a column, and the numbers of those that
-        its type does not have; and a field with a column that is among them (`_left`)."""
-        unknown = UnknownFieldSet(message)
-        if not len(unknown) and not self._others:
-            return [], None
-        names = [f"#{number}" for number in sorted({one.field_number for one in unknown})]
-        if self._others:
-            set_fields = (field.name for field, _ in _BASE.ListFields(message))
-            names += [name for name in set_fields if name not in self._names]
-        return names, _left(unknown, self._numbers)
+    def others(
+        self, messages: Sequence[Any]
+    ) -> Iterator[tuple[int, list[str], FieldDescriptor | None]]:
+        """Yield the messages with other fields than columns: the index, the names of fields without
+        a column and the numbers of those that the type does not have, and a field with a column
+        that is among these (`_left`)."""
+        if not self._others and not any(map(len, map(UnknownFieldSet, messages))):
+            return
+        for i, message in enumerate(messages):
+            unknown = UnknownFieldSet(message)
+            names = [f"#{number}" for number in sorted({one.field_number for one in unknown})]
+            if self._others:
+                set_fields = (field.name for field, _ in _BASE.ListFields(message))
+                names += [name for name in set_fields if name not in self._names]
+            if names:
+                yield i, names, _left(unknown, self._numbers)
 
 
 @lru_cache(maxsize=256)
@@ -186,25 +195,17 @@ class ProtobufReader:
             try:
                 of_type = self._plan(id, at)
             except Incompatible as error:
-                for i in records:
+                for i in records[0]:
                     text = f"schema id {id}: {error}" if id != DESCRIPTOR else str(error)
                     errors.add(i, Errors.WHOLE, "incompatible_schema", text)
                 continue
-            places, read = [], []
-            for i, value in records.items():
-                try:
-                    one = of_type.parse(value)
-                except DecodeError as error:
-                    errors.add(i, Errors.WHOLE, *_broken(str(error)))
-                    continue
-                read.append(one)
-                places.append(i)
-                names, left = of_type.others(one)
-                if names and self._names_unknown:
-                    unknown[i] = names
+            places, read = _parsed(of_type.parse, *records, errors)
+            for i, names, left in of_type.others(read):
+                if self._names_unknown:
+                    unknown[places[i]] = names
                 if left is not None:
-                    text = f"{left.name}: {found(describe(left), _OTHER)}"
-                    errors.add(i, list(self._kinds).index(left.name), "wrong_type", text)
+                    place, text = list(self._kinds).index(left.name), found(describe(left), _OTHER)
+                    errors.add(places[i], place, "wrong_type", f"{left.name}: {text}")
             parts.append((np.array(places, np.int64), self._read(read, of_type, places, errors)))
         columns = {
             name: spread([(places, read[name]) for places, read in parts], kind, len(batch))
@@ -212,30 +213,31 @@ class ProtobufReader:
         }
         return Reading(columns, errors, lambda name, i: str(columns[name][i].as_py()), unknown)
 
-    def _by_type(self, value: pa.Array, errors: Errors) -> dict[tuple[int, Key], dict[int, bytes]]:
-        """Return the encoded messages by schema id and type, each by its index."""
+    def _by_type(self, value: pa.Array, errors: Errors) -> dict[tuple[int, Key], Records]:
+        """Return the encoded messages by schema id and type."""
         if DESCRIPTOR in self._schemas:
-            data = value.to_pylist()
-            for i, one in enumerate(data):
-                if one is None:
-                    errors.add(i, Errors.WHOLE, "null_value", found("a message", "a null value"))
-            return {(DESCRIPTOR, ()): {i: one for i, one in enumerate(data) if one is not None}}
+            for i in np.flatnonzero(value.is_null()).tolist():
+                errors.add(i, Errors.WHOLE, "null_value", found("a message", "a null value"))
+            places = np.flatnonzero(value.is_valid())
+            return {(DESCRIPTOR, ()): (places.tolist(), value.take(places).to_pylist())}
         payload, ids = split(value, self._schemas, "PROTOBUF", errors)
-        by_type: dict[tuple[int, Key], dict[int, bytes]] = {}
-        for i, (id, one) in enumerate(zip(ids.tolist(), payload.to_pylist(), strict=True)):
-            if id < 0:
-                continue
-            if one[:1] == b"\0":
-                # The short form of the first message.
-                by_type.setdefault((id, (0,)), {})[i] = one[1:]
-                continue
+        # A zero byte is the short form of the first message.
+        is_first = pc.fill_null(pc.equal(pc.binary_slice(payload, 0, 1), b"\0"), False)
+        others = np.flatnonzero((ids >= 0) & ~(is_first := np.asarray(is_first)))
+        messages, by_type = pc.binary_slice(payload, 1, 2**31 - 1), dict[tuple[int, Key], Records]()
+        for id in np.unique(ids[(ids >= 0) & is_first]).tolist():
+            places = np.flatnonzero((ids == id) & is_first)
+            by_type[id, (0,)] = places.tolist(), messages.take(places).to_pylist()
+        for i, one in zip(others.tolist(), payload.take(others).to_pylist(), strict=True):
             try:
                 key, start = _indexes(one)
             except (IndexError, ValueError, Malformed):
                 text = found("the indexes of a message", one[:10].hex().upper() or "no bytes")
-                errors.add(i, Errors.WHOLE, "malformed_protobuf", f"schema id {id}: {text}")
+                errors.add(i, Errors.WHOLE, "malformed_protobuf", f"schema id {ids[i]}: {text}")
                 continue
-            by_type.setdefault((id, key), {})[i] = one[start:]
+            records = by_type.setdefault((int(ids[i]), key), ([], []))
+            records[0].append(i)
+            records[1].append(one[start:])
         return by_type
 
     def _plan(self, id: int, key: Key) -> Plan:
@@ -276,6 +278,23 @@ def _indexes(payload: bytes) -> tuple[Key, int]:
     return tuple(key), at
 
 
+def _parsed(
+    parse: Callable[[bytes], Any], places: list[int], data: list[bytes], errors: Errors
+) -> tuple[list[int], list[Any]]:
+    """Return the indexes of the records that are messages, and these."""
+    try:
+        return places, list(map(parse, data))
+    except DecodeError:
+        good, read = list[int](), list[Any]()
+    for i, one in zip(places, data, strict=True):
+        try:
+            read.append(parse(one))
+            good.append(i)
+        except DecodeError as error:
+            errors.add(i, Errors.WHOLE, *_broken(str(error)))
+    return good, read
+
+
 def _broken(text: str) -> tuple[str, str]:
     if "UTF-8" in text:
         return "invalid_utf8", found("UTF-8", "a string that is not")
@@ -311,9 +330,18 @@ class _Field:
         if self._has_presence:
             is_set = [_has(message, self._name) for message in messages]
             read = [one if has else None for one, has in zip(read, is_set, strict=True)]
-        is_text = self._convert is _string and bytes not in set(map(type, read))
-        if is_text or self._convert is same:
+        if self._convert is same:
             return pa.array(read, self._kind), {}
+        if self._convert is list:
+            ends = np.cumsum([0, *map(len, read)], dtype=np.int32)
+            items = pa.array(list(chain.from_iterable(read)), self._kind.value_type)
+            return pa.ListArray.from_arrays(ends, items, self._kind), {}
+        if self._convert is _moment and (found := _moments(read)) is not None:
+            return found, {}
+        if isinstance(self._convert, _Enum):
+            names = list(map(self._convert.names.get, read))
+            if names.count(None) == read.count(None):
+                return pa.array(names, self._kind), {}
         return values.each(read, self._kind, self._convert)
 
 
@@ -356,12 +384,12 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
             if read:
                 return _struct(read, {fields[name].number: fields[name] for name in read})
     elif field.enum_type is not None and pa.types.is_string(kind):
-        names = {n: one.name for n, one in field.enum_type.values_by_number.items()}
-        return lambda found: _name(names, found, field.enum_type.name)
+        return _Enum(field.enum_type)
     elif pa.types.is_decimal(kind) and field.type in _INTEGERS:
         return lambda found: values.fitted(Decimal(found), kind, str(found))
     elif field.type in (of_kind := _SCALARS.get(kind, {})):
-        return of_kind[field.type]
+        convert = of_kind[field.type]
+        return same if convert is _string and _is_proto3(field) else convert
     raise Incompatible(
         f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
     )
@@ -391,10 +419,17 @@ def _signed(value: int) -> int:
     raise Unreadable("bigint", str(value))
 
 
-def _name(names: Mapping[int, str], number: int, enum: str) -> str:
-    if (name := names.get(number)) is not None:
-        return name
-    raise Unreadable(f"a value of enum {enum}", str(number))
+class _Enum:
+    def __init__(self, enum: Any) -> None:
+        self.names: dict[int, str] = {
+            number: one.name for number, one in enum.values_by_number.items()
+        }
+        self._enum = enum.name
+
+    def __call__(self, number: int) -> str:
+        if (name := self.names.get(number)) is not None:
+            return name
+        raise Unreadable(f"a value of enum {self._enum}", str(number))
 
 
 def _moment(at: Any) -> int:
@@ -402,6 +437,19 @@ def _moment(at: Any) -> int:
     if 0 <= at.nanos < 1_000_000_000 and FIRST_MICROS <= micros <= LAST_MICROS:
         return micros
     raise Unreadable("timestamp", f"{at.seconds} seconds and {at.nanos} nanoseconds")
+
+
+def _moments(read: Sequence[Any]) -> pa.Array | None:
+    """Return messages of Timestamp as times; None if one is none."""
+    seconds, nanos = (
+        np.array([0 if at is None else get(at) for at in read], np.int64)
+        for get in (attrgetter("seconds"), attrgetter("nanos"))
+    )
+    is_in = (seconds >= FIRST_MICROS // 1_000_000) & (seconds <= LAST_MICROS // 1_000_000)
+    if not np.all(is_in & (nanos >= 0) & (nanos < 1_000_000_000)):
+        return None
+    is_null = np.array([at is None for at in read], bool)
+    return pa.array(seconds * 1_000_000 + nanos // 1_000, mask=is_null).cast(MICROS)
 
 
 # How a column's type is read from those of Protobuf.
@@ -414,6 +462,13 @@ _SCALARS: dict[pa.DataType, dict[int, _Convert]] = {
     pa.float32(): {**dict.fromkeys(_INTEGERS, float), F.TYPE_FLOAT: same},
     pa.float64(): {**dict.fromkeys(_INTEGERS, float), F.TYPE_FLOAT: same, F.TYPE_DOUBLE: same},
 }
+
+
+def _is_proto3(field: FieldDescriptor) -> bool:
+    """Return whether the library refuses messages with strings that are not UTF-8."""
+    file = descriptor_pb2.FileDescriptorProto()
+    field.file.CopyToProto(file)
+    return bool(file.syntax == "proto3")
 
 
 def describe(field: FieldDescriptor) -> str:

@@ -178,6 +178,34 @@ def test_messages_are_read_as_the_librarys_json_has_them(value: Any, choice: Any
     assert is_same(expected, read), (expected, read)
 
 
+def test_records_are_read_together_as_each_alone() -> None:
+    """Columns are read over a batch, unless a value of it cannot be."""
+    messages = [
+        Every(id="a", at={"seconds": 5, "nanos": 1_999}, colour=1, numbers=[1, 2], words=["x", ""]),
+        Every(), Every(colour=7), Every(at={"nanos": -1}, colours=[0]), Every(at={"seconds": 2**62}),
+        Every(wrapped={"value": 5}, at={"seconds": -62_135_596_800}, i64=-1, maybe=3, inner={"n": 1}),
+    ]  # fmt: skip
+    sent = [message.SerializeToString() for message in messages]
+    sent[2:2] = [b"\xff", b"\xa0\x06\x01"]
+    for some in (sent, [*sent[:2], sent[-1]]):
+        together = decoded(spec(lists_unknown=True), list(some))
+        for i, value in enumerate(some):
+            alone = decoded(spec(lists_unknown=True), [value])
+            assert alone.errors.get(0) == together.errors.get(i)
+            assert alone.unknown.get(0) == together.unknown.get(i)
+            for name in (column.name for column in spec_of(DDL).columns):
+                assert alone.rows[name][0].as_py() == together.rows[name][i].as_py(), name
+    # With a null value, in the wire format, and with another type between them.
+    wired_values = [None, *(indexed(1, value) for value in sent), indexed(1, b"\x12\x00", 1)]
+    result = decoded(spec_by_id(EVERY, ddl=DDL), list(wired_values))
+    plain = decoded(spec(), [None, *sent])
+    assert result.rows.slice(0, len(sent) + 1)["id"] == plain.rows["id"]
+    assert [result.errors[i][0] for i in range(1, len(sent) + 1) if i in result.errors] == [
+        plain.errors[i][0] for i in range(1, len(sent) + 1) if i in plain.errors
+    ]
+    assert result.errors[len(sent) + 1][0] == "incompatible_schema"
+
+
 def test_presence_decides_about_null() -> None:
     result = one(EVERY, DDL, "shop.Every", b"")
     read = row(result, DDL)
