@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from anabranch.common.json_values import from_json, to_json
@@ -25,8 +25,10 @@ class Erasure:
     """The erasure of records by values of `column`, requested `at`, to be complete by `until`.
 
     It covers the records of hours before `since`, and records before `ends` in the log of
-    `topic_id`. `places`: how often places of dead letters were added. `changed`: when records were
-    last removed from a branch. `done`: when none was left. Times are UTC.
+    `topic_id`. `rows`: the number of the ledger's rows about it, the oldest about the hour
+    `first`. `places`: by hour, the number of places of dead letters in these rows. `is_lost`: the
+    ledger lost some of them. `changed`: when records were last removed from a
+    branch. `done`: when none was left. Times are UTC.
     """
 
     id: str
@@ -36,7 +38,10 @@ class Erasure:
     since: str
     topic_id: str
     ends: Offsets
-    places: int = 0
+    rows: int = 0
+    first: str | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
+    is_lost: bool = False
     changed: datetime | None = None
     done: datetime | None = None
 
@@ -45,7 +50,7 @@ class Erasure:
         """The mark of rows that were staged with the erasure; it changes when places are added."""
         # Decision 51: rows that were staged before places were added have another mark, and are
         # staged again.
-        return f"{self.id}:{self.places}"
+        return f"{self.id}:{sum(self.places.values())}"
 
     def covered(self, hour: str, topic_id: str, ranges: Ranges) -> Ranges:
         """Return the part of an hour's `ranges` in a log that the erasure covers."""
@@ -111,4 +116,4 @@ class Erasures:
 
 
 def _extent(erasure: Erasure) -> tuple[int, bool, datetime]:
-    return erasure.places, erasure.done is not None, erasure.changed or _NEVER
+    return sum(erasure.places.values()), erasure.done is not None, erasure.changed or _NEVER

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -101,19 +102,33 @@ def plan_rewrite(
     """
     if not _can_replace(rewritten, files_by_branch, began, now):
         return None
-    changes = _replacements(
-        rewritten, files_by_branch, _erasures_property(state, replace(erasure, changed=now))
-    )
-    return Publish(id, changes, state.timeline, decisions=tuple(decisions))
+    decisions = tuple(decisions)
+    recorded = _with_rows(replace(erasure, changed=now), decisions)
+    changes = _replacements(rewritten, files_by_branch, _erasures_property(state, recorded))
+    return Publish(id, changes, state.timeline, decisions=decisions)
 
 
 def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
     """Return the publish after which no layer stages the dead letters at the places in `decisions`
     again. Pure."""
-    return replace(
-        _recording(state, replace(erasure, places=erasure.places + 1), id),
-        decisions=tuple(decisions),
-    )
+    decisions = tuple(decisions)
+    places = Counter(erasure.places)
+    for row in decisions:
+        places[row.hour] += len((row.erasure or {}).get("places", ()))
+    recorded = _with_rows(replace(erasure, places=places), decisions)
+    return replace(_recording(state, recorded, id), decisions=decisions)
+
+
+def plan_repair(
+    state: State, erasure: Erasure, rows: Iterable[LedgerRow], is_lost: bool, id: str
+) -> Publish:
+    """Return the publish after which the branches expect the rows that the ledger has, and the
+    erasure is not done any more. `is_lost`: the ledger lost places of dead letters. Pure."""
+    own = rows_of(rows, erasure.id)
+    # Decision 51: a dead letter at a lost place comes back while Kafka has it.
+    is_lost = is_lost or erasure.is_lost
+    known = replace(erasure, rows=len(own), places=_count_places(own), is_lost=is_lost, done=None)
+    return _recording(state, known, id)
 
 
 def plan_unserved(
@@ -122,8 +137,17 @@ def plan_unserved(
     """Return the publish whose `decisions` record files that no branch of the rows table has: files
     of the archive that are about to be replaced, and files that only former snapshots have.
     Pure."""
-    unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
-    return replace(_recording(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
+    unserved = tuple(
+        replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions
+    )
+    recorded = _with_rows(replace(erasure, changed=now), unserved)
+    return replace(_recording(state, recorded, id), decisions=unserved)
+
+
+def _with_rows(erasure: Erasure, decisions: Sequence[LedgerRow]) -> Erasure:
+    hours = [row.hour for row in decisions]
+    first = min(filter(None, (*hours, erasure.first)), default=None)
+    return replace(erasure, rows=erasure.rows + len(decisions), first=first)
 
 
 def plan_letters(
@@ -172,7 +196,14 @@ def _replacements(
 
 def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
     """Return the publish that records that no branch has erased records any more. Pure."""
-    return _recording(state, replace(erasure, changed=now, done=now), id)
+    return _recording(state, replace(erasure, changed=now, done=now, is_lost=False), id)
+
+
+def may_come_back(state: State, erasure: Erasure, log_starts: Mapping[int, int]) -> bool:
+    """Whether Kafka may have records that an erasure covers (`log_starts`: its first offsets).
+    Pure."""
+    is_gone = all(log_starts.get(p, 0) >= end for p, end in erasure.ends.items())
+    return not (_has_left_log(state, erasure) or is_gone)
 
 
 def plan_forget(
@@ -203,8 +234,7 @@ def plan_forget(
         if any(may_be_archived(one, hour) for hour in archived):
             return False
         # Decision 51: while Kafka has a covered record, a layer may read it again.
-        is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
-        return _has_left_log(state, one) or is_gone
+        return not may_come_back(state, one, log_starts)
 
     kept = Erasures(tuple(one for one in state.erasures.all if not is_over(one)))
     if kept == state.erasures:
@@ -255,6 +285,33 @@ def plan_account(
 def _account_after(account: Account, rows: int, dead: int) -> Account:
     erased = ((account.erased or 0) + rows + dead) or None
     return replace(account, good=account.good - rows, dead=account.dead - dead, erased=erased)
+
+
+def rows_of(history: Iterable[LedgerRow], id: str) -> list[LedgerRow]:
+    """Return the ledger's rows about what an erasure removed, each once. Pure."""
+    own = (
+        row
+        for row in history
+        if row.decision == "erased" and row.erasure is not None and row.erasure.get("id") == id
+    )
+    return list({row.decision_id: row for row in own}.values())
+
+
+def lacks_places(history: Iterable[LedgerRow], erasure: Erasure, hour: str | None = None) -> bool:
+    """Whether the ledger has fewer places of dead letters than the branches expect, in one hour or
+    in any. Pure."""
+    found = _count_places(rows_of(history, erasure.id))
+    wanted = erasure.places if hour is None else {hour: erasure.places.get(hour, 0)}
+    return any(found.get(h, 0) < count for h, count in wanted.items())
+
+
+def lacks_rows(history: Iterable[LedgerRow], erasure: Erasure) -> bool:
+    """Whether the ledger has fewer rows about an erasure than the branches expect. Pure."""
+    return len(rows_of(history, erasure.id)) < erasure.rows
+
+
+def _count_places(rows: Iterable[LedgerRow]) -> dict[str, int]:
+    return {hour: len(places) for hour, places in places_of(rows).items() if places}
 
 
 def places_of(history: Iterable[LedgerRow]) -> dict[str, set[tuple[int, int]]]:

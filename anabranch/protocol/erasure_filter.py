@@ -11,10 +11,15 @@ from anabranch.config import Environment, Stream
 from anabranch.offsets.hours import hour_of
 from anabranch.offsets.position import Ranges
 from anabranch.protocol.erased import Erasure, Erasures
-from anabranch.protocol.erasure import places_of
+from anabranch.protocol.erasure import lacks_places, places_of
 from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.ledger import Ledger, with_waiting
 from anabranch.protocol.state import State
+
+_REPAIR = (
+    "was the ledger dropped or set back? Erased records would come back: run `anabranch erase` "
+    "with the same values, which records it again, or roll the ledger back to a snapshot with it"
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,14 @@ def load_filter(
     keys, requests = keys_of(environment), load_requests(ledger, list(wanted.values()))
     _require_sources(environment, stream, requests)
     history = ledger.history([h for h, erasures in covering.items() if erasures])
+
+    for hour, erasures in covering.items():
+        for one in erasures:
+            if lacks_places(with_waiting(state, hour, history), one, hour):
+                raise Terminal(
+                    f"ledger {ledger.name}: expected {one.places[hour]} places of dead letters of "
+                    f"erasure {one.id} in hour {hour}, found fewer; {_REPAIR}"
+                )
 
     def values(one: Erasure, hour: str) -> HashedValues:
         request = requests[one.id]
@@ -161,8 +174,7 @@ def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Requ
             if one.id not in found:
                 raise Terminal(
                     f"ledger {ledger.name}: expected the request of erasure {one.id} of "
-                    f"{one.at:%F %T} UTC, found none; roll the ledger back to a snapshot that has "
-                    "it: without it, erased records would come back"
+                    f"{one.at:%F %T} UTC, found none; {_REPAIR}"
                 )
             said = found[one.id]
             hashes = frozenset(said["hashes"])

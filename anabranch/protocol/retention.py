@@ -227,14 +227,15 @@ def plan_ledger_start(
 ) -> str | None:
     """Return the first hour of the ledger after the removal of quarters of a year, oldest first:
     quarters that ended `keep` ago and that have no rows, dead letters (`letter_hours`), waiting
-    decisions or erasure requests. None if no quarter is removed. Pure."""
+    decisions, erasure requests or erased records. None if no quarter is removed. Pure."""
     first_kept = state.expired.first_kept(state.timeline.first)
     if first_kept <= state.timeline.first:
         return None
     # The next process writes waiting decisions again if the ledger lacks their rows.
     waiting = (row.hour for row in state.decisions)
     requests = (hour_of(erasure.at) for erasure in state.erasures.all)
-    kept = (*letter_hours, *waiting, *requests)
+    erased = (erasure.first for erasure in state.erasures.all if erasure.first is not None)
+    kept = (*letter_hours, *waiting, *requests, *erased)
     oldest = min([hour_of(now - keep), first_kept, *kept])
     start = first_hour_of(bucket_of(oldest))
     return start if start > state.timeline.first else None

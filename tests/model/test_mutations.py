@@ -204,7 +204,7 @@ def placing_without_a_mark(real: Callable[..., Publish]) -> Callable[..., Publis
     """The places are recorded, and nothing that was staged without them is staged again."""
 
     def plan_places(state: State, erasure: Any, decisions: Any, id: str) -> Publish:
-        return replace(real(state, replace(erasure, places=erasure.places - 1), decisions, id))
+        return replace(real(state, erasure, (), id), decisions=tuple(decisions))
 
     return plan_places
 

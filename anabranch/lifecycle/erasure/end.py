@@ -332,6 +332,14 @@ def end_versions(job: Job, now: datetime) -> int:
     return sum(map(len, by_bucket.values()))
 
 
+def log_starts(job: Job, state: State) -> dict[int, int]:
+    """Return the first offsets of the position's log; empty if Kafka does not have it. Raises
+    Transient."""
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    is_there = topic is not None and topic.id == state.position.topic_id
+    return job.kafka.log_starts(topic) if topic is not None and is_there else {}
+
+
 def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
     """Remove the `finished` erasures, which have no copies left, from the branches once Kafka has
     none of their records and the archive no hour with them. Return their number. Raises
@@ -339,13 +347,7 @@ def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datet
     state = load_state(job.lake, job.stream.table)
     if not any(one.id in finished for one in past_deadline(state, now)):
         return 0
-    topic = job.kafka.describe(job.stream.topic, state.position)
-    starts = (
-        job.kafka.log_starts(topic)
-        if topic is not None and topic.id == state.position.topic_id
-        else {}
-    )
-
+    starts = log_starts(job, state)
     archive = job.stream.archive_table
     archived = content_by_hour(job.lake.load(archive), "main") if job.lake.exists(archive) else ()
 

@@ -156,14 +156,23 @@ def find_letters_of(job: Job, table: Table, one: Erasure, values: Values) -> Era
     there = files_by_branch(table)
     files, batch = erasure.by_path(there), erasure.by_path({"batch": there["batch"]})
     found = find_letters(Payloads(job.environment, job.stream), table, one, values, files.values())
+    return letters_of(table, found, files, batch)
+
+
+def letters_of(
+    table: Table,
+    found: Mapping[str, set[Place]],
+    files: Mapping[str, DataFile],
+    batch: Collection[str] = (),
+) -> ErasedLetters:
+    """Group places, given by the path of their file. `batch`: paths of the batch layer. Pure."""
     accepted = {path: places for path, places in found.items() if path in batch}
-    paths = paths_by_hour(table, [files[path] for path in found])
     return ErasedLetters(
         found,
         places_by_hour(table, files, found),
         places_by_hour(table, files, accepted),
         files,
-        paths,
+        paths_by_hour(table, [files[path] for path in found]),
     )
 
 
@@ -176,7 +185,7 @@ def erase_letters(
     found = find_letters_of(job, table, one, values)
     if not found.by_path:
         return None
-    _record_places(job, publisher, one, found)
+    record_places(job, publisher, one, found)
     paths, gone = sorted(found.by_path), set[tuple[str, Place]]()
     for begin in range(0, len(paths), steps.FILES_A_COMMIT):
         gone |= _rewrite_letters(job, table, found, paths[begin : begin + steps.FILES_A_COMMIT])
@@ -221,7 +230,7 @@ def _rewrite_letters(
     return {(hour_of_path[path], place) for path in paths for place in found.by_path[path]}
 
 
-def _record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:
+def record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:
     """Record the places of dead letters on each branch and in the ledger, before they are removed
     from their table."""
 

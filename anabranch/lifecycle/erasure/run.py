@@ -4,20 +4,19 @@ repeats (`anabranch.protocol.erasure`)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
-from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
-from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.manifests import hour_of_file
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
-from anabranch.lifecycle.erasure.end import clear_partials, hours_of, remember_folders
+from anabranch.lifecycle.erasure.end import clear_partials, hours_of, log_starts, remember_folders
+from anabranch.lifecycle.erasure.former import find_former
 from anabranch.lifecycle.erasure.letters import (
     archive_files,
     archived_places,
@@ -25,80 +24,27 @@ from anabranch.lifecycle.erasure.letters import (
     erase_letters,
     find_letters_of,
 )
-from anabranch.lifecycle.erasure.payloads import Payloads
+from anabranch.lifecycle.erasure.repair import repair, request_row
 from anabranch.lifecycle.erasure.rows import Found, erase_rows, hours_in_parts
 from anabranch.lifecycle.erasure.search import (
     Place,
     Values,
-    find_letters,
-    find_places,
     find_rows,
     require_column,
     require_values,
 )
 from anabranch.lifecycle.erasure.steps import record_unserved
-from anabranch.offsets.hours import hour_of
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure, Erasures
-from anabranch.protocol.erasure import by_path
-from anabranch.protocol.erasure_filter import keys_of, source_of
+from anabranch.protocol.erasure_filter import keys_of
 from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_topic, load_state
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-
     from anabranch.job import Job
-
-
-def find_former(
-    job: Job, state: State, one: Erasure, values: Values, known: Collection[str]
-) -> dict[str, set[str]]:
-    """Return the paths of files with erased records that only former snapshots and tags reference,
-    since their hour has expired or was rebuilt without the records: files of rows, dead letters and
-    archived records by hour, except for hours in `known`. Raises Transient."""
-    lake, stream = job.lake, job.stream
-    rows, payloads = list_former(state.table, known), Payloads(job.environment, stream)
-    with_values: Collection[str] = find_places(state, one, values, rows)
-    found = paths_by_hour(state.table, [f for f in rows if f.file_path in with_values])
-    for table in (
-        lake.load(name)
-        for name in (stream.dead_letters_table, stream.archive_table)
-        if lake.exists(name)
-    ):
-        records = list_former(table, known)
-        with_values = find_letters(payloads, table, one, values, records)
-        for hour, paths in paths_by_hour(
-            table, [f for f in records if f.file_path in with_values]
-        ).items():
-            found.setdefault(hour, set()).update(paths)
-    return found
-
-
-def list_former(table: Table, known: Collection[str]) -> list[DataFile]:
-    """Return the files that snapshots have and no branch has, except for hours in `known`. Raises
-    Transient."""
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        current = {
-            m.manifest.manifest_path
-            for id in heads(table).values()
-            if (head := table.snapshot_by_id(id)) is not None
-            for m in list_manifests(table, head)[0]
-        }
-        listed = (m for snapshot in table.snapshots() for m in list_manifests(table, snapshot)[0])
-        others = {m.manifest.manifest_path: m.manifest for m in listed if m.hour not in known}
-        entries = read_entries(
-            table.io, [manifest for path, manifest in others.items() if path not in current]
-        )
-        files = {e.data_file.file_path: e.data_file for of_manifest in entries for e in of_manifest}
-    files = {path: f for path, f in files.items() if hour_of_file(table, f) not in known}
-    hours = {hour_of_file(table, f) for f in files.values()}
-    live = by_path(files_by_branch(table, hours)) if hours else {}
-    return [f for path, f in sorted(files.items()) if path not in live]
 
 
 LOG = logging.getLogger(__name__)
@@ -147,7 +93,9 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     require_valid(job, request)
     publisher.recover()
     remember_folders(job)
-    one, values = _record_request(job, publisher, request), request.wanted
+    values = request.wanted
+    repair(job, publisher, values, request.why)
+    one = _record_request(job, publisher, request)
     # First: the rows still show which archived records belong to them.
     erase_archived(job, publisher, one, values)
     removed, letters = erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
@@ -173,6 +121,14 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
                 removed,
                 "records from before the request are yet to be read; run the command again once "
                 "the speed layer or the batch layer has read them",
+            )
+        if current.is_lost and erasure.may_come_back(state, current, log_starts(job, state)):
+            return Erased(
+                current,
+                removed,
+                "the ledger lost the places of erased dead letters, which come back if an hour is "
+                "rebuilt from Kafka; run the command again after that, and once Kafka has deleted "
+                "the records from before the request",
             )
         reach(Step.ERASE_FOUND_NOTHING)
         done = erasure.plan_done(state, current, new_id(), job.lake.clock.now())
@@ -319,25 +275,7 @@ def _record_request(job: Job, publisher: Publisher, request: ErasureRequest) -> 
             *_log_ends(job, state),
         )
         _require_unheld(job, publisher, state, one, request)
-        recorded = {
-            "id": id,
-            "column": request.column,
-            "key": key.id,
-            "until": one.until.isoformat(),
-            "hashes": list(hashes),
-            "source": source_of(job.environment, stream, request.column),
-        }
-        row = ledger.decision(
-            hour_of(now),
-            "erasing",
-            0,
-            None,
-            now,
-            f"{id}-{hour_of(now)}",
-            reason=why,
-            act=act,
-            erasure=recorded,
-        )
+        row = request_row(job, one, key, hashes, why, act)
         job.ledger.record([row])
         reach(Step.ERASE_REQUESTED)
         return Decision(state, erasure.plan_request(state, one, new_id()), one)

@@ -177,7 +177,10 @@ def _status(
     gone_at = (
         max((end for end in ends if end is not None), default=None) if None not in ends else None
     )
-    scanned = _scan(job, state, one) if scan else None
+    scanned = _scan(job, state, one) if scan and request is not None else None
+    known = [*rows, *state.decisions]
+    if request is None or erasure.lacks_rows(known, one) or erasure.lacks_places(known, one):
+        again.append("the ledger lost its rows: run the command again, with the same values")
     return ErasureStatus(
         id=one.id,
         column=one.column,
@@ -277,6 +280,11 @@ def _describe_left(
     if one.done is None and not is_read(state, one):
         left.append(
             "records from before the request are yet to be read; then run the command again"
+        )
+    elif one.is_lost:
+        left.append(
+            "the ledger lost the places of erased dead letters: run the command again after a "
+            "rebuild, and once Kafka has deleted the records from before the request"
         )
     elif one.done is None:
         left.append("branches were not searched to the end: run the command again")

@@ -792,7 +792,7 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
 
 
 def test_the_furthest_state_of_an_erasure_counts() -> None:
-    further = replace(ONE, places=1, changed=NOW)
+    further = replace(ONE, places={FIRST: 1}, changed=NOW)
     done, other = replace(further, done=NOW), replace(ONE, id="f")
     branches = [{"anabranch.erasures": Erasures((one,)).to_json()} for one in (done, ONE, further)]
     branches.append({"anabranch.erasures": Erasures((other,)).to_json()})

@@ -1,0 +1,144 @@
+"""The ledger is dropped or set back while an erasure is recorded: the layers stop, no certificate is
+given, and the same command repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accepted_hours import confirm
+from lakes import FIRST
+from people import LETTERS, NEXT, ORDER, People, job_of
+
+from anabranch.common.errors import Terminal
+from anabranch.iceberg.prepare import set_ref
+from anabranch.lifecycle.erasure import run
+from anabranch.lifecycle.erasure.status import read_statuses
+from anabranch.lifecycle.maintenance import maintain
+from anabranch.protocol import apply, erasure_filter
+from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
+from anabranch.protocol.publisher import Publisher
+
+RANGES: Any = {FIRST: {0: (0, 8)}}
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(tmp_path)
+
+
+def drop(people: People) -> None:
+    people.lake.lake.catalog.drop_table(people.lake.stream.hours_table)
+    apply.apply(people.job.environment, people.lake.stream, people.lake.lake, people.job.kafka)
+
+
+def set_back_to(decision: str) -> Callable[[People], None]:
+    """Set the ledger back to its first snapshot with such a row."""
+
+    def set_back(people: People) -> None:
+        table = people.lake.lake.load(people.lake.stream.hours_table)
+        wanted = next(
+            s.snapshot_id
+            for s in table.snapshots()
+            if decision in table.scan(snapshot_id=s.snapshot_id).to_arrow()["decision"].to_pylist()
+        )
+        people.lake.lake.catalog.commit_table(table, (), (set_ref("main", wanted, "branch"),))
+
+    return set_back
+
+
+LOST = pytest.mark.parametrize(
+    "lose",
+    [drop, set_back_to("accepted"), set_back_to("erasing")],
+    ids=("dropped", "before the request", "after the request"),
+)
+
+
+def erase_and(people: People, lose: Callable[[People], None], **order: Any) -> None:
+    people.erase(replace(ORDER, **order))
+    Publisher(people.lake.lake, people.lake.stream).recover()
+    confirm(people.lake)
+    lose(people)
+    erasure_filter._REQUESTS.clear()
+
+
+def filter_of(people: People) -> ErasureFilter | None:
+    job, state = people.job, people.lake.state()
+    return load_filter(job.environment, job.stream, job.ledger, state, "t", RANGES)
+
+
+@LOST
+def test_the_same_command_repairs_an_erasure_that_the_ledger_lost(
+    people: People, lose: Callable[[People], None]
+) -> None:
+    erase_and(people, lose)
+    with pytest.raises(Terminal, match="run `anabranch erase` with the same values"):
+        filter_of(people)
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert "the ledger lost its rows" in status.left[0] and not status.is_certificate
+    done = people.erase()
+    assert (done.left, done.erasure.done is not None) == (None, True)
+    # Former snapshots of the dead letters still have them.
+    left_out = filter_of(people)
+    assert left_out is not None and left_out.hours[0].places == {(0, 4), (0, 6)}
+    [status] = read_statuses(people.job, datetime.now(UTC), scan=True)
+    assert (status.values, status.scanned, status.dead_letters) == (1, 0, 2)
+    # Of rows whose files only former snapshots have.
+    assert (status.hours, status.is_certificate) == ([FIRST, NEXT], False)
+    # Twice is once.
+    heads = people.lake.state().heads
+    people.erase()
+    assert people.lake.state().heads == heads
+
+
+@LOST
+def test_the_copies_of_a_repaired_erasure_end_at_its_deadline(
+    people: People, lose: Callable[[People], None]
+) -> None:
+    table = people.lake.table()
+    table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
+    erase_and(people, lose, until=timedelta(0))
+    people.erase(replace(ORDER, until=timedelta(0)))
+    later = datetime.now(UTC) + timedelta(days=3)
+    maintain(people.job, later)
+    assert "audit" not in people.lake.table().metadata.refs
+    assert read_statuses(people.job, later)[0].is_certificate
+
+
+@LOST
+def test_places_that_nothing_has_any_more_withhold_the_certificate_until_kafka_has_no_record(
+    people: People, lose: Callable[[People], None]
+) -> None:
+    """A rebuild from Kafka brings the dead letter back, and the next run removes it."""
+
+    def lose_both(people: People) -> None:
+        lose(people)
+        maintain(people.job, datetime.now(UTC) + timedelta(days=9))
+
+    erase_and(people, lose_both)
+    done = people.erase()
+    assert done.erasure.done is None and "the ledger lost the places" in (done.left or "")
+    left_out = filter_of(people)
+    assert left_out is not None and left_out.hours[0].places == frozenset()
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert any("the ledger lost the places" in line for line in status.left)
+    people._speed([(NEXT, 12)], 13, people._dead(LETTERS[2:], "speed"))
+    Publisher(people.lake.lake, people.lake.stream).recover()
+    assert people.erase().removed.dead == 1
+    assert people.letters("speed") == []
+    left_out = filter_of(people)
+    assert left_out is not None and left_out.hours[0].places == {(0, 6)}
+    job = job_of(people.lake.environment, people.lake.lake)
+    kafka = replace_starts(job, 12)
+    done = run.erase(kafka, Publisher(kafka.lake, kafka.stream), ORDER)
+    assert (done.left, done.erasure.done is not None) == (None, True)
+
+
+def replace_starts(job: Any, start: int) -> Any:
+    from test_erasure import Starts
+
+    return replace(job, kafka=Starts(log={0: [0] * 13}, start=start).adapter)
