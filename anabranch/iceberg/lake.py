@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -266,15 +267,17 @@ class Lake:
             raise explain(f"list the tables of {namespace}", error) from error
 
     def every_table(self) -> Iterator[Table]:
-        """Yield every table of the catalog. Raises as `load`."""
+        """Yield every table of the catalog, except those whose metadata file is gone. Raises as
+        `load`."""
         known, namespaces = set[Identifier](), list[Identifier](self._namespaces(()))
         while namespaces:
             if (namespace := namespaces.pop()) not in known:
                 known.add(namespace)
                 namespaces += self._namespaces(namespace)
                 for name in sorted(self.table_names(".".join(namespace))):
-                    if (table := self.find(name)) is not None:
-                        yield table
+                    with suppress(MetadataGone):
+                        if (table := self.find(name)) is not None:
+                            yield table
 
     def _namespaces(self, within: Identifier) -> list[Identifier]:
         try:

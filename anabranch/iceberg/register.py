@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from anabranch.common.errors import ConfigurationError, MetadataGone
 from anabranch.common.remote_errors import one_line
@@ -63,11 +64,12 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def require_unknown(
-    environment: Environment, lake: Lake, name: str, schema: Schema, stream: str
+    environment: Environment, lake: Lake, name: str, schema: Schema, stream: str, is_derived: bool
 ) -> None:
     """Raise ConfigurationError if the location of a table that the catalog does not have contains
     metadata files. Otherwise a lost catalog would start a second table beside these files, with
-    only the records that Kafka still has.
+    only the records that Kafka still has. Files of a table with derived content are an error only
+    if the catalog has another name for them.
     """
     location = admin.new_location(lake, name, schema)
     metadata_files = _metadata_files(
@@ -75,6 +77,9 @@ def require_unknown(
     )
     # Check again: another apply may be creating it.
     if not metadata_files or lake.exists(name):
+        return
+    _require_one_name(lake, name, location)
+    if is_derived:
         return
     newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
     raise ConfigurationError(
@@ -85,10 +90,26 @@ def require_unknown(
     )
 
 
+def _require_one_name(lake: Lake, name: str, location: str, uuid: UUID | None = None) -> None:
+    """Raise ConfigurationError if another table of the catalog has the location, or the uuid."""
+    for other in lake.every_table():
+        is_there = same_file(other.location()).rstrip("/") == same_file(location).rstrip("/")
+        if is_there or other.metadata.table_uuid == uuid:
+            # Under two names, maintenance of one table deletes files of the other.
+            of = ".".join(other.name())
+            raise ConfigurationError(
+                f"table {name}: expected no other name for the files below {location}, found that "
+                f"the catalog has them as table {of}; was the table renamed? ALTER TABLE "
+                f"{lake.catalog_name}.{of} RENAME TO {lake.catalog_name}.{name} gives it its name "
+                f"back; if {of} is another program's second entry, drop it without PURGE"
+            )
+
+
 def register(environment: Environment, lake: Lake, name: str, schema: Schema) -> list[str]:
     """Register a table with its newest complete metadata file; return sentences that describe the
     changes. Does nothing if the catalog and storage have the table, or if storage has no metadata
-    file. Raises ConfigurationError if no metadata file is usable.
+    file. Raises ConfigurationError if no metadata file is usable, or if the catalog has the table
+    by another name.
     """
     try:
         if lake.exists(name):
@@ -109,7 +130,8 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
         # A refused commit has deleted its manifests, so its metadata file is incomplete. To
         # register it would lose the rows of these manifests.
         wrong = candidate.broken if table is None else _why_not(table, location, listed)
-        if wrong is None:
+        if wrong is None and table is not None:
+            _require_one_name(lake, name, location, table.metadata.table_uuid)
             admin.register(lake, name, candidate.path)
             LOG.warning("table %s: registered by %s", name, candidate.path)
             return [*passed, f"registered table {name} by {candidate.path}"]

@@ -109,10 +109,12 @@ def apply(
     for name, columns, _ in wanted:
         # A dropped ledger is restored from the state on the branches, partials of a view from the
         # rows, and deliveries by delivering again.
-        if name in missing and name not in derived:
+        if name in missing:
             # Decision 6: a new table beside the files of a lost one would have only the records
             # that Kafka still has.
-            registration.require_unknown(environment, lake, name, columns.schema, stream.name)
+            registration.require_unknown(
+                environment, lake, name, columns.schema, stream.name, name in derived
+            )
     if not missing & {stream.table, stream.hours_table}:
         table = lake.load(stream.table)
         # A dropped branch is created again below.

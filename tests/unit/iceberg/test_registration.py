@@ -14,6 +14,7 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.table.update import SetLocationUpdate
 
 from anabranch.common.errors import ConfigurationError, MetadataGone
 from anabranch.iceberg import admin
@@ -195,6 +196,38 @@ def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: Stream
         "skipped" in line and newest.name in line and head.manifest_list in line for line in lines
     )
     assert lost.table().metadata == known
+
+
+@pytest.mark.parametrize("register", [False, True])
+@pytest.mark.parametrize("of", ["table", "dead_letters_table", "hours_table"])
+def test_a_table_that_was_renamed_is_not_registered_again(
+    lake: StreamLake, of: str, register: bool
+) -> None:
+    """The hazard: one set of files has two names, and maintenance of one deletes the other's."""
+    name = getattr(lake.stream, of)
+    lake.lake.catalog.create_namespace("elsewhere")
+    lake.lake.catalog.rename_table(name, "elsewhere.former")
+    again = replace(lake, lake=lake.again())
+    statement = f"ALTER TABLE lake.elsewhere.former RENAME TO lake.{name}"
+    with pytest.raises(ConfigurationError, match=statement):
+        apply(again, register)
+    assert not again.lake.exists(name)
+    again.lake.catalog.rename_table("elsewhere.former", name)
+    apply(again, register)
+    assert again.rows("main") == rows(3)
+
+
+def test_a_second_entry_that_was_moved_elsewhere_is_found_by_its_uuid(lake: StreamLake) -> None:
+    file = lake.table().metadata_location
+    admin.forget(lake.lake, lake.name)
+    admin.register(lake.lake, "games.second", file)
+    table = lake.lake.load("games.second")
+    moved = SetLocationUpdate(location=f"{table.location()}-moved")
+    lake.lake.catalog.commit_table(table, (), (moved,))
+    with pytest.raises(
+        ConfigurationError, match=r"found that the catalog has them as table games\.second"
+    ):
+        apply(lake, register=True)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from accepted_hours import confirm
+from click.testing import CliRunner
 from lakes import FIRST
 from people import LETTERS, NEXT, ORDER, People, job_of
+from run_books import printed
 
+from anabranch.cli import main
 from anabranch.common.errors import Terminal
 from anabranch.iceberg.prepare import set_ref
 from anabranch.lifecycle.erasure import run
@@ -93,6 +96,20 @@ def test_the_same_command_repairs_an_erasure_that_the_ledger_lost(
     heads = people.lake.state().heads
     people.erase()
     assert people.lake.state().heads == heads
+
+
+def test_the_command_of_the_run_book_repairs_it(
+    people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    erase_and(people, drop)
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: people.job)
+    values = tmp_path / "values.txt"
+    values.write_text("anna\n")
+    given = {"STREAM": "events", "COLUMN": "id", "FILE": str(values), "TEXT": "again"}
+    command = printed("anabranch erase STREAM --by COLUMN --values FILE --why TEXT", **given)
+    done = CliRunner().invoke(main, command.split()[1:])
+    assert done.exit_code == 0, done.output
+    assert filter_of(people) is not None
 
 
 @LOST
