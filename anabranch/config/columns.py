@@ -38,14 +38,45 @@ MOST_DIGITS = 38
 
 
 @dataclass(frozen=True)
+class Notation:
+    """How a column's values are written, at every level; empty: as the format does.
+
+    `unit`: TIMESTAMPs are numbers of seconds, millis, micros or nanos, DATEs of days, since 1970.
+    `pattern`: times are text of this form (`anabranch.config.time_pattern`). `decimal`: numbers may
+    be text with this decimal sign; `base64`: DECIMALs are Base64 of the unscaled number's bytes,
+    big-endian.
+    """
+
+    unit: str = ""
+    pattern: str = ""
+    decimal: str = ""
+
+
+@dataclass(frozen=True)
 class Column:
     """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`),
-    lower case. A column that `rescues` has, as JSON, a record's fields that have no column."""
+    lower case. A column that `rescues` has, as JSON, a record's fields that have no column.
+    `path`: the names that lead to its field in a record, if not its own name."""
 
     name: str
     type: str
     nullable: bool
     rescues: bool = False
+    path: tuple[str, ...] = ()
+    notation: Notation = Notation()
+
+    @property
+    def field(self) -> tuple[str, ...]:
+        """The names that lead to the column's field in a record."""
+        return self.path or (self.name,)
+
+    @property
+    def definition(self) -> object:
+        """The column's field and notation as plain data; its name if the file has no more."""
+        if not self.path and self.notation == Notation():
+            return self.name
+        written = {key: value for key, value in vars(self.notation).items() if value}
+        return {"from": list(self.field), **written}
 
 
 RESCUED = Column("rescued", "string", True, rescues=True)
@@ -74,7 +105,7 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     for definition in definitions:
         if not isinstance(definition, exp.ColumnDef) or definition.args.get("kind") is None:
             raise ValueError(f"expected 'name TYPE', found {definition.sql(dialect='spark')!r}")
-        name = _name(definition.name)
+        name = column_name(definition.name)
         required = any(
             isinstance(c.kind, exp.NotNullColumnConstraint) and not c.kind.args.get("allow_null")
             for c in definition.args.get("constraints") or []
@@ -95,16 +126,21 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
 
 def columns_ddl(columns: Iterable[Column]) -> str:
     """Return the columns as Spark DDL. Pure."""
+    return ", ".join(f"{column.name} {type_ddl(column)}" for column in columns)
+
+
+def type_ddl(column: Column) -> str:
+    """Return a column's type as in Spark DDL."""
     # Field names in a STRUCT keep their case.
-    kinds = ((c, c.type if "<" in c.type else c.type.upper()) for c in columns)
-    return ", ".join(f"{c.name} {kind}{'' if c.nullable else ' NOT NULL'}" for c, kind in kinds)
+    kind = column.type if "<" in column.type else column.type.upper()
+    return kind if column.nullable else f"{kind} NOT NULL"
 
 
 def _explain(ddl: str) -> str | None:
     """Return a message that names the column with a misspelt type and the closest type; None if no
     type is misspelt."""
     for column in _split(ddl):
-        name, _, kind = column.strip().partition(" ")
+        name, _, kind = column.strip().replace("`", "").partition(" ")
         # Field names in a STRUCT precede a colon.
         for word in re.findall(r"[A-Za-z_]\w*(?!\w|\s*:)", kind.partition("COMMENT")[0]):
             if word.upper() not in _WORDS and (near := get_close_matches(word.upper(), _TYPES, 1)):
@@ -122,6 +158,15 @@ def _split(ddl: str) -> list[str]:
         else:
             columns[-1] += character
     return columns
+
+
+def column_name(name: str) -> str:
+    """Raises ValueError for a name that no column can have."""
+    try:
+        return _name(name)
+    except ValueError as error:
+        example = f"{{type: TYPE, from: {name!r}}}"
+        raise ValueError(f"{error}; choose one, and read the field by `{example}`") from None
 
 
 def _name(name: str) -> str:

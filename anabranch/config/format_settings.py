@@ -90,12 +90,20 @@ def parse_format(value: object) -> object:
     return {"type": value}
 
 
+_WITH_NOTATIONS = ("json", "json_schema")
+
+
 def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
     """Raise ValueError, with what was expected and found, for a column that the format cannot
     fill."""
     names = {column.name for column in columns}
     for column in columns:
         actual = f"found {column.name} {column.type.upper()}"
+        if column.definition != column.name and settings.type not in _WITH_NOTATIONS:
+            raise ValueError(
+                f"schema: expected from, unit, format and decimal with format "
+                f"{' or '.join(_WITH_NOTATIONS)}, found {column.name} with format {settings.type}"
+            )
         if settings.type == "raw" and column.type not in _RAW.get(column.name, ()):
             raise ValueError(
                 "schema: expected with format raw the column value, BINARY or STRING, and at most "

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.redaction import remember
 from anabranch.config import plain
-from anabranch.config.columns import RESCUED, parse_columns
+from anabranch.config.columns import RESCUED, columns_ddl
 from anabranch.config.environment import Environment
 from anabranch.config.mistakes import INTERNAL_FIELDS, explain_mistakes
 from anabranch.config.plain import DEFAULTS, NAME, StreamFile, merge, resolve_folder
+from anabranch.config.schema import is_of_a_subject, parse_schema
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
@@ -172,11 +173,11 @@ def _build_stream(
         raise ConfigurationError(
             f"{file.source(internal[:1])}: {internal[0]}: expected no such key, found it; remove it"
         )
-    if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
+    if data.get("schema") == FROM_REGISTRY or is_of_a_subject(data.get("schema")):
         return _build_without_columns(file, data)
     try:
         # Without a schema the key may be misspelt; validation reports it with all other mistakes.
-        fields = columns = parse_columns(data["schema"]) if "schema" in data else ()
+        fields = columns = parse_schema(data["schema"]) if "schema" in data else ()
         if data.get("unknown") == "rescue":
             if taken := [c.name for c in fields if c.name.lower() == RESCUED.name]:
                 raise ValueError(
@@ -194,6 +195,8 @@ def _build_stream(
         data |= {"select": selected, "fields": fields}
         columns = (*(s.column for s in selected), *(c for c in columns if c.rescues))
     data["columns"] = columns
+    if isinstance(data.get("schema"), Mapping):
+        data["schema"] = columns_ddl(fields)
     return _validated_stream(file, data)
 
 

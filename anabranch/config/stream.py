@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +24,7 @@ from anabranch.config.base import (
     one_or_many,
     repeated_name,
 )
-from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
+from anabranch.config.columns import RESCUED, Column, columns_ddl
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.format_settings import (
     WITH_REGISTRY,
@@ -33,6 +34,7 @@ from anabranch.config.format_settings import (
 )
 from anabranch.config.keep import Archive, Keep, parse_keep
 from anabranch.config.plain import GRACE, OWNER, parse_hour
+from anabranch.config.schema import parse_schema
 from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
     PARTIALS,
@@ -74,7 +76,7 @@ compute."""
 
 
 def _declared_columns(value: object) -> object:
-    return parse_columns(value) if isinstance(value, str) else value
+    return parse_schema(value) if isinstance(value, str | Mapping) else value
 
 
 class EventTime(Frozen):
@@ -101,7 +103,7 @@ class SubjectSchema(Frozen):
     columns: Annotated[tuple[Column, ...], BeforeValidator(_declared_columns)] = Field(
         default=(),
         description=(
-            "Columns, as Spark DDL, that override fields of the subject with the same names: "
+            "Columns, as in `schema`, that override fields of the subject with the same names: "
             "another type, NOT NULL, or a column that the subject does not have."
         ),
     )
@@ -312,7 +314,8 @@ class Stream(Frozen):
     ddl: str = Field(
         alias="schema",
         description=(
-            "The columns, as [Spark DDL](#types-of-a-schema). `registry`, with format avro, "
+            "The columns, as [Spark DDL](#types-of-a-schema) or a [mapping of "
+            "columns](#columns-of-a-schema). `registry`, with format avro, "
             "json_schema or protobuf: the columns of the subject in the schema registry, whose "
             "changes are applied ([change a schema]("
             "../how-to/change-a-schema.md#columns-from-the-schema-registry)); or a "
@@ -491,10 +494,14 @@ class Stream(Frozen):
 
     def source_of(self, column: str) -> str:
         """Return the file's definition of a column, as JSON: the name of a field, or `select`'s
-        expression."""
-        return next(
-            (one.source for one in self.select or () if one.name == column), json.dumps(column)
-        )
+        expression; with what determines the fields' values, if the file has it."""
+        by_name = {one.name: one.definition for one in self.record_columns}
+        for one in self.select or ():
+            if one.name == column:
+                more = {name: by_name[name] for name in one.fields if by_name[name] != name}
+                whole = [json.loads(one.source), more]
+                return json.dumps(whole, sort_keys=True) if more else one.source
+        return json.dumps(by_name.get(column, column), sort_keys=True)
 
     @property
     def lacks_columns(self) -> bool:
@@ -510,7 +517,12 @@ class Stream(Frozen):
         """Return the stream with the columns of its table, with `rescued` last if configured.
         Raises ConfigurationError for columns that contradict its file."""
         rescued = (RESCUED,) if self.unknown == "rescue" else ()
-        own = tuple(c for c in columns if c.name not in {r.name for r in rescued})
+        declared = {c.name: c for c in self.subject_schema.columns} if self.subject_schema else {}
+        own = tuple(
+            replace(c, path=d.path, notation=d.notation) if (d := declared.get(c.name)) else c
+            for c in columns
+            if c.name not in {r.name for r in rescued}
+        )
         stream = self.model_copy(update={"columns": (*own, *rescued), "ddl": columns_ddl(own)})
         try:
             stream._check_columns()

@@ -222,7 +222,7 @@ def _reader(spec: DecodeSpec) -> Reader:
     from anabranch.decode.json import JsonReader
 
     schemas = spec.schemas if spec.format == "json_schema" else None
-    return JsonReader(types, names_unknown, spec.rescued is not None, schemas)
+    return JsonReader(spec.columns, names_unknown, spec.rescued is not None, schemas)
 
 
 def _starts(hours: pa.Array) -> pa.Array:

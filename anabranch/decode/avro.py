@@ -28,7 +28,6 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
-from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +39,10 @@ from anabranch.decode import values
 from anabranch.decode.avro_columns import AvroValues, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
 from anabranch.decode.reading import (
-    FOUND_LENGTH,
     Errors,
     Reading,
     columns_of,
     found,
-    name_of,
     spread,
     verdict,
     within,
@@ -378,7 +375,7 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         fits = precision - scale <= kind.precision - kind.scale or precision > MOST_DIGITS
         if scale <= kind.scale and fits:
-            return lambda found: _decimal(found, scale, kind)
+            return lambda found: values.unscaled(found, scale, kind)
     elif pa.types.is_date(kind) and (node.kind, node.logical) == ("int", "date"):
         return _date
     elif kind == MICROS and node.kind == "long" and unit_of(node.logical):
@@ -389,7 +386,7 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
             return text_of
         return float if pa.types.is_floating(kind) else same
     raise Incompatible(
-        f"{path}: expected a type readable as {name_of(kind)}, found {node.describe()}"
+        f"{path}: expected a type readable as {values.name_of(kind)}, found {node.describe()}"
     )
 
 
@@ -402,7 +399,7 @@ def _member(kind: pa.StructType, number: int, node: Node, path: str) -> _Convert
 
     def refuse(_: Any) -> Any:
         # As a row without this member, its value would be lost.
-        raise Unreadable(name_of(kind), f"{node.describe()}, the type of a {name}")
+        raise Unreadable(values.name_of(kind), f"{node.describe()}, the type of a {name}")
 
     return refuse
 
@@ -416,11 +413,6 @@ def text_of(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise Unreadable("UTF-8", "bytes that are not") from None
-
-
-def _decimal(value: bytes, scale: int, kind: pa.Decimal128Type) -> Decimal:
-    number = Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale, values.CONTEXT)
-    return values.fitted(number, kind, str(number)[:FOUND_LENGTH])
 
 
 def _date(days: int) -> date:

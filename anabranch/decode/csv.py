@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from anabranch.decode import values
 from anabranch.decode.reading import Errors, Reading, found
-from anabranch.decode.values import MICROS, Unreadable
+from anabranch.decode.values import MICROS
 
 _QUOTED = r'"[^"]*+(?:""[^"]*+)*+"'
 
@@ -93,20 +93,8 @@ def _column(texts: Sequence[str | None], kind: pa.DataType) -> tuple[pa.Array, l
 
 def _converted(kind: pa.DataType, text: str) -> Any:
     """Return a field's text as a value of its type. Raises Unreadable."""
-    if pa.types.is_decimal(kind):
-        return values.decimal(text, kind)
-    if pa.types.is_integer(kind) and values.INTEGER.fullmatch(text):
-        number = int(text)
-        if -(2 ** (kind.bit_width - 1)) <= number < 2 ** (kind.bit_width - 1):
-            return number
-    if pa.types.is_floating(kind) and values.NUMBER.fullmatch(text):
-        real = float(text)
-        if abs(real) <= (
-            values.LARGEST_FLOAT if pa.types.is_float32(kind) else values.LARGEST_DOUBLE
-        ):
-            return real
     if pa.types.is_boolean(kind) and text in ("true", "false"):
         return text == "true"
     if pa.types.is_binary(kind) and values.BASE64.fullmatch(text):
         return base64.b64decode(text)
-    raise Unreadable(str(kind), text)
+    return values.number(text, kind)

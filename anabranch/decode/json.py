@@ -1,10 +1,11 @@
-"""JSON: one object a record; its fields are the stream's columns, by exact name.
+"""JSON: one object a record; its fields are the stream's columns, by exact name or path.
 
 - STRING takes a text, and any other JSON value as its text as sent. Other types take values of
   their own JSON type only (`anabranch.decode.values` has the texts of times, numbers and bytes; a
   DECIMAL may be in quotes): a number in quotes, `3.5` for INT or `1e999` for DOUBLE is
   `wrong_type`.
 - A name that an object repeats counts once, at every level: the last one.
+- A column's path leads through objects. Where one is missing or null, so is the column.
 - Values are read by a typed decoder of msgspec, in one pass. A record that it refuses is read again
   field by field (`_Fields`), for its values or for the reason. Both read a field with the same
   types, so that no value depends on the way.
@@ -13,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, TypedDict
@@ -23,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, Meta, Raw
 
-from anabranch.decode import values
+from anabranch.config.columns import Column, Notation
+from anabranch.decode import notations, values
 from anabranch.decode.reading import Errors, Reading, found
 from anabranch.decode.values import MICROS, Unreadable
 from anabranch.decode.wire import WriterSchema, split
@@ -39,6 +41,8 @@ _MALFORMED = (
 )
 _OTHER_THAN_OBJECT = re.compile(rb"\s*(\[|\"|-?[0-9]|true\b|false\b|null\b)")
 _NOT_A_TIME = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|[\[{].*", re.DOTALL)
+_NOT_A_NUMBER = re.compile(r"true|false|[\[{].*", re.DOTALL)
+_FRACTION = re.compile(rb"-?[0-9]+[.eE][0-9.eE+-]*")
 # The escape of a UTF-16 surrogate without its partner, after an even number of backslashes.
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -50,6 +54,8 @@ _WRONG = re.compile(
 )
 # msgspec takes no other names of fields.
 _CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
+
+_AN_OBJECT = "an object"
 
 # msgspec refuses a value of another type, a number out of range, or bytes that are not UTF-8.
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
@@ -63,16 +69,19 @@ class JsonReader:
 
     def __init__(
         self,
-        columns: Mapping[str, str],
+        columns: Sequence[Column],
         names_unknown: bool = False,
         rescues: bool = False,
         schemas: Mapping[int, WriterSchema] | None = None,
     ) -> None:
         self._schemas = schemas
-        self._types = dict(columns)
-        self._kinds = {name: values.arrow_type(kind) for name, kind in columns.items()}
+        self._columns = {column.name: column for column in columns}
+        self._kinds = {column.name: values.arrow_type(column.type) for column in columns}
+        self._tops: dict[str, list[Column]] = {}
+        for column in columns:
+            self._tops.setdefault(column.field[0], []).append(column)
         self._names_unknown, self._rescues = names_unknown or rescues, rescues
-        self._fields = _Fields(self._kinds)
+        self._fields = _Fields(columns, self._kinds)
         # What records have taught: STRING columns with other values than texts, and fields without
         # a column.
         self._any_value: set[str] = set()
@@ -80,14 +89,16 @@ class JsonReader:
         self._build()
 
     def _build(self) -> None:
-        self._attributes = {name: f"c{i}" for i, name in enumerate([*self._kinds, *self._learned])}
+        self._attributes = {name: f"c{i}" for i, name in enumerate([*self._tops, *self._learned])}
+        # The attributes that lead to the value of a column that shares its field with no other.
+        self._ways: dict[str, tuple[str, ...]] = {}
         fields: list[tuple[str, Any, Any]] = [
             (
-                self._attributes[name],
-                Raw | None if name in self._any_value else _wire(kind) | None,
+                self._attributes[top],
+                Raw if _share(of_top) else self._type(of_top, (self._attributes[top],)),
                 None,
             )
-            for name, kind in self._kinds.items()
+            for top, of_top in self._tops.items()
         ]
         fields += [(self._attributes[name], Raw, UNSET) for name in self._learned]
         self._record = msgspec.defstruct(
@@ -99,6 +110,25 @@ class JsonReader:
         )
         self._decoder = msgspec.json.Decoder(self._record)
 
+    def _type(self, columns: Sequence[Column], way: tuple[str, ...]) -> Any:
+        """Return the type of the field at the end of `way`, which is a column or has columns."""
+        column, depth = columns[0], len(way)
+        if len(column.field) == depth:
+            self._ways[column.name] = way
+            any_value = column.name in self._any_value
+            kind = self._kinds[column.name]
+            if any_value:
+                return Raw
+            if notations.has_unit(kind, column.notation):
+                return int | str | None
+            return _or_null(_wire(kind, column.notation))
+        below: dict[str, list[Column]] = {}
+        for column in columns:
+            below.setdefault(column.field[depth], []).append(column)
+        names = {f"c{i}": name for i, name in enumerate(below)}
+        fields = [(a, self._type(below[name], (*way, a)), None) for a, name in names.items()]
+        return msgspec.defstruct("Object", fields, rename=names, gc=False) | None
+
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
         errors, value = Errors(), batch.column("value")
@@ -107,27 +137,57 @@ class JsonReader:
         data = value.to_pylist()
         for i, code, text in _unreadable(value, data):
             errors.add(i, Errors.WHOLE, code, text)
-        rows, unknown = self._rows(data, errors)
+        rows, one_by_one, unknown = self._rows(data, errors)
+        read = self._values(rows, one_by_one, errors)
         columns: dict[str, pa.Array] = {}
         for place, (name, kind) in enumerate(self._kinds.items()):
-            raw = list(map(attrgetter(self._attributes[name]), rows))
-            if name in self._any_value:
-                raw = [_text(one) if type(one) is Raw else one for one in raw]
-            columns[name], bad = _column(raw, kind)
+            columns[name], bad = _column(read[name], kind, self._columns[name].notation)
             for i, error in bad.items():
-                errors.add(i, place, *self._verdict(name, kind, error))
+                errors.add(i, place, *self._verdict(name, error))
         return Reading(
             columns,
             errors,
-            lambda name, i: str(getattr(rows[i], self._attributes[name])),
+            lambda name, i: _shown(read[name][i]),
             {i: sorted(fields) for i, fields in unknown.items()},
             {i: _object(fields) for i, fields in unknown.items()} if self._rescues else {},
         )
 
+    def _values(
+        self, rows: Sequence[Any], one_by_one: Mapping[int, Mapping[str, Any]], errors: Errors
+    ) -> dict[str, list[Any]]:
+        """Return the values of each column, as msgspec read them."""
+        read: dict[str, list[Any]] = {}
+        # The objects on the columns' ways.
+        known: dict[tuple[str, ...], Sequence[Any]] = {(): rows}
+        for name, way in self._ways.items():
+            for depth in range(1, len(way)):
+                if way[:depth] not in known:
+                    known[way[:depth]] = _each(known[way[: depth - 1]], way[depth - 1])
+            objects = known[way[:-1]]
+            raw = list(map(attrgetter(way[0]), rows)) if len(way) == 1 else _each(objects, way[-1])
+            if name in self._any_value:
+                raw = [_text(one) if type(one) is Raw else one for one in raw]
+            read[name] = raw
+        for top, columns in self._tops.items():
+            if columns[0].name not in self._ways:
+                for column in columns:
+                    read[column.name] = [None] * len(rows)
+                for i, raw_top in enumerate(map(attrgetter(self._attributes[top]), rows)):
+                    if raw_top is not None:
+                        found_here, bad, _ = self._fields.read({top: raw_top}, columns)
+                        for name, one in found_here.items():
+                            read[name][i] = one
+                        self._refuse(i, bad, errors)
+        for i, of_record in one_by_one.items():
+            for name, column_values in read.items():
+                column_values[i] = of_record.get(name)
+        return read
+
     def _rows(
         self, data: Sequence[bytes | None], errors: Errors
-    ) -> tuple[list[Any], dict[int, dict[str, Raw]]]:
-        """Return a record for each value, and its fields without a column."""
+    ) -> tuple[list[Any], dict[int, dict[str, Any]], dict[int, dict[str, Raw]]]:
+        """Return a record for each value, the columns of those that were read field by field, and
+        the fields without a column."""
         while True:
             nothing = self._record()
             decode, rows, refused = self._decoder.decode, list[Any](), list[int]()
@@ -146,19 +206,20 @@ class JsonReader:
                 }
                 if of_record:
                     unknown[i] = of_record
-            if not self._read_again(data, refused, rows, unknown, errors):
-                return rows, unknown
+            one_by_one = self._read_again(data, refused, unknown, errors)
+            if one_by_one is not None:
+                return rows, one_by_one, unknown
 
     def _read_again(
         self,
         data: Sequence[bytes | None],
         refused: Sequence[int],
-        rows: list[Any],
         unknown: dict[int, dict[str, Raw]],
         errors: Errors,
-    ) -> bool:
-        """Read the refused records field by field. Return True if a record taught what lets the
+    ) -> dict[int, dict[str, Any]] | None:
+        """Read the refused records field by field. Return None if a record taught what lets the
         typed decoder read it; then nothing else was done."""
+        one_by_one = {}
         for i in refused:
             if errors.is_whole(i):
                 continue
@@ -169,17 +230,19 @@ class JsonReader:
             except _REFUSED as error:
                 errors.add(i, Errors.WHOLE, *_broken(one, error))
                 continue
-            others = {n: fields[n] for n in fields.keys() - self._kinds.keys()}
-            read, bad, any_value = self._fields.read(fields)
+            others = {n: fields[n] for n in fields.keys() - self._tops.keys()}
+            read, bad, any_value = self._fields.read(fields, self._columns.values())
             if not bad and self._learn(others, any_value):
-                return True
-            rows[i] = self._record(**{self._attributes[name]: v for name, v in read.items()})
+                return None
+            one_by_one[i] = read
             if others and self._names_unknown:
                 unknown[i] = others
-            for name, why in bad.items():
-                place = list(self._kinds).index(name)
-                errors.add(i, place, *self._verdict(name, self._kinds[name], why))
-        return False
+            self._refuse(i, bad, errors)
+        return one_by_one
+
+    def _refuse(self, i: int, bad: Mapping[str, Unreadable], errors: Errors) -> None:
+        for name, why in bad.items():
+            errors.add(i, list(self._columns).index(name), *self._verdict(name, why))
 
     def _learn(self, others: Mapping[str, Raw], any_value: set[str]) -> bool:
         new = sorted(others.keys() - set(self._learned)) if self._names_unknown else []
@@ -194,13 +257,28 @@ class JsonReader:
         self._build()
         return True
 
-    def _verdict(self, name: str, kind: pa.DataType, error: Unreadable) -> tuple[str, str]:
-        expected = error.expected if error.path else self._types[name]
-        is_time = (kind == MICROS or pa.types.is_date(kind)) and not _NOT_A_TIME.fullmatch(
-            error.found
+    def _verdict(self, name: str, error: Unreadable) -> tuple[str, str]:
+        column, kind = self._columns[name], self._kinds[name]
+        expected = error.expected if error.path else notations.words(column.type, column.notation)
+        other = _NOT_A_NUMBER if notations.has_unit(kind, column.notation) else _NOT_A_TIME
+        is_time = (
+            (kind == MICROS or pa.types.is_date(kind))
+            and error.expected != _AN_OBJECT
+            and not other.fullmatch(error.found)
         )
         code = "unreadable_timestamp" if is_time else "wrong_type"
         return code, f"{name}{error.path}: {found(expected, error.found)}"
+
+
+def _share(columns: Sequence[Column]) -> bool:
+    """Return whether a column's field is that of another one, or contains it."""
+    paths = [column.field for column in columns]
+    return any(a == b[: len(a)] for i, a in enumerate(paths) for j, b in enumerate(paths) if i != j)
+
+
+def _each(objects: Sequence[Any], attribute: str) -> list[Any]:
+    get = attrgetter(attribute)
+    return [None if one is None else get(one) for one in objects]
 
 
 def _unreadable(value: pa.Array, data: Sequence[bytes | None]) -> Iterator[tuple[int, str, str]]:
@@ -251,11 +329,15 @@ def _depth(one: bytes) -> int:
     return most
 
 
-def _wire(kind: pa.DataType, text: Any = str) -> Any:
-    """Return the type with which msgspec reads a column: times as text, DECIMAL as its bytes.
-    `text`: the type for STRING."""
+def _wire(kind: pa.DataType, notation: Notation, text: Any = str) -> Any:
+    """Return the type with which msgspec reads a column: times as text, DECIMAL as its bytes, and
+    so other numbers and times that may be numbers or text. `text`: the type for STRING."""
     if pa.types.is_string(kind):
         return text
+    if notations.has_unit(kind, notation):
+        return Raw
+    if notation.decimal and notations.is_number(kind):
+        return Raw
     if kind == MICROS or pa.types.is_date(kind):
         return str
     if pa.types.is_integer(kind):
@@ -270,17 +352,18 @@ def _wire(kind: pa.DataType, text: Any = str) -> Any:
     if pa.types.is_decimal(kind):
         return Raw
     if pa.types.is_list(kind):
-        item = _or_null(_wire(kind.value_type, text))
+        item = _or_null(_wire(kind.value_type, notation, text))
         return list[item]  # type: ignore[valid-type]
     if pa.types.is_map(kind):
-        key, item = _wire(kind.key_type), _or_null(_wire(kind.item_type, text))
+        key = _wire(kind.key_type, Notation())
+        item = _or_null(_wire(kind.item_type, notation, text))
         return dict[key, item]  # type: ignore[valid-type]
-    fields = {f.name: _or_null(_wire(f.type, text)) for f in kind}
+    fields = {f.name: _or_null(_wire(f.type, notation, text)) for f in kind}
     return TypedDict("Struct", fields, total=False)  # type: ignore[operator]
 
 
 def _or_null(kind: Any) -> Any:
-    # Raw takes null itself.
+    # Raw takes null itself. In a union msgspec refuses what only it takes.
     return kind if kind is Raw else kind | None
 
 
@@ -289,30 +372,57 @@ def _text(raw: Raw) -> str | None:
     sent = bytes(raw)
     if sent == b"null":
         return None
-    return msgspec.json.decode(sent, type=str) if sent.startswith(b'"') else sent.decode()
+    try:
+        return msgspec.json.decode(sent, type=str) if sent.startswith(b'"') else sent.decode()
+    except _REFUSED:
+        # A record with an error as a whole: msgspec does not look at the characters of Raw.
+        return sent.decode(errors="replace")
 
 
-def _decimal(kind: pa.DataType, raw: Raw) -> Any:
+def _scalar(raw: Any) -> tuple[str | None, bool]:
+    """Return a number or text, and whether it is a text. Raises Unreadable."""
+    if type(raw) is not Raw:
+        return str(raw), type(raw) is str
     text = _text(raw)
-    return None if text is None else values.decimal(text, kind)
+    if text is not None and bytes(raw)[:1] not in b'"-0123456789':
+        raise Unreadable("", text)
+    return text, bytes(raw).startswith(b'"')
 
 
-def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
+def _number(kind: pa.DataType, notation: Notation, raw: Raw) -> Any:
+    try:
+        text, is_text = _scalar(raw)
+        if text is None:
+            return None
+        if notation.decimal == "base64" and not is_text and pa.types.is_decimal(kind):
+            raise Unreadable("", text)
+        return notations.number(text, kind, notation) if is_text else values.number(text, kind)
+    except Unreadable as error:
+        raise Unreadable(notations.words(values.name_of(kind), notation), error.found) from None
+
+
+def _moment(kind: pa.DataType, notation: Notation, raw: Any) -> Any:
+    try:
+        text = _scalar(raw)[0]
+        return None if text is None else notations.moment(text, kind, notation)
+    except Unreadable as error:
+        raise Unreadable(notations.words(values.name_of(kind), notation), error.found) from None
+
+
+def _converter(kind: pa.DataType, notation: Notation) -> Callable[[Any], Any] | None:
     """Return how a value that msgspec read becomes one of Arrow; None if it is one."""
-    if pa.types.is_decimal(kind):
-        return partial(_decimal, kind)
-    if kind == MICROS:
-        return values.timestamp
-    if pa.types.is_date(kind):
-        return values.day
+    if pa.types.is_decimal(kind) or (notation.decimal and notations.is_number(kind)):
+        return partial(_number, kind, notation)
+    if kind == MICROS or pa.types.is_date(kind):
+        return partial(_moment, kind, notation)
     if pa.types.is_float32(kind):
         return values.float32
-    if pa.types.is_list(kind) and (of_item := _converter(kind.value_type)) is not None:
+    if pa.types.is_list(kind) and (of_item := _converter(kind.value_type, notation)) is not None:
         return partial(_items, of_item)
-    if pa.types.is_map(kind) and (of_item := _converter(kind.item_type)) is not None:
+    if pa.types.is_map(kind) and (of_item := _converter(kind.item_type, notation)) is not None:
         return partial(_members, {}, of_item)
     if pa.types.is_struct(kind):
-        of_fields = {f.name: one for f in kind if (one := _converter(f.type)) is not None}
+        of_fields = {f.name: one for f in kind if (one := _converter(f.type, notation)) is not None}
         return partial(_members, of_fields, None) if of_fields else None
     return None
 
@@ -340,45 +450,80 @@ def _at(step: str, convert: Callable[[Any], Any], value: Any) -> Any:
         raise error.inside(step) from None
 
 
-def _column(raw: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, Unreadable]]:
+def _column(
+    raw: Sequence[Any], kind: pa.DataType, notation: Notation
+) -> tuple[pa.Array, dict[int, Unreadable]]:
     """Return a column of values that msgspec read, null where one is unreadable, and why."""
     if kind == MICROS or pa.types.is_date(kind):
-        texts = pa.array(raw, pa.string())
-        read, bad = values.moments(texts, kind)
-        return read, {i: Unreadable(str(kind), raw[i]) for i in bad}
-    if (convert := _converter(kind)) is not None:
+        wrong: dict[int, Unreadable] = {}
+        if notations.has_unit(kind, notation):
+            try:
+                given = pa.array(raw, pa.int64())
+            except (ValueError, TypeError, OverflowError):
+                given, wrong = values.each(raw, pa.string(), lambda one: _scalar(one)[0])
+        else:
+            given = pa.array(raw, pa.string())
+        read, bad = notations.moments(given, kind, notation)
+        return read, wrong | {i: Unreadable("", str(given[i].as_py())) for i in bad}
+    if (convert := _converter(kind, notation)) is not None:
         return values.each(raw, kind, convert)
     return pa.array(raw, kind), {}
 
 
 class _Fields:
-    """The reader of single fields: of records that the typed decoder refuses."""
+    """The reader of single fields: of records that the typed decoder refuses, and of fields that
+    several columns share."""
 
-    def __init__(self, kinds: Mapping[str, pa.DataType]) -> None:
+    def __init__(self, columns: Sequence[Column], kinds: Mapping[str, pa.DataType]) -> None:
         self._kinds = kinds
         self._decoders = {
-            name: msgspec.json.Decoder(_or_null(_wire(kind, Raw))) for name, kind in kinds.items()
+            c.name: msgspec.json.Decoder(_or_null(_wire(kinds[c.name], c.notation, Raw)))
+            for c in columns
         }
 
     def read(
-        self, fields: Mapping[str, Raw]
+        self, fields: Mapping[str, Raw], columns: Iterable[Column]
     ) -> tuple[dict[str, Any], dict[str, Unreadable], set[str]]:
         """Return the values of the columns as the typed decoder reads them, the errors of those
         that are not of their type, and the STRING columns that have another value than a text."""
         read: dict[str, Any] = {}
         bad: dict[str, Unreadable] = {}
         any_value = set()
-        for name, kind in self._kinds.items():
-            if (raw := fields.get(name)) is None:
+        for column in columns:
+            name, kind = column.name, self._kinds[column.name]
+            try:
+                raw = _at_the_end(fields, column.field)
+            except Unreadable as error:
+                bad[name] = error
+                continue
+            if raw is None:
                 continue
             try:
                 read[name] = _as_texts(self._decoders[name].decode(raw), kind)
             except (*_REFUSED, RecursionError) as error:
                 bad[name] = _why(str(error), raw)
                 continue
-            if pa.types.is_string(kind) and bytes(raw)[:1] not in (b'"', b"n"):
+            is_other = pa.types.is_string(kind) and bytes(raw)[:1] not in (b'"', b"n")
+            if is_other or (
+                notations.has_unit(kind, column.notation) and _FRACTION.fullmatch(bytes(raw))
+            ):
                 any_value.add(name)
         return read, bad, any_value
+
+
+def _at_the_end(fields: Mapping[str, Raw], path: Sequence[str]) -> Raw | None:
+    """Return the value at the end of a path through objects; None if an object is missing or null.
+    Raises Unreadable for another value on the way."""
+    raw = fields.get(path[0])
+    for depth, name in enumerate(path[1:], 1):
+        if raw is None or (sent := bytes(raw)) == b"null":
+            return None
+        try:
+            raw = _OBJECT.decode(sent).get(name)
+        except _REFUSED:
+            text = sent.decode(errors="replace")
+            raise Unreadable(_AN_OBJECT, text, f" at {'.'.join(path[:depth])}") from None
+    return raw
 
 
 def _as_texts(value: Any, kind: pa.DataType) -> Any:
@@ -406,6 +551,10 @@ def _why(refusal: str, raw: Raw) -> Unreadable:
             text = msgspec.json.decode(sent, type=str)
         return Unreadable(match[1] if match else "another value", text)
     return Unreadable(match[1], match[2] or "a number out of range", match[3])
+
+
+def _shown(value: Any) -> str:
+    return bytes(value).decode() if type(value) is Raw else str(value)
 
 
 def _object(fields: Mapping[str, Raw]) -> str:

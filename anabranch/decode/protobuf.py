@@ -46,7 +46,6 @@ from anabranch.decode.reading import (
     Reading,
     columns_of,
     found,
-    name_of,
     spread,
     verdict,
     within,
@@ -365,7 +364,7 @@ def _converter(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert
     else:
         return _value(kind, field, path)
     raise Incompatible(
-        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
+        f"{path}: expected a type readable as {values.name_of(kind)}, found {describe(field)}"
     )
 
 
@@ -391,7 +390,7 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
         convert = of_kind[field.type]
         return same if convert is _string and _is_proto3(field) else convert
     raise Incompatible(
-        f"{path}: expected a type readable as {name_of(kind)}, found {describe(field)}"
+        f"{path}: expected a type readable as {values.name_of(kind)}, found {describe(field)}"
     )
 
 

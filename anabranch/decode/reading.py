@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from anabranch.decode import values
 from anabranch.decode.values import Unreadable
 
 if TYPE_CHECKING:
@@ -94,16 +93,3 @@ def spread(parts: list[tuple[np.ndarray, pa.Array]], kind: pa.DataType, length: 
         start += len(places)
     read = pa.concat_arrays([pa.array([], kind), *(part for _, part in parts)])
     return read.take(pa.array(chosen, mask=chosen < 0))
-
-
-def name_of(kind: pa.DataType) -> str:
-    """Return the column's type as in a stream's file."""
-    if pa.types.is_list(kind):
-        return f"array<{name_of(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{name_of(kind.key_type)},{name_of(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{f.name}:{name_of(f.type)}' for f in kind)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return next(name for name, simple in values.SIMPLE.items() if simple == kind)

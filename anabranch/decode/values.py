@@ -92,6 +92,19 @@ def arrow_type(kind: str) -> pa.DataType:
     return pa.struct([(field, arrow_type(of)) for field, _, of in fields])
 
 
+def name_of(kind: pa.DataType) -> str:
+    """Return the column's type as in a stream's file."""
+    if pa.types.is_list(kind):
+        return f"array<{name_of(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{name_of(kind.key_type)},{name_of(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{f.name}:{name_of(f.type)}' for f in kind)}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next(name for name, simple in SIMPLE.items() if simple == kind)
+
+
 def _parts(inner: str) -> list[str]:
     """Split at the commas outside of brackets."""
     parts, depth = [""], 0
@@ -165,12 +178,38 @@ def day(text: str) -> date:
     raise Unreadable("date", text)
 
 
+def number(text: str, kind: pa.DataType) -> Any:
+    """Return a number of any type in JSON's notation. Raises Unreadable."""
+    if pa.types.is_decimal(kind):
+        return decimal(text, kind)
+    if pa.types.is_integer(kind) and INTEGER.fullmatch(text):
+        whole = int(text)
+        if -(2 ** (kind.bit_width - 1)) <= whole < 2 ** (kind.bit_width - 1):
+            return whole
+    if pa.types.is_floating(kind) and NUMBER.fullmatch(text):
+        real = float(text)
+        if abs(real) <= (LARGEST_FLOAT if pa.types.is_float32(kind) else LARGEST_DOUBLE):
+            return real
+    raise Unreadable(name_of(kind), text)
+
+
 def decimal(text: str, kind: pa.Decimal128Type) -> Decimal:
     """Return a number in JSON's notation, rounded half up to the column's scale. Raises
     Unreadable."""
     if NUMBER.fullmatch(text):
         return fitted(Decimal(text), kind, text)
-    raise Unreadable(f"decimal({kind.precision},{kind.scale})", text)
+    raise Unreadable(name_of(kind), text)
+
+
+def unscaled(value: bytes, scale: int, kind: pa.Decimal128Type) -> Decimal:
+    """Return the number of a decimal's bytes: a whole number, big-endian in two's complement, of
+    which `scale` digits are after the point. Raises Unreadable."""
+    whole = int.from_bytes(value, "big", signed=True)
+    if whole.bit_length() > 2_000:
+        # Its digits would take quadratic time.
+        raise Unreadable(name_of(kind), f"a number of {len(value)} bytes")
+    number = Decimal(whole).scaleb(-scale, CONTEXT)
+    return fitted(number, kind, str(number))
 
 
 def fitted(number: Decimal, kind: pa.Decimal128Type, text: str) -> Decimal:
@@ -181,7 +220,7 @@ def fitted(number: Decimal, kind: pa.Decimal128Type, text: str) -> Decimal:
         rounded = Decimal("Infinity")
     if rounded.is_finite() and len(rounded.as_tuple().digits) <= kind.precision:
         return rounded
-    raise Unreadable(f"decimal({kind.precision},{kind.scale})", text)
+    raise Unreadable(name_of(kind), text)
 
 
 def texts(value: pa.Array) -> tuple[pa.Array, list[int]]:

@@ -210,7 +210,9 @@ def _dataset(kind: Any, name: Name, facets: dict[str, Any], **more: Any) -> Any:
 
 def _topic_facets(subject: Subject) -> dict[str, Any]:
     fields = [
-        schema_dataset.SchemaDatasetFacetFields(column.name, column.type, ordinal_position=i)
+        schema_dataset.SchemaDatasetFacetFields(
+            ".".join(column.field), column.type, ordinal_position=i
+        )
         for i, column in enumerate(subject.stream.record_columns, 1)
     ]
     return {
@@ -323,13 +325,14 @@ def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatase
 def _column_lineage(
     subject: Subject, schema: Schema
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Return the source fields of each column: the record's field of the same name, or those in the
-    file's `select`; for the event date the event time."""
+    """Return the source fields of each column: the record's field, or those in the file's `select`;
+    for the event date the event time."""
     stream = subject.stream
     source_fields: dict[str, tuple[str, ...]] = {
         c.name: (c.name,) for c in stream.columns if not c.rescues
     }
     source_fields |= {selected.name: selected.fields for selected in stream.select or ()}
+    in_record = {column.name: ".".join(column.field) for column in stream.record_columns}
     unchanged = {*source_fields} - {
         selected.name for selected in stream.select or () if selected.kind != "field"
     }
@@ -343,7 +346,7 @@ def _column_lineage(
         kind = "IDENTITY" if name in unchanged else "TRANSFORMATION"
         how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
         sources = [
-            column_lineage_dataset.InputField(*subject.topic, field, [how])
+            column_lineage_dataset.InputField(*subject.topic, in_record.get(field, field), [how])
             for field in source_fields[name]
         ]
         lineage[name] = column_lineage_dataset.Fields(sources)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -196,3 +197,49 @@ def test_raw_through_both_layers(world: Make) -> None:
     }
     through_both_layers(one, cases, start)
     assert {r["key"] for r in one.rows()} == {"k"}
+
+
+def test_a_field_elsewhere_and_a_number_are_key_and_event_time(world: Make) -> None:
+    schema = {
+        "event_id": {"type": "STRING NOT NULL", "from": "@id"},
+        "event_time": {"type": "TIMESTAMP NOT NULL", "from": "payload.ts", "unit": "millis"},
+        "total": {"type": "DECIMAL(12,2)", "from": "payload.total", "decimal": ","},
+    }
+    one = world(schema=schema, key=["event_id", "event_time"], quality=ANY_SHARE)
+    start = start_of(past_hour(1))
+    millis = int(start.timestamp() * 1000)
+    form = '{"@id":"%s","payload":{"ts":%s,"total":"%s"}}'
+    values = [
+        form % ("a", millis, "1234,56"),
+        form % ("a", f"{millis}.5", "0,01"),
+        form % ("a", f'"{millis}"', "1234,56"),
+        form % ("b", "null", "1,00"),
+        form % ("c", millis - 31 * 86_400_000, "1,00"),
+        form % ("d", f"{millis // 1000}", "1,00"),
+        form % ("e", millis, "1.00"),
+    ]
+    one.topic(1)
+    one.send([(0, start, value.encode()) for value in values])
+    one.apply()
+    one.speed()
+    micros = timedelta(microseconds=500)
+    rows = [(0, start, Decimal("1234.56")), (1, start + micros, Decimal("0.01"))]
+
+    def found() -> list[tuple[Any, ...]]:
+        kept = [(r["kafka_offset"], r["event_time"], r["total"]) for r in one.rows()]
+        assert {r["event_date"] for r in one.rows()} == {start.date()}
+        return sorted(kept)
+
+    assert found() == [*rows, (2, start, Decimal("1234.56"))]
+    dead = {d["kafka_offset"]: d["error_code"] for d in one.dead()}
+    assert dead == {
+        3: "missing_required",
+        4: "event_time_out_of_bounds",
+        5: "event_time_out_of_bounds",
+        6: "wrong_type",
+    }
+    [result] = one.batch()
+    # The third has the key of the first, in another notation.
+    assert (result.decision, result.reason) == ("accepted", None)
+    assert found() == rows
+    assert {d["kafka_offset"]: d["error_code"] for d in one.dead()} == dead

@@ -15,17 +15,20 @@ from pydantic.fields import FieldInfo
 from anabranch.config import Environment, FamilyKeys, Stream
 from anabranch.config.format_settings import FormatSettings
 from anabranch.config.mistakes import models_of
+from anabranch.config.schema import ColumnSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 FILES: dict[str, type[BaseModel]] = {
     "environment": Environment,
     "stream": Stream,
     "family": FamilyKeys,
+    "column": ColumnSettings,
 }
 # What a file has where the model has another type.
 _WRITTEN = {
     "schema": "text, or mapping",
-    "schema.columns": "text",
+    "schema.columns": "text, or mapping",
+    "from": "text, or list",
     "quality.max_dead": "share",
     "quality.max_conflicts": "share",
     "views": "mapping",

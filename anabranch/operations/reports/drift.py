@@ -7,10 +7,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 from anabranch.config import RESERVED_COLUMNS, Stream
+from anabranch.config.columns import Column, columns_ddl
 from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
 from anabranch.config.guessed_types import combine
+from anabranch.config.schema import columns_mapping
 from anabranch.job import Job
 from anabranch.offsets.hours import spans_of
 from anabranch.offsets.position import Offsets
@@ -42,14 +45,15 @@ class DriftedField:
 @dataclass(frozen=True)
 class SchemaDrift:
     """The drift of a stream. `others`: the largest number of further field names in one hour.
-    `schema`: the stream's schema with the fields that can be added; None if there are none.
+    `schema`: the stream's schema with the fields that can be added, as in its file: DDL, or a
+    mapping if it has more than types; None if there are none.
     `restate`: accepted hours with addable or added fields that Kafka still has completely; `gone`:
     those that it no longer has. `commands`: the commands to run, in order."""
 
     stream: str
     fields: Sequence[DriftedField]
     others: int
-    schema: str | None
+    schema: str | Mapping[str, Any] | None
     restate: Sequence[str]
     gone: Sequence[str]
     commands: Sequence[str]
@@ -72,7 +76,7 @@ def drift_of(
     drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
     fields = _merged(stream, drifting)
     new = [f for f in fields if not f.taken_up and f.obstacle is None]
-    columns = ", ".join(f"{field.name} {field.type or 'STRING'}" for field in new)
+    added = tuple(Column(field.name, field.type or "STRING", True) for field in new)
     wanted = {f.name for f in fields if f.obstacle is None}
     hours = [
         row for row in drifting if row.unknown and wanted & {f.name for f in row.unknown.fields}
@@ -92,11 +96,17 @@ def drift_of(
         stream=stream.name,
         fields=fields,
         others=max((row.unknown.others for row in drifting if row.unknown), default=0),
-        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new else None,
+        schema=_schema(stream, added) if new else None,
         restate=in_kafka,
         gone=[row.hour for row in accepted if row.hour not in in_kafka],
         commands=commands,
     )
+
+
+def _schema(stream: Stream, added: tuple[Column, ...]) -> str | Mapping[str, Any]:
+    if any(column.definition != column.name for column in stream.record_columns):
+        return columns_mapping((*stream.record_columns, *added))
+    return f"{stream.ddl.strip().rstrip(',')}, {columns_ddl(added)}"
 
 
 def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
@@ -111,6 +121,7 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
 
 def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
+    read = {column.field[0] for column in stream.record_columns}
     reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
@@ -122,8 +133,8 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
         last_hour=max(hours),
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
-        taken_up=name in columns,
-        obstacle=_obstacle(name, columns, reserved, stream),
+        taken_up=name in read,
+        obstacle=None if name in read else _obstacle(name, columns, reserved, stream),
     )
 
 
@@ -131,7 +142,7 @@ def _obstacle(
     name: str, columns: Sequence[str], reserved: Collection[str], stream: Stream
 ) -> str | None:
     if name in columns:
-        return None
+        return "the column of that name reads another field"
     if len(name) >= UNKNOWN_NAME_LENGTH:
         return "the name is too long to be stored completely"
     if not _COLUMN.fullmatch(name):

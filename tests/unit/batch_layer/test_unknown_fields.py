@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anabranch.cli.render.rows import drift_text
 from anabranch.cli.report import print_text
 from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.guessed_types import combine, guess
+from anabranch.config.schema import parse_schema
 from anabranch.offsets.hours import Cut
 from anabranch.operations.reports.drift import drift_of
 from anabranch.protocol import ledger
@@ -66,6 +68,23 @@ def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> Non
     ]  # fmt: skip
     # Another topic holds none of them.
     assert drift_of(stream(), rows, "other", {}).restate == []
+
+
+def test_a_schema_with_other_fields_is_proposed_as_a_mapping(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schema = {"id": "STRING NOT NULL", "at": {"type": "TIMESTAMP", "from": "@ts", "unit": "nanos"}}
+    nested = {"level": {"type": "INT", "from": "payload.level"}}
+    of = stream().model_copy(update={"columns": parse_schema(schema | nested)})
+    fields = [field(name) for name in ("new", "@ts", "payload", "level")]
+    view = drift_of(of, [row("2026-11-21T00", 0, *fields)], "t", {})
+    assert {f.name: (f.taken_up, f.obstacle) for f in view.fields} == {
+        "new": (False, None), "@ts": (True, None), "payload": (True, None),
+        "level": (False, "the column of that name reads another field"),
+    }  # fmt: skip
+    print_text(drift_text(view))
+    [line] = [one for one in capsys.readouterr().out.splitlines() if one.startswith("schema: ")]
+    assert yaml.safe_load(line) == {"schema": schema | nested | {"new": "STRING"}}
 
 
 def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(

@@ -374,3 +374,14 @@ def test_no_bytes_make_it_fail(values: list[bytes], brackets: int) -> None:
     assert len(result.rows) == len(values)
     alone = [decoded(spec_of(NESTED), [start + value + end]).errors.get(0) for value in values]
     assert [result.errors.get(i) for i in range(len(values))] == alone
+
+
+@pytest.mark.parametrize("text", [b'"\xff"', b'"\\ud800"', b'"\\udc00"', b'"\xed\xa0\x80"'])
+def test_texts_that_are_no_text_beside_values_of_any_type(text: bytes) -> None:
+    """Once a record has taught that a column has other values, its texts are not looked at."""
+    beside = b'{"id":"a","s":{"a":1},"n":1.5}'
+    ddl = "id STRING, s STRING, n DECIMAL(5,2)"
+    result = decoded(spec_of(ddl), [beside, b'{"id":"p","s":%s,"n":%s}' % (text, text), beside])
+    assert [code for code, _ in result.errors.values()] in (["invalid_utf8"], ["lone_surrogate"])
+    assert result.rows["id"].to_pylist()[::2] == ["a", "a"]
+    assert result.good["s"].to_pylist() == ['{"a":1}'] * 2
