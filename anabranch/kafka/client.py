@@ -496,6 +496,10 @@ class KafkaAdapter:
             )
         return sizes
 
+    def largest_record(self, topic: str) -> int:
+        """Return the topic's `max.message.bytes`: the size of a compressed batch of records."""
+        return int(config_value(self._configs(topic), topic, "max.message.bytes"))
+
     def _configs(self, topic: str) -> Any:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         return self._ask(

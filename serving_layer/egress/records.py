@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -109,13 +109,18 @@ def places(
         row = next(waiting, None)
 
 
-def chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T], bool]]:
-    """Yield the items in chunks of `size`, each with whether it is the last; one empty chunk if
-    there are no items."""
+def chunks(
+    items: Iterable[T], at_most: int, max_bytes: int, size_of: Callable[[T], int]
+) -> Iterator[tuple[list[T], bool]]:
+    """Yield the items in chunks of at most `at_most` items and `max_bytes` bytes, each with whether
+    it is the last. A single item may be larger. Yields one empty chunk if there are no items."""
     chunk: list[T] = []
+    chunk_bytes = 0
     for item in items:
-        if len(chunk) == size:
+        size = size_of(item)
+        if chunk and (len(chunk) == at_most or chunk_bytes + size > max_bytes):
             yield chunk, False
-            chunk = []
+            chunk, chunk_bytes = [], 0
         chunk.append(item)
+        chunk_bytes += size
     yield chunk, True

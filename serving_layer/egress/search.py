@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import Hour, Restored, cut_of, is_current
-from serving_layer.egress.records import Identity, places, value_of
+from serving_layer.egress.records import Identity, chunks, places, value_of
 
 BULK_DOCUMENTS = 5_000
 """Maximum number of documents of a bulk request."""
@@ -73,24 +73,6 @@ def document(
     partition, offset, row = place
     value = value_of(row) if row is not None else None
     return Document(identity.key_of(partition, offset).decode(), partition, offset, version, value)
-
-
-def bulks(
-    documents: Iterable[Document], at_most: int, size: int = BULK_BYTES
-) -> Iterator[list[Document]]:
-    """Yield the documents in their order, in lists of at most `at_most` documents and `size` bytes,
-    and of at least one document."""
-    bulk: list[Document] = []
-    bulk_bytes = 0
-    for one in documents:
-        lines = len(one.lines)
-        if bulk and (len(bulk) == at_most or bulk_bytes + lines > size):
-            yield bulk
-            bulk, bulk_bytes = [], 0
-        bulk.append(one)
-        bulk_bytes += lines
-    if bulk:
-        yield bulk
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
@@ -316,7 +298,7 @@ class Search:
                 document(identity, place, hour.sequence) for place in places(batches.rows(), cut)
             )
             latest = hour.sequence
-            for bulk in bulks(documents, BULK_DOCUMENTS):
+            for bulk, _ in chunks(documents, BULK_DOCUMENTS, BULK_BYTES, lambda d: len(d.lines)):
                 latest = self._send(hour, bulk, all_again, latest)
                 reach(Step.EGRESS_INDEXED)
         self.index.refresh()
@@ -334,7 +316,8 @@ class Search:
         with the version that the index has. A later reading wrote its version to all of the hour's
         places, including deleted ones, whose version the index does not return."""
         try:
-            self.index.send(bulk)
+            if bulk:
+                self.index.send(bulk)
             return latest
         except OvertakenError:
             if not is_current(self.job, hour):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config.egress import Target
 from anabranch.job import Job
-from anabranch.kafka.transactions import Outgoing, TransactionalProducer
+from anabranch.kafka.transactions import Outgoing, RecordTooLarge, TransactionalProducer
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
@@ -26,6 +26,9 @@ LOG = logging.getLogger(__name__)
 
 TRANSACTION_ROWS = 10_000
 """Maximum number of records of a transaction."""
+
+TRANSACTION_BYTES = 8 * 1024 * 1024
+"""Maximum size of a transaction before compression; a single record may be larger."""
 
 
 @dataclass
@@ -74,7 +77,8 @@ class TopicSender:
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Send the hour's records that were not sent with this content. Kafka's position reveals a
         restored table (`last`), and the changes then contain every hour again. Raises Transient,
-        also when another process was started for this topic."""
+        also when another process was started for this topic, and Refused for a record that is too
+        large for the topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
         cut, identity = cut_of(self.job, hour)
@@ -90,23 +94,41 @@ class TopicSender:
         else:
             sent = (-1, -1)
         with hour.batches(self.target.name) as batches:
-            placed = places(batches.rows(), cut)
-            left = ((p, o, row) for p, o, row in placed if (p, o) > sent)
-            for chunk, is_last in chunks(left, TRANSACTION_ROWS):
+            headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
+            left = (
+                (
+                    p,
+                    o,
+                    Outgoing(
+                        identity.key_of(p, o), value_of(row) if row is not None else None, headers
+                    ),
+                )
+                for p, o, row in places(batches.rows(), cut)
+                if (p, o) > sent
+            )
+            for chunk, is_last in chunks(
+                left, TRANSACTION_ROWS, TRANSACTION_BYTES, lambda one: one[2].size
+            ):
                 if is_last:
                     position = SenderPosition(place, delivery)
                 else:
                     position = SenderPosition(
                         place, self.position.done, LastPlace(hour.name, hour.source, *chunk[-1][:2])
                     )
-                headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
-                records = [
-                    Outgoing(
-                        identity.key_of(p, o), value_of(row) if row is not None else None, headers
+                try:
+                    self.producer.send(
+                        self.target.place, [one for _, _, one in chunk], position.encode()
                     )
-                    for p, o, row in chunk
-                ]
-                self.producer.send(self.target.place, records, position.encode())
+                except RecordTooLarge as error:
+                    p, o, refused = chunk[error.index]
+                    raise Refused(
+                        f"egress.{self.target.name}: send hour {hour.name} to topic "
+                        f"{self.target.place}: expected at most {error.limit} bytes "
+                        f"(max.message.bytes, compressed), found a record of {refused.size} bytes "
+                        f"before compression, of partition {p}, offset {o}; the hour counts as not "
+                        "delivered: raise max.message.bytes of the topic, 64 MB at most, then run "
+                        "it again"
+                    ) from error
                 self.position = position
         return delivery
 
@@ -123,7 +145,8 @@ def open_topic(job: Job, target: Target) -> Iterator[TopicSender]:
         )
     place = f"{target.place} ({described.id})"
     name = f"anabranch.egress.{job.stream.name}.{target.place}"
-    with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
+    largest = job.kafka.largest_record(target.place)
+    with closing(TransactionalProducer(job.environment.kafka, name, largest)) as producer:
         # Read the position after all other producers are fenced.
         text = producer.committed(target.place, job.kafka)
         position = SenderPosition.decode(text) if text is not None else SenderPosition(place)

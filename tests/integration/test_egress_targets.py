@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import paused_at, run_into
+from kafka.admin import ConfigResource, ConfigResourceType
 from world import World, event, past_hour, spread
 
 from anabranch import config
+from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
 from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
@@ -29,6 +32,8 @@ Make = Callable[..., World]
 BUCKET = "tests"
 EIGHT = "import serving_layer.egress.topic as topic; topic.TRANSACTION_ROWS = 8"
 """Python that a process of `egress` runs first: transactions of eight records."""
+ONE = "import serving_layer.egress.topic as topic; topic.TRANSACTION_BYTES = 1"
+"""The same, of one record each, by their bytes."""
 
 
 def store_of(one: World) -> ObjectStore:
@@ -177,20 +182,21 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     assert exported(one, older) == in_main(one, older)
 
 
-def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
+@pytest.mark.parametrize(("first", "rows"), [(EIGHT, 8), (ONE, 1)], ids=["rows", "bytes"])
+def test_an_hour_between_kills_is_once_at_the_other_end(world: Make, first: str, rows: int) -> None:
     """The short form of the test above."""
     one, topic = exporting(world)
     hour = past_hour(1)
     one.send(spread(hour, 20, "e"))
     one.apply()
     one.batch(hour)
-    # Three transactions. Killed before the second is committed, and after it.
+    # Killed before the second transaction is committed, and after it.
     run_into(
-        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
+        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=first
     )
-    assert len(sent(one, topic)) == 8
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
-    assert len(sent(one, topic)) == 16
+    assert len(sent(one, topic)) == rows
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=first)
+    assert len(sent(one, topic)) == 2 * rows
     # Killed when the folder's manifest names the files. The hazard: no _SUCCESS says that the
     # folder is whole.
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
@@ -201,6 +207,47 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
     assert newest_values(one, topic) == expected_values(one, hour)
     assert recorded(one, "feed") == recorded(one, "export") == [hour]
     assert deliver(one) == []
+
+
+def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world: Make) -> None:
+    """The hazard: "trying again does not help", without a place, for ever."""
+    one = world()
+    topic = f"{one.name}-accepted"
+    one.configure(egress=[{"name": "feed", "topic": topic}])
+    one.reopen()
+    one.topic(1)
+    create_topic(one.job.environment.kafka, topic, 2, {"max.message.bytes": "20000"})
+    hour = past_hour(1)
+    at = start_of(hour)
+    small = spread(hour, 200, "small", partitions=1)
+    dense, large = (
+        event(name, at, player=player)
+        for name, player in (("dense", "x" * 900_000), ("large", secrets.token_hex(50_000)))
+    )
+    one.send([(0, at, dense), *small[:150]])
+    one.send([(0, at, large), *small[150:]])
+    one.apply()
+    one.batch(hour)
+    [offset] = [r["kafka_offset"] for r in one.rows() if r["event_id"] == "large"]
+    for _ in range(2):
+        with pytest.raises(Refused) as error:
+            list(room.deliver(one.job, one.job.stream.egress[0]))
+        assert (
+            f"to topic {topic}: expected at most 20000 bytes (max.message.bytes, compressed), "
+            "found a record of 100"
+        ) in str(error.value)
+        assert f"of partition 0, offset {offset}; the hour counts as not delivered" in str(
+            error.value
+        )
+        assert sent(one, topic) == []
+    admin = one.admin()
+    admin.alter_configs(
+        [ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "200000"})]
+    )
+    admin.close()
+    assert [d.rows for d in deliver(one)] == [202]
+    assert len(sent(one, topic)) == 202
+    assert newest_values(one, topic) == expected_values(one, hour)
 
 
 def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:

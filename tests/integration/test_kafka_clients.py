@@ -160,9 +160,12 @@ def test_the_oldest_of_many_large_records_is_found_by_few_fetches(
 def test_a_process_that_was_replaced_commits_nothing(kafka: config.Kafka) -> None:
     topic = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, topic, 1)
-    with KafkaAdapter(kafka) as adapter, closing(TransactionalProducer(kafka, topic)) as replaced:
+    with (
+        KafkaAdapter(kafka) as adapter,
+        closing(TransactionalProducer(kafka, topic, 1 << 20)) as replaced,
+    ):
         replaced.send(topic, [Outgoing(b"a", b"1")], "one")
-        with closing(TransactionalProducer(kafka, topic)) as newer:
+        with closing(TransactionalProducer(kafka, topic, 1 << 20)) as newer:
             with pytest.raises(Transient, match="another process has replaced it"):
                 replaced.send(topic, [Outgoing(b"b", b"2")], "two")
             assert newer.committed(topic, adapter) == "one"

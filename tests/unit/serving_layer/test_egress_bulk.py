@@ -1,5 +1,4 @@
-"""Bulk requests to a search engine: how they are cut, and what an answer says of each document.
-Pure."""
+"""Bulk requests to a search engine: what an answer says of each document. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 
 from anabranch.config import SearchCluster
 from serving_layer.egress.records import Identity
-from serving_layer.egress.search import bulks, document, read_answer
+from serving_layer.egress.search import document, read_answer
 
 DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
 
@@ -46,18 +45,6 @@ def test_each_document_of_an_answer_has_its_own_fate() -> None:
     assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
     with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
         read_answer(DOCUMENTS, {"items": items[:4]})
-
-
-@pytest.mark.parametrize(
-    ("at_most", "size", "expected"), [(2, 10**6, [2, 2, 1]), (9, 1, [1] * 5), (9, 10**6, [5])]
-)
-def test_a_request_is_bounded_by_documents_and_bytes(
-    at_most: int, size: int, expected: list[int]
-) -> None:
-    cut = list(bulks(DOCUMENTS, at_most, size))
-    assert [len(bulk) for bulk in cut] == expected
-    assert [d for bulk in cut for d in bulk] == DOCUMENTS
-    assert list(bulks([], at_most)) == []
 
 
 @pytest.mark.parametrize(
