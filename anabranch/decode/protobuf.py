@@ -261,6 +261,59 @@ class ProtobufReader:
         return columns
 
 
+def contents_reader(text: str, message: str | None = None) -> Callable[[bytes], list[Any]]:
+    """Return a function that reads the values in a message: texts, bytes, numbers and names of an
+    enum's values, also of fields that its type does not have. `text`: descriptors (Base64).
+    `message`: its full name; without it, the indexes before a message name it. The function raises
+    Malformed."""
+
+    def read(payload: bytes) -> list[Any]:
+        try:
+            at: str | Key = message or (0,)
+            if message is None:
+                at, start = ((0,), 1) if payload[:1] == b"\0" else _indexes(payload)
+                payload = payload[start:]
+            of = message_factory.GetMessageClass(message_of(text, at))
+            return list(_contents(of.FromString(payload)))
+        except (IndexError, ValueError, Incompatible, DecodeError):
+            raise Malformed from None
+
+    return read
+
+
+def _contents(message: Any) -> Iterator[Any]:
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not _has(message, field.name):
+            continue
+        value, inner = attrgetter(field.name)(message), field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            yield from value
+            of_value = inner.fields_by_name["value"]
+            yield from chain.from_iterable(_content(of_value, value[key]) for key in value)
+        else:
+            every = value if field.is_repeated else [value]
+            yield from chain.from_iterable(_content(field, one) for one in every)
+    if len(unknown := UnknownFieldSet(message)):
+        yield from _unknown(unknown)
+        # Bytes that are no message may be one by chance, with a text as a number.
+        yield message.SerializeToString()
+
+
+def _content(field: FieldDescriptor, value: Any) -> Iterator[Any]:
+    if field.message_type is not None:
+        yield from _contents(value)
+    elif field.enum_type is not None:
+        yield _Enum(field.enum_type).names.get(value, value)
+    else:
+        yield value
+
+
+def _unknown(fields: Any) -> Iterator[Any]:
+    """Yield numbers, bytes (texts or messages), and those in groups."""
+    for one in fields:
+        yield from [one.data] if isinstance(one.data, int | bytes) else _unknown(one.data)
+
+
 def _indexes(payload: bytes) -> tuple[Key, int]:
     """Return the indexes before a message, and where it starts. Raises IndexError and ValueError
     for bytes that are none."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
 from answering_registry import answering_registry
 from lakes import new_stream
+from protos import HEAD, descriptors, indexed, type_of
 
 from anabranch.common.errors import Transient
 from anabranch.config import Catalog, Environment, Kafka, Registry
@@ -186,6 +189,65 @@ def test_avro_that_does_not_decode_is_searched_as_it_is(answer: dict[str, str] |
     assert is_found(UUID, avro(anna=UUID)[:-3])
 
 
+PROTO = (
+    HEAD
+    + """
+message Other { string id = 1; }
+message Event {
+  optional string id = 1; int32 n = 2; repeated Other list = 3; map<string, sint32> map = 4;
+  Kind kind = 5; bytes raw = 6; repeated fixed64 numbers = 7;
+  enum Kind { ONE = 0; TWO = 1; }
+}
+message Newer { string id = 1; uint64 n = 9; string text = 10; Event event = 11; fixed64 last = 12; }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "type", "fields", "expected"),
+    [
+        (UUID, "Event", {"id": UUID}, True),
+        ("hello", "Event", {"id": "hello, in a text whose length is 'H'," + "." * 36}, True),
+        ("anna", "Event", {"id": "Hanna, in a text whose length is 'H'," + "." * 36}, False),
+        ("4711", "Event", {"n": 4711}, True),
+        ("0", "Event", {}, True),
+        ("471", "Event", {"n": 4711}, False),
+        ("7", "Event", {"n": 55}, False),
+        ("anna", "Event", {"list": [{"id": "x"}, {"id": "it is anna"}]}, True),
+        ("key", "Event", {"map": {"key": 1}}, True),
+        ("-4711", "Event", {"map": {"key": -4711}}, True),
+        ("TWO", "Event", {"kind": "TWO"}, True),
+        ("4711", "Event", {"numbers": [1, 4711]}, True),
+        ("anna", "Event", {"raw": b"anna"}, True),
+        # Fields that the type does not have.
+        ("4711", "Newer", {"n": 4711}, True),
+        (UUID, "Newer", {"text": UUID}, True),
+        (UUID, "Newer", {"event": {"id": UUID}}, True),
+        ("anna", "Newer", {"last": int.from_bytes(b" anna, .", "little")}, True),
+        ("anna", "Newer", {"text": "annabel"}, False),
+    ],
+)
+def test_protobuf_is_decoded(
+    tmp_path: Path, value: str, type: str, fields: dict[str, Any], expected: bool
+) -> None:
+    message = type_of(PROTO, f"shop.{type}")(**fields)
+    schema = {"schema": PROTO.replace("message Newer", "message Else"), "schemaType": "PROTOBUF"}
+    file = tmp_path / "descriptors"
+    file.write_bytes(base64.b64decode(descriptors(PROTO)))
+    with answering_registry() as registry:
+        registry.answers["/schemas/ids/7"] = (200, json.dumps(schema))
+        wired = payloads_of(registry.url, "protobuf")
+        row = {"key": indexed(7, message, 1), "value": None, "headers": None}
+        assert is_found(value, *wired.of(row)) == expected
+        plain = payloads_of(
+            registry.url, {"type": "protobuf", "descriptor": file, "message": "shop.Event"}
+        )
+        row = {"key": None, "value": message.SerializeToString(), "headers": None}
+        assert is_found(value, *plain.of(row)) == expected
+        for part in (b'{"id": "anna"}', b"anna", b"\x0a\x04anna\xff"):
+            assert is_found("anna", *plain.of({"key": None, "value": part, "headers": None}))
+
+
 def test_a_registry_that_does_not_answer_ends_the_search() -> None:
     with answering_registry() as registry:
         registry.answers["/schemas/ids/7"] = (503, "")
@@ -193,10 +255,10 @@ def test_a_registry_that_does_not_answer_ends_the_search() -> None:
             payloads_of(registry.url).of({"key": None, "value": avro(), "headers": None})
 
 
-def payloads_of(url: str) -> Payloads:
+def payloads_of(url: str, format: Any = "avro") -> Payloads:
     settings = Environment(
         kafka=Kafka(bootstrap_servers="127.0.0.1:1"),
         catalog=Catalog(name="lake", warehouse="file:///lake", uri="sqlite:////lake.db"),
         registry=Registry(url=url),
     )
-    return Payloads(settings, new_stream(format="avro"))
+    return Payloads(settings, new_stream(format=format))
