@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.common.attempts import attempts, doubling
-from anabranch.common.errors import Terminal, Transient
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.file_lock import locked
 from anabranch.common.resources import shipped
 from anabranch.spark.home import configure, spark_home
@@ -56,10 +56,17 @@ def jvm_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the cache's folder: ANABRANCH_CACHE, else ~/.cache/anabranch."""
-    return Path(
-        os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch"
-    ).absolute()
+    """Return the cache's folder: ANABRANCH_CACHE, else ~/.cache/anabranch. Raises
+    ConfigurationError for a user without a home folder."""
+    try:
+        return Path(
+            os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch"
+        ).absolute()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cache: expected a home folder of user id {os.getuid()}, found none; set "
+            "ANABRANCH_CACHE or HOME to a folder"
+        ) from error
 
 
 def read_sums(file: Path) -> dict[str, str]:

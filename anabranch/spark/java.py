@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import pwd
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
@@ -19,6 +22,7 @@ FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Options of a JVM that runs for minutes: its second compiler (C2) takes more CPU time than it
 saves. The first compiler's default code cache is 48 MB. Spark fills it, and the JVM compiles
 evicted code again."""
+_TEMPORARY = re.compile(r"-Djava\.io\.tmpdir=(\S+)")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -63,3 +67,33 @@ def require_java() -> Path:
             f"{executable}: expected Java {OLDEST} or newer, found {major}; {_REMEDY}"
         )
     return executable
+
+
+def require_user() -> None:
+    """Raise ConfigurationError if the process's user id has no name. Hadoop's login then fails, and
+    Java with exit code 1, which means a refusal."""
+    id, group = os.getuid(), os.getgid()
+    try:
+        pwd.getpwuid(id)
+    except KeyError:
+        raise ConfigurationError(
+            f"user id {id}: expected a name in /etc/passwd, which Java needs, found none; add an "
+            f"entry: echo 'anabranch:x:{id}:{group}::/tmp:/bin/sh' >> /etc/passwd (or nss_wrapper)"
+        ) from None
+
+
+def require_temporary(options: str) -> None:
+    """Raise ConfigurationError if Java cannot write and execute files in its temporary folder: it
+    unpacks native libraries there (zstd, snappy, SQLite). `options` are those of the driver."""
+    variables = (os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    folder = ["/tmp", *_TEMPORARY.findall(" ".join((*variables, options)))][-1]
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Java's temporary folder {folder}: expected to write and execute files there, found "
+            f"{error} (is it mounted noexec?); set spark.driver.extraJavaOptions to "
+            "-Djava.io.tmpdir=FOLDER in spark.conf of anabranch.yaml"
+        ) from error

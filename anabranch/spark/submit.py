@@ -16,7 +16,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
-from anabranch.spark.java import require_java
+from anabranch.spark.java import require_java, require_temporary, require_user
 from anabranch.spark.settings import REDACTED, runs_here
 
 
@@ -87,9 +87,11 @@ def submit_command(
 
 def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
     """Replace this process by spark-submit, so that signals and the exit code are the job's own.
-    Never returns. Raises ConfigurationError without a Java: spark-submit would end with exit code
-    1, which means a refusal."""
+    Never returns. Raises ConfigurationError if Java cannot run here: spark-submit would end with
+    exit code 1, which means a refusal."""
     require_java()
+    require_user()
+    require_temporary(environment.spark.conf.get("spark.driver.extraJavaOptions", ""))
     command, process = submit_command(environment, layer, arguments, java)
     append_standard_error()
     sys.stdout.flush()

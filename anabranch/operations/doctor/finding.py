@@ -21,6 +21,8 @@ class Issue(StrEnum):
     NOT_EXAMINED = "not-examined"
     NO_ANSWER = "no-answer"
     JAVA = "local.java"
+    USER = "local.user"
+    TEMPORARY = "local.temporary"
     JARS = "local.jars"
     JARS_DIFFER = "local.jars-differ"
     PYTHON = "local.python"

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -18,7 +20,7 @@ from anabranch.config import Environment
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 from anabranch.spark import jars
 from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
-from anabranch.spark.java import OLDEST, require_java
+from anabranch.spark.java import OLDEST, require_java, require_temporary, require_user
 from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 _NAMED = 3  # jars named in a finding
@@ -28,7 +30,8 @@ _MIN_FREE, _LOW_FREE = 64 << 20, 512 << 20
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """Facts about this machine. `no_java`: why Java cannot be run. `worker_python`: the version of
+    """Facts about this machine. `no_java`: why Java cannot be run. `refused`: why a job ends before
+    its start, by kind. `worker_python`: the version of
     the workers' Python (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python.
     `packed`: how the archive of packages for executors differs from this installation, and its
     file. `exposed`: the settings with secrets that executors receive unencrypted. `temporary`: the
@@ -36,6 +39,7 @@ class LocalFacts:
     to."""
 
     no_java: str | None
+    refused: Mapping[Issue, str]
     folder: str
     is_empty: bool
     jars: tuple[str, ...]
@@ -52,11 +56,22 @@ def read(environment: Environment) -> LocalFacts:
         no_java = None
     except (ConfigurationError, OSError, subprocess.SubprocessError) as failed:
         no_java = str(failed)
+    options = environment.spark.conf.get("spark.driver.extraJavaOptions", "")
+    refused: dict[Issue, str] = {}
+    for issue, require in (
+        (Issue.USER, require_user),
+        (Issue.TEMPORARY, partial(require_temporary, options)),
+    ):
+        try:
+            require()
+        except ConfigurationError as failed:
+            refused[issue] = str(failed)
     folder, wrong = jars.cached()
     free, temporary = _least_free_space(environment)
     worker_python = _worker_python(environment)
     return LocalFacts(
         no_java=no_java,
+        refused=refused,
         folder=str(folder),
         is_empty=not folder.exists(),
         jars=tuple(wrong),
@@ -118,6 +133,9 @@ def findings(facts: LocalFacts) -> list[Finding]:
         made.append(
             error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy)
         )
+    for issue, found in facts.refused.items():
+        found, _, remedy = found.partition("; ")
+        made.append(error(issue, "this machine", "a machine on which jobs start", found, remedy))
     if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
         found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
         expected = (

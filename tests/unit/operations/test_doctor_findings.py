@@ -518,6 +518,22 @@ def test_java_is_missed_by_the_path_and_found_again(
     assert Issue.JAVA not in checks(local.findings(local.read(environment)))
 
 
+def test_a_user_without_a_name_and_a_temporary_folder_without_execution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = new_environment(tmp_path)
+    found = checks(local.findings(local.read(environment)))
+    assert not {Issue.USER, Issue.TEMPORARY} & found.keys()
+    monkeypatch.setattr(os, "getuid", lambda: 54_321_000)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={tmp_path / 'gone'}")
+    refused = [f for f in local.findings(local.read(environment)) if f.severity == "error"]
+    assert {f.check for f in refused} >= {Issue.USER, Issue.TEMPORARY}
+    assert [f.remedy for f in refused if f.check is Issue.USER] == [
+        f"add an entry: echo 'anabranch:x:54321000:{os.getgid()}::/tmp:/bin/sh' >> /etc/passwd (or "
+        "nss_wrapper)"
+    ]
+
+
 def test_a_python_of_the_workers_that_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-from anabranch.common.errors import Terminal
+from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.spark import jars
 from anabranch.spark.java import parse_major, require_java
 
@@ -93,6 +94,14 @@ def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
 def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "elsewhere"))
     assert jars.cache_folder() == tmp_path / "elsewhere"
+
+
+def test_a_user_without_a_home_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANABRANCH_CACHE", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54_321_000)
+    with pytest.raises(ConfigurationError, match="set ANABRANCH_CACHE or HOME to a folder"):
+        jars.cache_folder()
 
 
 def _fake_java(folder: Path, prints: str) -> Path:

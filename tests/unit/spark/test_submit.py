@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +61,38 @@ def test_configured_options_of_java_win() -> None:
         o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o
     ]
     assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
+
+
+def test_a_user_without_a_name_is_refused_before_java_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hazard: a stack trace of Java, and exit code 1, which means a refused hour."""
+    monkeypatch.setattr(os, "getuid", lambda: 54_321_000)
+    with pytest.raises(ConfigurationError, match="user id 54321000: expected a name in /etc/passw"):
+        submit.submit(environment("local[2]"), "batch_layer", [])
+
+
+@pytest.mark.parametrize("is_refused_by_the_kernel", [False, True])
+def test_a_temporary_folder_that_java_cannot_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused_by_the_kernel: bool
+) -> None:
+    folder = tmp_path / "tmp"
+    if is_refused_by_the_kernel:
+        folder.mkdir()
+
+        def refuse(*_: object, **__: object) -> None:
+            # As for a file of a file system that is mounted noexec.
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(mmap, "mmap", refuse)
+    one = environment(
+        "local[2]", spark_driver_extraJavaOptions=f"-Djava.io.tmpdir=/tmp -Djava.io.tmpdir={folder}"
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match=f"temporary folder {folder}: expected to write and execute files.*java.io.tmpdir=FOL",
+    ):
+        submit.submit(one, "batch_layer", [])
 
 
 def test_the_python_of_executors_is_not_the_drivers() -> None:
