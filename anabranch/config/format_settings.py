@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from anabranch.config.base import Frozen
 from anabranch.config.columns import Column
@@ -22,6 +22,12 @@ _RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
 
 UNKNOWN_NAME_LENGTH = 100
 """Maximum characters kept of an unknown field's name."""
+
+
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(value) or len(set(value)) < len(value):
+        raise ValueError("expected names that are not empty, each once")
+    return value
 
 
 class FormatSettings(Frozen):
@@ -59,6 +65,15 @@ class FormatSettings(Frozen):
         description="With csv: the separator of fields.",
     )
 
+    header: Annotated[tuple[str, ...], AfterValidator(_each_once)] = Field(
+        default=(),
+        description=(
+            "With csv: the names of all fields in order. Columns are then matched by name, or by "
+            "`from`, and a record that repeats the names is a dead letter `header_line`."
+        ),
+        examples=["[id, placed_at, total]"],
+    )
+
     @model_validator(mode="after")
     def _keys_belong_to_the_type(self) -> FormatSettings:
         if self.subject is not None and self.type not in WITH_REGISTRY:
@@ -69,6 +84,8 @@ class FormatSettings(Frozen):
             raise ValueError("expected message, and no subject, with descriptor")
         if "delimiter" in self.model_fields_set and self.type != "csv":
             raise ValueError("expected delimiter only with csv")
+        if self.header and self.type != "csv":
+            raise ValueError("expected header only with csv")
         return self
 
     @property
@@ -90,7 +107,7 @@ def parse_format(value: object) -> object:
     return {"type": value}
 
 
-_WITH_NOTATIONS = ("json", "json_schema")
+_WITH_NOTATIONS = ("json", "json_schema", "avro", "csv")
 
 
 def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
@@ -104,13 +121,13 @@ def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
                 f"schema: expected from, unit, format and decimal with format "
                 f"{' or '.join(_WITH_NOTATIONS)}, found {column.name} with format {settings.type}"
             )
+        if settings.type == "csv":
+            _check_place(settings, column)
         if settings.type == "raw" and column.type not in _RAW.get(column.name, ()):
             raise ValueError(
                 "schema: expected with format raw the column value, BINARY or STRING, and at most "
                 f"a column key beside it, {actual}"
             )
-        if settings.type == "csv" and re.match(r"(array|map|struct)<", column.type):
-            raise ValueError(f"schema: expected with format csv no ARRAY, MAP or STRUCT, {actual}")
         keys = _KEYS.get(settings.type)
         if keys is not None and not keys.issuperset(re.findall(r"map<(\w+)", column.type)):
             raise ValueError(
@@ -120,4 +137,21 @@ def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
     if settings.type == "raw" and "value" not in names:
         raise ValueError(
             f"schema: expected with format raw the column value, found {', '.join(sorted(names))}"
+        )
+
+
+def _check_place(settings: FormatSettings, column: Column) -> None:
+    """Raise ValueError for a column that no field of a line of CSV can fill."""
+    if re.match(r"(array|map|struct)<", column.type):
+        actual = f"found {column.name} {column.type.upper()}"
+        raise ValueError(f"schema: expected with format csv no ARRAY, MAP or STRUCT, {actual}")
+    field = ".".join(column.field)
+    if column.path and not settings.header:
+        raise ValueError(
+            f"schema: expected with format csv from only beside format.header, found {column.name} "
+            f"from {field}"
+        )
+    if settings.header and column.field not in {(name,) for name in settings.header}:
+        raise ValueError(
+            f"schema: expected fields of format.header, found {column.name} from {field}"
         )

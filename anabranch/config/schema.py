@@ -96,11 +96,22 @@ def parse_schema(value: object) -> tuple[Column, ...]:
     if not value:
         raise ValueError(f"{NO_COLUMNS}, found none")
     settings = {name: _settings(name, one) for name, one in value.items()}
-    kinds = ", ".join(f"`{name}` {one.type}" for name, one in settings.items())
-    columns = parse_columns(kinds)
-    if len(columns) != len(settings):
-        raise ValueError(f"expected one type for each column, found {kinds!r}")
+    # Each alone first: a type with a comma of its own would be another column.
+    ddl = [_ddl(str(name), one.type) for name, one in settings.items()]
+    columns = parse_columns(", ".join(ddl))
     return tuple(map(_column, columns, settings.values()))
+
+
+def _ddl(name: str, kind: str) -> str:
+    ddl = f"`{name}` {kind}"
+    try:
+        [_] = parse_columns(ddl)
+    except ValueError as error:
+        if str(error).startswith("column "):
+            raise
+        expected = "expected a type, perhaps with NOT NULL"
+        raise ValueError(f"column {name}: {expected}, found {kind!r}") from None
+    return ddl
 
 
 def columns_mapping(columns: Iterable[Column]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class DecodeSpec:
     `columns`: the fields that are read from a record. `message`: the name of Protobuf's type.
     `schemas`: the writers' schemas by id, for a format with schemas. `rescued`: the column for the
     fields without a column, if any. `lists_unknown`: whether the names of such fields are returned.
+    `header`: the names of CSV's fields.
     """
 
     columns: tuple[Column, ...]
@@ -72,6 +73,7 @@ class DecodeSpec:
     rescued: str | None = None
     refuses_unknown: bool = False
     lists_unknown: bool = False
+    header: tuple[str, ...] = ()
 
 
 def decode_spec(
@@ -91,6 +93,7 @@ def decode_spec(
         next((column.name for column in stream.columns if column.rescues), None),
         stream.unknown == "refuse",
         lists_unknown and stream.unknown != "ignore",
+        stream.format.header,
     )
 
 
@@ -205,7 +208,7 @@ def _reader(spec: DecodeSpec) -> Reader:
     if spec.format == "csv":
         from anabranch.decode.csv import CsvReader
 
-        return CsvReader(types, spec.delimiter)
+        return CsvReader(spec.columns, spec.delimiter, spec.header)
     if spec.format == "raw":
         from anabranch.decode.raw import RawReader
 

@@ -1,4 +1,4 @@
-"""Avro: values in the writer's schema of their id, as the stream's columns, by exact name.
+"""Avro: values in the writer's schema of their id, as the stream's columns, by exact name or path.
 
 Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/).
 
@@ -17,9 +17,11 @@ Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/
 | ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
 | STRUCT<member0: …, member1: …> | a union, its types without null in their order |
 
-Each may also be a union of these, and null. Other logical types are read as the underlying type.
-Values of simple types are read over a batch (`avro_columns`), the others, and whatever that leaves,
-one by one.
+A column with a unit takes int, long, double (as its shortest decimal) and string, one with a
+pattern string, a number with a decimal sign string too (`anabranch.decode.notations`). A logical
+type that contradicts the unit is incompatible. Each may also be a union of these, and null. Other
+logical types are read as the underlying type. Values of simple types are read over a batch
+(`avro_columns`), the others, and whatever that leaves, one by one.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anabranch.config.columns import MOST_DIGITS
-from anabranch.decode import values
-from anabranch.decode.avro_columns import AvroValues, plan_fields, unit_of
+from anabranch.config.columns import MOST_DIGITS, Column, Notation
+from anabranch.decode import notations, values
+from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
+from anabranch.decode.notations import words
 from anabranch.decode.reading import (
     Errors,
     Reading,
-    columns_of,
     found,
     spread,
     verdict,
@@ -50,12 +52,7 @@ from anabranch.decode.reading import (
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
 from anabranch.decode.wire import WriterSchema, split
 
-if TYPE_CHECKING:
-    from anabranch.config.columns import Column
-
 _MEMBER = re.compile(r"member[0-9]+")
-_DAY_MICROS = 86_400_000_000
-_FIRST_DAY, _LAST_DAY = FIRST_MICROS // _DAY_MICROS, LAST_MICROS // _DAY_MICROS
 _EPOCH = date(1970, 1, 1)
 
 # The writer's types that a column's type takes, beside those with a rule of their own.
@@ -81,30 +78,58 @@ class Malformed(Exception):
 class Plan:
     """How the values of one writer's schema are read. Raises Incompatible."""
 
-    def __init__(
-        self, text: str, kinds: Mapping[str, pa.DataType], required: frozenset[str]
-    ) -> None:
+    def __init__(self, text: str, columns: Sequence[Column]) -> None:
         writer = parse(text)
         if writer.kind != "record":
             raise Incompatible(f"expected a record, found {writer.kind}")
-        if missing := sorted(required - writer.fields.keys()):
+        nodes = [(column, _node_of(writer, column)) for column in columns]
+        if missing := sorted(c.name for c, node in nodes if node is None and not c.nullable):
             raise Incompatible(
                 f"{missing[0]}: expected a field for the NOT NULL column, found none"
             )
-        self.converters = {
-            name: _converter(kind, writer.fields[name], name)
-            for name, kind in kinds.items()
-            if name in writer.fields
-        }
-        if not self.converters:
-            raise Incompatible(f"expected a field of {', '.join(kinds)}, found none")
-        self.over_batch = plan_fields(writer, kinds)
+        self._columns = [
+            (c, _converter(values.arrow_type(c.type), node, c.name, c.notation))
+            for c, node in nodes
+            if node is not None
+        ]
+        if not self._columns:
+            fields = ", ".join(".".join(column.field) for column in columns)
+            raise Incompatible(f"expected a field of {fields}, found none")
+        self.over_batch = plan_fields(writer, columns)
         self._value = value_reader(writer)
 
-    def read(self, payload: bytes) -> dict[str, Any]:
-        """Return the fields of one value, as encoded. Raises Malformed."""
-        fields: dict[str, Any] = self._value(payload)
-        return fields
+    def read(self, payload: bytes) -> tuple[dict[str, Any], dict[str, Unreadable]]:
+        """Return the columns of one value, and the errors of those that are not of their type.
+        Raises Malformed."""
+        fields, read, bad = self._value(payload), dict[str, Any](), dict[str, Unreadable]()
+        for column, convert in self._columns:
+            value = fields
+            for name in column.field:
+                value = None if value is None else value[name]
+            try:
+                read[column.name] = None if value is None else convert(value)
+            except Unreadable as error:
+                bad[column.name] = error
+        return read, bad
+
+
+def _node_of(writer: Node, column: Column) -> Node | None:
+    """Return the type of a column's field; None if the schema lacks it. Raises Incompatible for a
+    path that leads through anything but records, each perhaps in a union with null."""
+    node: Node | None = writer
+    for depth, name in enumerate(column.field):
+        assert node is not None
+        branches = [branch for branch in node.branches if branch.kind != "null"]
+        record = branches[0] if len(branches) == 1 else node
+        if record.kind != "record":
+            path = ".".join(column.field[:depth])
+            raise Incompatible(
+                f"{column.name}: expected a record at {path}, found {node.describe()}"
+            )
+        node = record.fields.get(name)
+        if node is None:
+            return None
+    return node
 
 
 def value_reader(writer: Node) -> Callable[[bytes], Any]:
@@ -125,11 +150,9 @@ def value_reader(writer: Node) -> Callable[[bytes], Any]:
 
 
 @lru_cache(maxsize=256)
-def plan(text: str, columns: tuple[tuple[str, str, bool], ...]) -> Plan:
-    """Return the plan of a writer's schema for columns: name, type, and whether it is NOT NULL.
-    Raises Incompatible."""
-    kinds = {name: values.arrow_type(kind) for name, kind, _ in columns}
-    return Plan(text, kinds, frozenset(name for name, _, is_required in columns if is_required))
+def plan(text: str, columns: tuple[Column, ...]) -> Plan:
+    """Return the plan of a writer's schema for columns. Raises Incompatible."""
+    return Plan(text, columns)
 
 
 class AvroReader:
@@ -137,9 +160,9 @@ class AvroReader:
     id."""
 
     def __init__(self, columns: Sequence[Column], schemas: Mapping[int, WriterSchema]) -> None:
-        self._columns = columns_of(columns)
-        self._types = {name: kind for name, kind, _ in self._columns}
-        self._kinds = {name: values.arrow_type(kind) for name, kind in self._types.items()}
+        self._columns = tuple(columns)
+        self._kinds = {column.name: values.arrow_type(column.type) for column in columns}
+        self._words = {column.name: words(column.type, column.notation) for column in columns}
         self._schemas = schemas
 
     def read(self, batch: pa.RecordBatch) -> Reading:
@@ -190,20 +213,15 @@ class AvroReader:
         for at in rest.tolist():
             record = int(places[at])
             try:
-                fields = plan.read(payload[at].as_py())
+                read, bad = plan.read(payload[at].as_py())
             except Malformed:
-                fields = {}
+                read, bad = {}, {}
                 text = found("one value of that schema", "invalid, truncated or additional bytes")
                 errors.add(record, Errors.WHOLE, "malformed_avro", f"schema id {id}: {text}")
             for place, name in enumerate(self._kinds):
-                value, convert = fields.get(name), plan.converters.get(name)
-                if value is not None and convert is not None:
-                    try:
-                        value = convert(value)
-                    except Unreadable as error:
-                        value = None
-                        errors.add(record, place, *verdict(name, self._types[name], error))
-                columns[name].append(value)
+                columns[name].append(read.get(name))
+                if name in bad:
+                    errors.add(record, place, *verdict(name, self._words[name], bad[name]))
         return columns
 
 
@@ -333,7 +351,7 @@ _PRIMITIVES: dict[str, _Read] = {
 }
 
 
-def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
+def _converter(kind: pa.DataType, node: Node, path: str, notation: Notation) -> _Convert:
     """Return how a value of a writer's type becomes one of the column. Raises Incompatible, naming
     `path`."""
     if node.kind == "union":
@@ -343,24 +361,24 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
             and len(branches) > 1
             and all(map(_MEMBER.fullmatch, kind.names))
         ):
-            members = [_member(kind, i, b, path) for i, b in enumerate(branches)]
+            members = [_member(kind, i, b, path, notation) for i, b in enumerate(branches)]
             return lambda found: members[found[0]](found[1])
-        converters = [_converter(kind, b, path) for b in branches]
+        converters = [_converter(kind, b, path, notation) for b in branches]
         if len(converters) == 1:
             return converters[0]
         if converters:
             return lambda found: converters[found[0]](found[1])
     elif pa.types.is_list(kind) and node.kind == "array":
-        item = _converter(kind.value_type, node.inner, f"{path}[]")
+        item = _converter(kind.value_type, node.inner, f"{path}[]", notation)
         return lambda found: [within(f"[{i}]", item, one) for i, one in enumerate(found)]
     elif pa.types.is_map(kind) and node.kind == "map":
-        item = _converter(kind.item_type, node.inner, f"{path}{{}}")
+        item = _converter(kind.item_type, node.inner, f"{path}{{}}", notation)
         return lambda found: {
             text_of(key): within(f".{text_of(key)}", item, one) for key, one in found.items()
         }
     elif pa.types.is_struct(kind) and node.kind == "record":
         fields = {
-            f.name: _converter(f.type, node.fields[f.name], f"{path}.{f.name}")
+            f.name: _converter(f.type, node.fields[f.name], f"{path}.{f.name}", notation)
             for f in kind
             if f.name in node.fields
         }
@@ -371,6 +389,16 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
         return lambda found: {
             n: within(f".{n}", convert, found[n]) for n, convert in fields.items()
         }
+    elif notations.has_unit(kind, notation):
+        if is_of_unit(node, notation):
+            return lambda found: notations.moment(str(found), kind, notation)
+        if node.kind == "string":
+            return lambda found: notations.moment(text_of(found), kind, notation)
+    elif notation.pattern and (kind == MICROS or pa.types.is_date(kind)):
+        if node.kind == "string":
+            return lambda found: notations.moment(text_of(found), kind, notation)
+    elif notation.decimal and notations.is_number(kind) and node.kind == "string":
+        return lambda found: notations.number(text_of(found), kind, notation)
     elif pa.types.is_decimal(kind) and node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         fits = precision - scale <= kind.precision - kind.scale or precision > MOST_DIGITS
@@ -385,16 +413,17 @@ def _converter(kind: pa.DataType, node: Node, path: str) -> _Convert:
         if pa.types.is_string(kind) and node.kind != "enum":
             return text_of
         return float if pa.types.is_floating(kind) else same
-    raise Incompatible(
-        f"{path}: expected a type readable as {values.name_of(kind)}, found {node.describe()}"
-    )
+    expected = words(values.name_of(kind), notation)
+    raise Incompatible(f"{path}: expected a type readable as {expected}, found {node.describe()}")
 
 
-def _member(kind: pa.StructType, number: int, node: Node, path: str) -> _Convert:
+def _member(
+    kind: pa.StructType, number: int, node: Node, path: str, notation: Notation
+) -> _Convert:
     """Return how a value of a union's type becomes a STRUCT of the union's members."""
     name = f"member{number}"
     if name in kind.names:
-        convert = _converter(kind.field(name).type, node, f"{path}.{name}")
+        convert = _converter(kind.field(name).type, node, f"{path}.{name}", notation)
         return lambda found: {name: within(f".{name}", convert, found)}
 
     def refuse(_: Any) -> Any:
@@ -416,7 +445,7 @@ def text_of(value: bytes) -> str:
 
 
 def _date(days: int) -> date:
-    if _FIRST_DAY <= days <= _LAST_DAY:
+    if notations.FIRST_DAY <= days <= notations.LAST_DAY:
         return _EPOCH + timedelta(days)
     raise Unreadable("date", str(days))
 

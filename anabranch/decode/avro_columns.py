@@ -7,15 +7,17 @@ same from every value that is taken here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from anabranch.config.columns import Column, Notation
 from anabranch.decode.avro_names import Node
-from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, texts
+from anabranch.decode.notations import FIRST_DAY, LAST_DAY, PER_SECOND, has_unit, micros_of
+from anabranch.decode.values import MICROS, arrow_type, texts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 # Bytes after the last value: a number has at most ten, and no value is read further once it is
 # beyond its end.
 _MARGIN = 16
-_FIRST_DAY, _LAST_DAY = FIRST_MICROS // 86_400_000_000, LAST_MICROS // 86_400_000_000
-_PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 # Kinds of fields that can be read as a column.
 _KINDS: dict[pa.DataType, tuple[str, ...]] = {
     pa.string(): ("string", "bytes", "enum"),
@@ -63,15 +63,18 @@ class Field:
 Fields = tuple[Field, ...]
 
 
-def plan_fields(writer: Node, kinds: Mapping[str, pa.DataType]) -> Fields | None:
+def plan_fields(writer: Node, columns: Sequence[Column]) -> Fields | None:
     """Return how values of a writer's schema are read as columns; None if not over a batch. The
     schema must be one that `avro.plan` accepts. Pure."""
-    fields = [_plan_field(node, name, kinds.get(name)) for name, node in writer.fields.items()]
+    by_field = {column.field: column for column in columns}
+    if len(by_field) < len(columns) or any(len(path) > 1 for path in by_field):
+        return None
+    fields = [_plan_field(node, by_field.get((name,))) for name, node in writer.fields.items()]
     known = tuple(field for field in fields if field is not None)
     return known if len(known) == len(fields) else None
 
 
-def _plan_field(node: Node, name: str, kind: pa.DataType | None) -> Field | None:
+def _plan_field(node: Node, column: Column | None) -> Field | None:
     null = None
     if node.kind == "union":
         is_null = [branch.kind == "null" for branch in node.branches]
@@ -82,24 +85,36 @@ def _plan_field(node: Node, name: str, kind: pa.DataType | None) -> Field | None
     if node.kind not in (*_NUMBERS, *_TEXTS, *_SIZES, "fixed"):
         return None
     size, symbols = node.attributes.get("size", 0), tuple(node.attributes.get("symbols", ()))
-    if kind is None:
+    if column is None:
         return Field(node.kind, null, size, symbols)
-    unit = unit_of(node.logical)
-    is_read = node.kind in _KINDS.get(kind, ()) and node.logical != "decimal"
-    if (
-        not is_read
-        or (kind == MICROS and not unit)
-        or (pa.types.is_date(kind) and node.logical != "date")
-    ):
-        return None
-    return Field(node.kind, null, size, symbols, name, kind, unit)
+    kind, unit = arrow_type(column.type), unit_of(node.logical)
+    if has_unit(kind, column.notation):
+        unit = PER_SECOND.get(column.notation.unit, 0)
+        is_read = node.kind in ("int", "long")
+    else:
+        is_read = (
+            node.kind in _KINDS.get(kind, ())
+            and node.logical != "decimal"
+            and not (kind == MICROS and (not unit or column.notation.pattern))
+            and not (pa.types.is_date(kind) and node.logical != "date")
+        )
+    return Field(node.kind, null, size, symbols, column.name, kind, unit) if is_read else None
+
+
+def is_of_unit(node: Node, notation: Notation) -> bool:
+    """Return whether a type is a number in which a time may have the notation's unit: without a
+    logical type, or with the one of the unit."""
+    logical = {"days": ("", "date")}.get(
+        notation.unit, ("", f"timestamp-{notation.unit}", f"local-timestamp-{notation.unit}")
+    )
+    return node.kind in ("int", "long", "double") and node.logical in logical
 
 
 def unit_of(logical: str) -> int:
     """Return the units a second of a timestamp's logical type, else 0. Pure."""
     is_timestamp = "timestamp-" in logical
     return (
-        _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
+        PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
         if is_timestamp
         else 0
     )
@@ -206,13 +221,9 @@ class AvroValues:
             )
             return number, every
         if field.type == MICROS:
-            if field.unit > 1_000_000:
-                return found // (field.unit // 1_000_000), every
-            factor = 1_000_000 // field.unit
-            is_in = (found >= FIRST_MICROS // factor) & (found <= LAST_MICROS // factor)
-            return np.where(is_in, found, 0) * factor, is_in
+            return micros_of(found, field.unit)
         if field.type == pa.date32():
-            return found.astype(np.int32), (found >= _FIRST_DAY) & (found <= _LAST_DAY)
+            return found.astype(np.int32), (found >= FIRST_DAY) & (found <= LAST_DAY)
         if field.type == pa.float64():
             return found.astype(np.float64), every
         return found.astype(np.int32) if field.type == pa.int32() else found, every

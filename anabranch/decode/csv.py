@@ -1,5 +1,5 @@
-"""CSV: a record is one line of RFC 4180 without a header; its fields are the stream's columns, by
-position.
+"""CSV: a record is one line of RFC 4180; its fields are the stream's columns, by position, or by
+name if the stream's file has the header. A record that repeats the header is refused.
 
 - A field in double quotes may contain the delimiter, line breaks, and quotes written twice; an
   unquoted field contains no quote. Blanks belong to a field. One line break at the end is ignored.
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from anabranch.decode import values
+from anabranch.config.columns import Column, Notation
+from anabranch.decode import notations, values
 from anabranch.decode.reading import Errors, Reading, found
 from anabranch.decode.values import MICROS
 
@@ -30,10 +31,21 @@ _QUOTED = r'"[^"]*+(?:""[^"]*+)*+"'
 
 
 class CsvReader:
-    def __init__(self, columns: Mapping[str, str], delimiter: str) -> None:
+    """A reader of one stream's values. `header`: the names of the fields in order, by which columns
+    find theirs; without it, fields are columns by position."""
+
+    def __init__(
+        self, columns: Sequence[Column], delimiter: str, header: Sequence[str] = ()
+    ) -> None:
         mark = re.escape(delimiter)
         field = rf'(?:{_QUOTED}|[^"\r\n{mark}]*+)'
-        self._types, self._delimiter = dict(columns), delimiter
+        self._columns, self._delimiter, self._header = columns, delimiter, list(header)
+        self._width = len(header or columns)
+        self._places = (
+            [self._header.index(column.field[0]) for column in columns]
+            if header
+            else range(len(columns))
+        )
         self._line = re.compile(rf"(?!\ufeff){field}(?:{mark}{field})*+(?:\r?\n)?")
         self._fields = re.compile(f"{mark}({field})")
 
@@ -44,16 +56,19 @@ class CsvReader:
             self._split(one, errors, i) for i, one in enumerate(batch.column("value").to_pylist())
         ]
         texts = {
-            name: [row[place] if row else None for row in rows]
-            for place, name in enumerate(self._types)
+            column.name: [row[at] if row else None for row in rows]
+            for at, column in zip(self._places, self._columns, strict=True)
         }
-        columns = {}
-        for place, (name, type) in enumerate(self._types.items()):
-            columns[name], bad = _column(texts[name], values.arrow_type(type))
-            code = "unreadable_timestamp" if type in ("timestamp", "date") else "wrong_type"
+        read = {}
+        for place, column in enumerate(self._columns):
+            name, kind = column.name, values.arrow_type(column.type)
+            read[name], bad = _column(texts[name], kind, column.notation)
+            is_time = column.type in ("timestamp", "date")
+            code = "unreadable_timestamp" if is_time else "wrong_type"
+            expected = notations.words(column.type, column.notation)
             for i in bad:
-                errors.add(i, place, code, f"{name}: {found(type, texts[name][i])}")
-        return Reading(columns, errors, lambda name, i: str(texts[name][i]))
+                errors.add(i, place, code, f"{name}: {found(expected, texts[name][i])}")
+        return Reading(read, errors, lambda name, i: str(texts[name][i]))
 
     def _split(self, one: bytes | None, errors: Errors, i: int) -> list[str | None] | None:
         """Return the fields of a line; None for one that cannot be split."""
@@ -70,31 +85,34 @@ class CsvReader:
             text = "a quote that is open or out of place, or a second line"
             return refuse("malformed_csv", found("one line of CSV", text))
         fields = self._fields.findall(self._delimiter + line)
-        if len(fields) != len(self._types):
-            return refuse(
-                "wrong_field_count", found(f"{len(self._types)} fields", str(len(fields)))
-            )
-        return [_unquoted(field) for field in fields]
+        if len(fields) != self._width:
+            return refuse("wrong_field_count", found(f"{self._width} fields", str(len(fields))))
+        values = [_unquoted(field) for field in fields]
+        if values == self._header:
+            return refuse("header_line", found("a line of values", "the header"))
+        return values
 
 
 def _unquoted(field: str) -> str | None:
     return field[1:-1].replace('""', '"') if field.startswith('"') else field or None
 
 
-def _column(texts: Sequence[str | None], kind: pa.DataType) -> tuple[pa.Array, list[int]]:
+def _column(
+    texts: Sequence[str | None], kind: pa.DataType, notation: Notation
+) -> tuple[pa.Array, list[int]]:
     """Return a column, null where its text is unreadable, and the indexes of these."""
     if pa.types.is_string(kind):
         return pa.array(texts, kind), []
     if kind == MICROS or pa.types.is_date(kind):
-        return values.moments(pa.array(texts, pa.string()), kind)
-    read, bad = values.each(texts, kind, partial(_converted, kind))
+        return notations.moments(pa.array(texts, pa.string()), kind, notation)
+    read, bad = values.each(texts, kind, partial(_converted, kind, notation))
     return read, list(bad)
 
 
-def _converted(kind: pa.DataType, text: str) -> Any:
+def _converted(kind: pa.DataType, notation: Notation, text: str) -> Any:
     """Return a field's text as a value of its type. Raises Unreadable."""
     if pa.types.is_boolean(kind) and text in ("true", "false"):
         return text == "true"
     if pa.types.is_binary(kind) and values.BASE64.fullmatch(text):
         return base64.b64decode(text)
-    return values.number(text, kind)
+    return notations.number(text, kind, notation)

@@ -67,11 +67,13 @@ def columns_of(columns: Iterable[Column]) -> tuple[tuple[str, str, bool], ...]:
 
 
 def verdict(name: str, kind: str, error: Unreadable) -> tuple[str, str]:
-    """Return code and text of a value that cannot be read as the column of type `kind`."""
+    """Return code and text of a value that cannot be read as the column. `kind`: its type, in
+    words."""
     if error.expected == "UTF-8":
         return "invalid_utf8", f"{name}{error.path}: {found('UTF-8', error.found)}"
     expected = error.expected if error.path else kind
-    code = "unreadable_timestamp" if error.expected in ("timestamp", "date") else "wrong_type"
+    is_time = error.expected.startswith(("timestamp", "date"))
+    code = "unreadable_timestamp" if is_time else "wrong_type"
     return code, f"{name}{error.path}: {found(expected, error.found)}"
 
 

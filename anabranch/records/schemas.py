@@ -12,7 +12,6 @@ from anabranch.common.remote_errors import full_text
 from anabranch.config import Environment, Stream
 from anabranch.decode import avro
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.reading import columns_of
 from anabranch.decode.wire import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
 from anabranch.subjects.whole_schema import read_descriptors, whole_schema
@@ -78,7 +77,7 @@ class Schemas:
         try:
             text = whole_schema(schema)
             if kind == "AVRO":
-                avro.plan(text, columns_of(self._stream.record_columns))
+                avro.plan(text, self._stream.record_columns)
         except Incompatible as incompatible:
             return WriterSchema(error=("incompatible_schema", str(incompatible)))
         return WriterSchema(text)

@@ -163,11 +163,11 @@ def _taken_names(stream: Stream) -> Sequence[str]:
 def _require_readable(stream: Stream, version: SubjectVersion, columns: Iterable[Column]) -> None:
     """Raise Incompatible for a type in the file as which the subject's field cannot be read: each
     record would become a dead letter."""
-    nullable = columns_of(replace(column, nullable=True) for column in columns)
+    nullable = tuple(replace(column, nullable=True) for column in columns)
     if nullable and version.type == "AVRO":
         avro.plan(whole_schema(version), nullable)
     if nullable and version.type == "PROTOBUF":
-        protobuf.plan(whole_schema(version), stream.format.message or (0,), nullable)
+        protobuf.plan(whole_schema(version), stream.format.message or (0,), columns_of(nullable))
 
 
 def _fields(

@@ -9,6 +9,7 @@ import math
 import random
 import struct
 from datetime import date, timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,9 @@ from kafka_batches import AT, COLUMNS, EPOCH, START, micros
 from wire import encode, plain, varint, wired
 
 from anabranch.config.columns import columns_ddl, parse_columns
+from anabranch.config.schema import parse_schema
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, avro
 from anabranch.decode.avro_names import Incompatible, parse
-from anabranch.decode.reading import columns_of
 from anabranch.decode.wire import ID_PLACES
 
 MICROS = of("timestamp-micros")
@@ -48,7 +49,7 @@ ONE_BY_ONE = {
 
 
 def spec(schemas: dict[int, Any], ddl: str = DDL, **given: Any) -> DecodeSpec:
-    columns, known = columns_of(parse_columns(ddl)), {}
+    columns, known = parse_columns(ddl), {}
     for id, schema in schemas.items():
         if isinstance(schema, WriterSchema):
             known[id] = schema
@@ -411,3 +412,103 @@ def test_a_schema_that_doubles_at_each_level_is_refused() -> None:
         schema = record(("a", schema), ("b", before), name=f"R{level}")
     with pytest.raises(Incompatible, match="expected at most 10000 types, found more"):
         parse(json.dumps(schema))
+
+
+def noted(schema: Any, columns: dict[str, Any]) -> DecodeSpec:
+    """The spec of columns in the long form, for one writer's schema."""
+    parsed, text = parse_schema(columns), json.dumps(schema)
+    try:
+        avro.plan(text, parsed)
+    except Incompatible as why:
+        return DecodeSpec(parsed, None, "avro", schemas={7: WriterSchema(error=("no", str(why)))})
+    return DecodeSpec(parsed, None, "avro", schemas={7: WriterSchema(text)})
+
+
+INNER = record(
+    ("id", "long"), ("price-1", ["null", of("decimal", "bytes", precision=64, scale=2)]), name="In"
+)
+LIST = {"type": "array", "items": "int"}
+
+
+@pytest.mark.parametrize("more", [[], [("more", LIST)]], ids=["over a batch", "one by one"])
+def test_notations(more: list[Any]) -> None:
+    schema = record(
+        ("_ts", "long"), ("seconds", ["null", "int"]), ("days", "long"), ("stated", of("timestamp-millis")), *more
+    )  # fmt: skip
+    columns = {
+        "at": {"type": "TIMESTAMP", "from": "_ts", "unit": "nanos"},
+        "since": {"type": "TIMESTAMP", "from": "seconds", "unit": "seconds"},
+        "day": {"type": "DATE", "from": "days", "unit": "days"},
+        "stated": {"type": "TIMESTAMP", "unit": "millis"},
+        "missing": "STRING",
+    }
+    value = {"_ts": -1, "seconds": 86_400, "days": 20_785, "stated": 1_500, "more": []}
+    values = [value, {**value, "seconds": None}, {**value, "days": 2**40}]
+    result = decoded(noted(schema, columns), [encoded(one, schema) for one in values])
+    rows = result.rows.select(list(columns)).to_pylist()
+    day = timedelta(days=1)
+    assert rows[0] == {
+        "at": EPOCH - timedelta(microseconds=1), "since": EPOCH + day, "day": date(2026, 11, 28),
+        "stated": EPOCH + timedelta(seconds=1.5), "missing": None,
+    }  # fmt: skip
+    assert rows[1]["since"] is None
+    text = f"day: expected date in days since 1970, found {2**40}"
+    assert result.errors == {2: ("unreadable_timestamp", text)}
+
+
+def test_texts_and_paths() -> None:
+    schema = record(
+        ("time", ["null", "string", "double"]), ("n", "string"), ("day", "string"), ("real", "double"),
+        ("payload", ["null", record(("after", ["null", INNER]), name="Payload")]),
+    )  # fmt: skip
+    columns = {
+        "time": {"type": "TIMESTAMP", "unit": "seconds"},
+        "real": {"type": "TIMESTAMP", "unit": "millis"},
+        "n": {"type": "DOUBLE", "decimal": ","},
+        "day": {"type": "DATE", "format": "%d/%m/%Y"},
+        "id": {"type": "BIGINT", "from": "payload.after.id"},
+        "price": {"type": "DECIMAL(10,2)", "from": "payload.after.price-1"},
+        "gone": {"type": "STRING", "from": "payload.before"},
+    }
+    spec = noted(schema, columns)
+    inner = {"id": 5, "price-1": b"\x0c"}
+    value = {
+        "time": "1.5", "n": "1,5", "day": "28/11/2026", "real": 1795867200.123,
+        "payload": {"after": inner},
+    }  # fmt: skip
+    others = [
+        {"payload": None},
+        {"payload": {"after": None}},
+        {"time": 1.5},
+        {"time": "x"},
+        {"n": "1.5"},
+    ]
+    result = decoded(spec, [encoded(value | one, schema) for one in ({}, *others)])
+    rows = result.rows.select(list(columns)).to_pylist()
+    at = EPOCH + timedelta(seconds=1.5)
+    assert rows[0] == {
+        "time": at, "real": EPOCH + timedelta(microseconds=1795867200123), "n": 1.5,
+        "day": date(2026, 11, 28), "id": 5, "price": Decimal("0.12"), "gone": None,
+    }  # fmt: skip
+    assert [(row["id"], row["price"]) for row in rows[1:3]] == [(None, None)] * 2
+    assert rows[3]["time"] == at
+    assert result.errors == {
+        4: ("unreadable_timestamp", "time: expected timestamp in seconds since 1970, found x"),
+        5: ("wrong_type", "n: expected double with the decimal sign ,, found 1.5"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "column", "message"),
+    [
+        (of("timestamp-millis"), {"type": "TIMESTAMP", "unit": "micros"}, "readable as timestamp in micros since 1970, found long (timestamp-millis)"),
+        ("boolean", {"type": "TIMESTAMP", "unit": "micros"}, "found boolean"),
+        ("long", {"type": "TIMESTAMP", "format": "%d/%m/%Y"}, "readable as timestamp of the form %d/%m/%Y, found long"),
+        ("bytes", {"type": "DOUBLE", "decimal": "."}, "readable as double with the decimal sign ., found bytes"),
+        ("long", {"type": "INT", "from": "c.d"}, "d: expected a record at c, found long"),
+    ],
+)  # fmt: skip
+def test_types_that_contradict_a_notation(written: Any, column: Any, message: str) -> None:
+    name = "d" if "from" in column else "c"
+    spec = noted(record(("c", written)), {name: column})
+    assert spec.schemas[7].error is not None and message in spec.schemas[7].error[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -15,7 +15,8 @@ from format_cases import CSV_DDL, EVENT_TIME, RAW_DDL
 from kafka_batches import START, new_batch
 from wire import wired
 
-from anabranch.decode import Decoder, UnlistedSchema, WriterSchema
+from anabranch.config.schema import parse_schema
+from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema
 
 
 def test_lines_of_csv() -> None:
@@ -53,6 +54,34 @@ def test_any_delimiter(delimiter: str) -> None:
         ["x", delimiter, 1],
         [None] * 3,
     ]
+
+
+def test_columns_by_the_names_of_a_header() -> None:
+    schema = {
+        "total": {"type": "DECIMAL(8,2)", "from": "sum €", "decimal": ","},
+        "id": "STRING NOT NULL",
+        "at": {"type": "TIMESTAMP", "from": "time", "unit": "millis"},
+        "day": {"type": "DATE", "format": "%d.%m.%Y"},
+    }
+    header = ("id", "other", "time", "sum €", "day")
+    spec = DecodeSpec(parse_schema(schema), None, "csv", ";", header=header)
+    expect(
+        spec,
+        {
+            "good": (b'a;x;1500;"1,5";28.11.2026', None, ""),
+            "empty": (b"a;;;;", None, ""),
+            "header": ("id;other;time;sum €;day\n".encode(), "header_line", "found the header"),
+            "quoted header": ('"id";other;time;"sum €";day'.encode(), "header_line", ""),
+            "no header": ("id;other;time;sum €;29.02.2026".encode(), "wrong_type", "found sum €"),
+            "short": (b"id;other", "wrong_field_count", "expected 5 fields, found 2"),
+            "sign": (b"a;;;1.5;", "wrong_type", "total: expected decimal(8,2) with the decimal sign ,, found 1.5"),
+            "day": (b"a;;;;29.02.2026", "unreadable_timestamp", "day: expected date of the form %d.%m.%Y, found 29.02.2026"),
+            "time": (b"a;;noon;;", "unreadable_timestamp", "at: expected timestamp in millis since 1970, found noon"),
+        },
+    )  # fmt: skip
+    [row] = decoded(spec, [b"a;x;1500.5;1,5;28.11.2026"]).rows.select(list(schema)).to_pylist()
+    at = datetime(1970, 1, 1, 0, 0, 1, 500_500, UTC)
+    assert row == {"total": Decimal("1.5"), "id": "a", "at": at, "day": date(2026, 11, 28)}
 
 
 def test_raw_bytes() -> None:

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from kafka_batches import new_batch
 
-from anabranch.config.format_settings import parse_format
 from anabranch.config.schema import parse_schema
 from anabranch.config.stream import Stream
 from anabranch.decode import Decoder, decode_spec
@@ -30,12 +29,12 @@ def examples() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("record", "write", "gives"), list(examples()))
 def test_a_row_gives_what_it_says(record: str, write: str, gives: str) -> None:
-    schema = yaml.safe_load("{" + write + "}")
-    columns = parse_schema(schema)
+    written = yaml.safe_load("{" + write + "}")
+    columns = parse_schema(written["schema"] if "format" in written else written)
     stream = Stream.model_validate(
         {
             "name": "s", "topic": "s", "table": "s.s", "key": [columns[0].name], "schema": "",
-            "columns": columns, "format": parse_format("json"),
+            "columns": columns, "format": written.get("format", {"type": "json"}),
         }
     )  # fmt: skip
     result = Decoder(decode_spec(stream)).decode(new_batch([record.encode()]))
@@ -49,4 +48,8 @@ def as_text(value: Any) -> str:
         whole, fraction = value.strftime("%Y-%m-%dT%H:%M:%S %f").split()
         digits = fraction.removesuffix("000") if value.microsecond else ""
         return f"{whole}{'.' if digits else ''}{digits}Z"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {as_text(one)}" for name, one in value.items()) + "}"
     return str(value)

@@ -72,17 +72,13 @@ def test_defaults_and_families_have_it_too(conf: Path) -> None:
         ),
         (
             {"schema": {"column": "n INT"}},
-            "schema.column: unknown key 'column', did you mean 'columns'?",
+            "schema: column column: expected a type, perhaps with NOT NULL, found 'n INT'",
         ),
         (
             {"schema": {"columns": "n INTT"}},
             "schema.columns: column n: unknown type 'INTT', did you mean INT?",
         ),
         ({"schema": {"columns": 7}}, "schema.columns: expected a list"),
-        (
-            {"schema": {"column": "n INT"}},
-            "schema.column: unknown key 'column', did you mean 'columns'?",
-        ),
     ],
 )
 def test_mistakes(conf: Path, values: dict[str, Any], message: str) -> None:
