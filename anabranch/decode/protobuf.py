@@ -9,10 +9,11 @@ Source: https://protobuf.dev/programming-guides/encoding/. Values are read by pr
 | BINARY | bytes, string |
 | INT | int32, sint32, sfixed32, the number of an enum's value |
 | BIGINT | these, and integers of 64 bits; those without a sign if they fit |
-| DECIMAL(p,s) | every integer of at most p - s digits |
+| DECIMAL(p,s) | integers of at most p - s digits; confluent.type.Decimal, rounded half up |
 | FLOAT; DOUBLE | integers, float; and double |
 | BOOLEAN | bool |
 | TIMESTAMP | google.protobuf.Timestamp; the last three digits of nanoseconds are dropped |
+| DATE | google.type.Date |
 | ARRAY, MAP, STRUCT | repeated, map, a message; missing fields of a message are null |
 
 A wrapper (google.protobuf.Int32Value and the like) is read as its value. A field with presence
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
@@ -56,7 +58,7 @@ from anabranch.decode.wire import DESCRIPTOR, WriterSchema, split
 if TYPE_CHECKING:
     from anabranch.config.columns import Column
 
-TIMESTAMP = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
+TIMESTAMP, DATE = "google.protobuf.Timestamp", "google.type.Date"
 WRAPPERS = frozenset(
     f"google.protobuf.{kind}Value"
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
@@ -430,6 +432,10 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
             return lambda found: convert(get(found))
         if inner.full_name == TIMESTAMP and kind == MICROS:
             return _moment
+        if inner.full_name == DATE and pa.types.is_date(kind):
+            return _day
+        if inner.full_name == "confluent.type.Decimal" and pa.types.is_decimal(kind):
+            return lambda found: _decimal(found, kind)
         if pa.types.is_struct(kind):
             fields = inner.fields_by_name
             read = {f.name: _Field(f.type, fields[f.name], path) for f in kind if f.name in fields}
@@ -489,6 +495,19 @@ def _moment(at: Any) -> int:
     if 0 <= at.nanos < 1_000_000_000 and FIRST_MICROS <= micros <= LAST_MICROS:
         return micros
     raise Unreadable("timestamp", f"{at.seconds} seconds and {at.nanos} nanoseconds")
+
+
+def _decimal(of: Any, kind: pa.Decimal128Type) -> Decimal:
+    if abs(of.scale) > 1_000:
+        raise Unreadable(values.name_of(kind), f"a number of scale {of.scale}")
+    return values.unscaled(of.value, of.scale, kind)
+
+
+def _day(of: Any) -> date:
+    try:
+        return date(of.year, of.month, of.day)
+    except ValueError:
+        raise Unreadable("date", f"{of.year}-{of.month}-{of.day}") from None
 
 
 def _moments(read: Sequence[Any]) -> pa.Array | None:

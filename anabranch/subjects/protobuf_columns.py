@@ -1,6 +1,6 @@
 """The columns of a Protobuf message: numbers, texts and bytes as their own types, uint64 as
-DECIMAL(20,0), an enum as STRING, a Timestamp as TIMESTAMP, a wrapper as its value, and repeated,
-map and message as ARRAY, MAP and STRUCT. Pure.
+DECIMAL(20,0), an enum as STRING, a Timestamp as TIMESTAMP, a Date as DATE, a wrapper as its value,
+and repeated, map and message as ARRAY, MAP and STRUCT. Pure.
 
 Messages without fields and messages that contain themselves are refused.
 """
@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor as F
 
 from anabranch.decode.avro_names import MAX_DEPTH, Incompatible
 from anabranch.decode.protobuf import (
+    DATE,
     INT32,
     INT64,
     TIMESTAMP,
@@ -65,6 +66,8 @@ def _value(field: F, path: str, seen: tuple[str, ...]) -> str:
         return _TYPES[field.type]
     if inner.full_name == TIMESTAMP:
         return "timestamp"
+    if inner.full_name == DATE:
+        return "date"
     if inner.full_name in WRAPPERS:
         return _TYPES[inner.fields_by_name["value"].type]
     if inner.full_name in seen or len(seen) > MAX_DEPTH:

@@ -20,6 +20,30 @@ from anabranch.decode.reading import columns_of
 from anabranch.kafka.schema_registry import References, RegisteredSchema, SubjectVersion
 
 _SECONDS = 60.0
+# Files that Confluent's clients import without a reference: Connect writes decimals by them, and
+# registries keep tags.
+_OF_CONFLUENT = {
+    "confluent/type/decimal.proto": (
+        'syntax = "proto3"; package confluent.type; '
+        "message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }"
+    ),
+    "confluent/meta.proto": (
+        'syntax = "proto3"; package confluent; import "google/protobuf/descriptor.proto"; '
+        "message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; "
+        "repeated Rule rules = 4; } "
+        "message Rule { string name = 1; string doc = 2; string expr = 3; string sql = 4; }"
+        + "".join(
+            f" extend google.protobuf.{options} {{ Meta {name}_meta = 1088; }}"
+            for options, name in (
+                ("FileOptions", "file"),
+                ("MessageOptions", "message"),
+                ("FieldOptions", "field"),
+                ("EnumOptions", "enum"),
+                ("EnumValueOptions", "enum_value"),
+            )
+        )
+    ),
+}
 # Lines of protoc about itself.
 _LOG = re.compile(r"WARNING: |[IWEF][0-9]{4} ")
 _MAIN = "__schema__.proto"
@@ -39,14 +63,15 @@ def whole_schema(schema: RegisteredSchema | SubjectVersion) -> str:
 def compiled(text: str, references: References) -> str:
     """Return the descriptors of a Protobuf file, and of those that it imports by name, Base64. Its
     messages are those of the last file. Raises as `whole_schema`."""
-    if find_spec("grpc_tools") is None:
+    types = find_spec("google.type")
+    if types is None or find_spec("grpc_tools") is None:
         raise ConfigurationError(
             "format protobuf with a schema registry: expected protoc, found none; install it with "
             "`pip install 'anabranch[protobuf]'`"
         )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        for path, content in (*references, (_MAIN, text)):
+        for path, content in (*_OF_CONFLUENT.items(), *references, (_MAIN, text)):
             file = (folder / path).resolve()
             # The registry's names must not lead to other files of this machine.
             if not file.is_relative_to(folder):
@@ -54,8 +79,9 @@ def compiled(text: str, references: References) -> str:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content, encoding="utf-8")
         target = folder / "descriptors"
-        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", "--include_imports"]
-        command += [f"--descriptor_set_out={target}", _MAIN]
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}"]
+        command += [f"-I{Path(part).parents[1]}" for part in types.submodule_search_locations or ()]
+        command += ["--include_imports", f"--descriptor_set_out={target}", _MAIN]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:

@@ -304,6 +304,18 @@ def test_a_decimal_of_more_digits_than_a_column_is_read_if_its_value_fits() -> N
     assert shown == ["0.00", "1.19", "-" + "9" * 36 + ".99", "None", "None"]
 
 
+@pytest.mark.parametrize("size", [32, 33, 100, 1_000_000])
+def test_a_decimal_of_many_bytes_is_refused_without_its_digits(size: int) -> None:
+    """The hazard: a record of a megabyte that takes a minute, and then fails the worker."""
+    schema = record(("c", of("decimal", "bytes", precision=64, scale=2)))
+    values = [
+        wired(7, varint(size) + first + b"\0" * (size - 2) + b"w") for first in (b"\0", b"\x7f")
+    ]
+    result = decoded(spec({7: schema}, "c DECIMAL(38,2)"), list(values))
+    assert str(result.rows["c"][0]) == "1.19"
+    assert {i: code for i, (code, _) in result.errors.items()} == {1: "wrong_type"}
+
+
 UNIONS: list[tuple[Any, str, list[tuple[Any, Any]]]] = [
     (["null", "string", "long"], "c STRUCT<member0: STRING, member1: BIGINT>",
      [({"string": "x"}, {"member0": "x", "member1": None}), ({"long": 7}, {"member0": None, "member1": 7}), (None, None)]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -470,6 +470,49 @@ def test_odd_wire_formats(value: bytes | None, code: str | None, words: str) -> 
     assert code is None or words in result.errors[1][1]
     with pytest.raises(UnlistedSchema):
         decoded(spec_by_id(TWO, ddl="id STRING"), [indexed(9, b"", 1)])
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "total"),
+    [
+        (b"\x77", 2, "1.19"),
+        (b"\xff", 2, "-0.01"),
+        (b"\x00\x01\x86\xa5", 5, "1.00"),
+        (b"\x01", -3, "1000.00"),
+        (b"", 0, "0.00"),
+        (b"\x01", -30, None),
+        (b"\x7f" * 100_000, 2, None),
+        (b"\x01", 2**31 - 1, None),
+        (b"\x01", -(2**31), None),
+    ],
+)
+def test_decimals_of_confluent(value: bytes, scale: int, total: str | None) -> None:
+    text = (
+        'syntax = "proto3"; package confluent.type; message Decimal { bytes value = 1; uint32 precision = 2; '
+        "int32 scale = 3; } message Order { Decimal total = 1; }"
+    )  # fmt: skip
+    message = type_of(text, "confluent.type.Order")(total={"value": value, "scale": scale})
+    result = one(text, "total DECIMAL(12,2)", "confluent.type.Order", message.SerializeToString())
+    assert [code for code, _ in result.errors.values()] == ([] if total else ["wrong_type"])
+    assert result.rows["total"][0].as_py() == (None if total is None else Decimal(total))
+
+
+@pytest.mark.parametrize(
+    ("day", "expected"),
+    [((2024, 2, 29), date(2024, 2, 29)), ((2023, 2, 29), None), ((2024, 0, 0), None), ((0, 1, 1), None), ((10_000, 1, 1), None)],
+)  # fmt: skip
+def test_dates_of_google(day: tuple[int, int, int], expected: date | None) -> None:
+    text = (
+        'syntax = "proto3"; package google.type; message Date { int32 year = 1; int32 month = 2; int32 day = 3; } '
+        "message Order { Date on = 1; }"
+    )  # fmt: skip
+    on = dict(zip(("year", "month", "day"), day, strict=True))
+    message = type_of(text, "google.type.Order")(on=on)
+    result = one(text, "`on` DATE", "google.type.Order", message.SerializeToString())
+    assert [code for code, _ in result.errors.values()] == [
+        "unreadable_timestamp" for _ in range(expected is None)
+    ]
+    assert result.rows["on"][0].as_py() == expected
 
 
 def test_fields_without_a_column_are_listed() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import base64
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from lakes import new_stream
 from protos import HEAD
 
@@ -54,6 +60,44 @@ def test_protobuf_is_compiled_with_the_files_that_it_imports() -> None:
     text = compiled(ORDER, (("shop/money.proto", COMMON),))
     assert protobuf.message_of(text, (0,)).full_name == "shop.Order"
     assert protobuf_fields(text, None) == [("id", "string"), ("total", "struct<units:bigint>")]
+
+
+KNOWN = (
+    HEAD
+    + """
+import "confluent/meta.proto"; import "confluent/type/decimal.proto"; import "google/type/date.proto";
+option (confluent.file_meta).doc = "orders";
+message Order {
+  string id = 1 [(confluent.field_meta) = {params: [{key: "a", value: "b"}], tags: ["PII"]}];
+  confluent.type.Decimal total = 2; google.type.Date day = 3;
+}
+"""
+)
+
+
+def test_files_that_clients_import_without_a_reference_are_known() -> None:
+    text = compiled(KNOWN, ())
+    parts = "struct<value:binary,precision:bigint,scale:int>"
+    assert protobuf_fields(text, None) == [("id", "string"), ("total", parts), ("day", "date")]
+    assert planned(stream("total DECIMAL(12,2)"), KNOWN) == (
+        "id STRING NOT NULL, total DECIMAL(12,2), day DATE"
+    )
+    ours = {file.name: file for file in FileDescriptorSet.FromString(base64.b64decode(text)).file}
+    # As Confluent's Python client has them. Its module imports others that are not installed.
+    client = Path(confluent_kafka.__file__).parent / "schema_registry"
+    for name in ("confluent/meta", "confluent/type/decimal"):
+        [literal] = re.findall(
+            r"AddSerializedFile\(\s*(b'.*')\s*\)", (client / f"{name}_pb2.py").read_text()
+        )
+        theirs = FileDescriptorProto.FromString(ast.literal_eval(literal))
+        found, expected = (
+            [
+                re.sub(r" *json_name: .*\n", "", str(part))
+                for part in (*of.message_type, *of.extension)
+            ]
+            for of in (ours[f"{name}.proto"], theirs)
+        )
+        assert found == expected
 
 
 @pytest.mark.parametrize(
