@@ -41,6 +41,4 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         topic = job.kafka.describe(job.stream.topic)
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
         offsets += size(ranges_between(state.timeline.start, ends))
-    stream = job.stream
-    by_workers = stream.archive is None and stream.select is None
-    return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)
+    return offsets / (_MOST_BY_WORKERS if job.stream.archive is None else _MOST_BY_SPARK)

@@ -229,7 +229,7 @@ class HourReader:
         its row."""
         if self._workers_left_most or self._stream.archive is not None:
             return None
-        return pack_spec(self._stream, self._schemas, hour)
+        return pack_spec(self._stream, self._schemas, hour, self._secret)
 
     def _by_workers(
         self, hour: str, ranges: Ranges, one_in: int

@@ -20,7 +20,7 @@ from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema, 
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, has_columns, target_of
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.partition_sql import arrays
-from anabranch.records import packed_files
+from anabranch.records import INPUT, packed_files
 
 MOST_LEFT = 2_000
 """Maximum number of records of a micro-batch whose places workers report. With more, Spark writes
@@ -68,13 +68,19 @@ class Certain:
 
 
 def task_spec(
-    stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, WriterSchema]
+    stream: Stream,
+    table: Table,
+    columns: Schema,
+    schemas: Mapping[int, WriterSchema],
+    secret: bytes | None,
 ) -> TaskSpec | None:
     """Return how tasks read and write the stream's records, or None if Spark must write the rows:
-    selected columns, or a table that only Spark's writer supports or whose columns differ from
-    `columns`, the stream's."""
-    target = target_of(table) if has_columns(table, columns) and stream.select is None else None
-    return TaskSpec(decode_spec(stream, schemas), target) if target is not None else None
+    a table that only Spark's writer supports or whose columns differ from `columns`, the
+    stream's. `secret`: of hashed columns."""
+    target = target_of(table) if has_columns(table, columns) else None
+    if target is None:
+        return None
+    return TaskSpec(decode_spec(stream, schemas, secret=secret), target)
 
 
 def stage_certain(
@@ -83,7 +89,7 @@ def stage_certain(
     """Write the good records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
     not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
     left."""
-    columns = frame.select("key", "partition", "offset", "timestamp", "value", "ingest_hour")
+    columns = frame.selectExpr(*INPUT, "ingest_hour")
     return certain_from(
         columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
     )

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient, Unexpected
+from anabranch.records import INPUT
 from speed_layer.fast_staging import (
     REPORT,
     REPORT_SCHEMA,
@@ -49,7 +50,7 @@ def stage_group(
     topics.
     """
     parts = {topic: (one.spec, tuple(one.plan.hours)) for topic, one in prepared.items()}
-    columns = frame.select("topic", "key", "partition", "offset", "timestamp", "value")
+    columns = frame.selectExpr("topic", *INPUT)
     reports = columns.mapInArrow(_task(parts), _REPORT).collect()
     by_topic: dict[str, list[Any]] = {topic: [] for topic in prepared}
     for row in reports:

@@ -580,7 +580,8 @@ class MicroBatches:
     def _spec(self, decided: ResolvedState) -> TaskSpec | None:
         """Return how workers stage the next micro-batch; None if Spark writes its rows."""
         columns = rows_columns(self._stream).schema
-        return task_spec(self._stream, decided.state.table, columns, self._schemas.known)
+        secret = self._environment.masking_secret
+        return task_spec(self._stream, decided.state.table, columns, self._schemas.known, secret)
 
     def learn_schemas(self, certain: Certain) -> bool:
         """Ask the registry for the schemas that workers did not have. Return True if there are any:

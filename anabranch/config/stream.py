@@ -590,13 +590,6 @@ class Stream(Frozen):
                     "event_time.column: expected a TIMESTAMP column of the schema, found "
                     f"{self.event_time.column!r}"
                 )
-            as_it_is = {
-                s.name for s in self.select or () if s.kind == "field" and s.fields == (s.name,)
-            }
-            if self.select is not None and column.name not in as_it_is:
-                raise ValueError(
-                    f"select: expected the event time {column.name} unchanged, found another column"
-                )
         self._check_physical_design(by_name)
         self._check_keep()
 

@@ -9,8 +9,9 @@ record's id: not on the layer, the time, the batch or the process. No bytes make
 
 1. read the values by the stream's format (`json`, `avro`, `protobuf`, `csv`, `raw`);
 2. refuse records that lack a NOT NULL column;
-3. refuse records whose event time is out of bounds, and date the others;
-4. refuse records with unknown fields, if the stream says so.
+3. compute the columns of `select`, and refuse records for which an expression fails;
+4. refuse records whose event time is out of bounds, and date the others;
+5. refuse records with unknown fields, if the stream says so.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.decode.reading import Reading, found
 from anabranch.decode.values import MICROS, in_the_calendar
 from anabranch.decode.wire import UnlistedSchema, WriterSchema
@@ -34,6 +36,8 @@ __all__ = ["DecodeSpec", "Decoded", "Decoder", "UnlistedSchema", "WriterSchema",
 if TYPE_CHECKING:
     from anabranch.config import EventTime, Stream
     from anabranch.config.columns import Column
+    from anabranch.config.select import SelectedColumn
+    from anabranch.decode.select import Selection
 
 REFUSED_FIELD = "unknown_field"
 """The error code of a record with unknown fields and no other error, if the stream refuses such
@@ -45,7 +49,7 @@ ERROR_TEXT_LENGTH = 300
 HOUR_MICROS = 3_600_000_000
 
 # After the columns' own errors, which have the columns' places.
-_REQUIRED, _EVENT_TIME, _UNKNOWN = 1 << 20, 1 << 21, 1 << 22
+_REQUIRED, _SELECT, _EVENT_TIME, _UNKNOWN = 1 << 20, 1 << 21, 1 << 22, 1 << 23
 
 
 class Reader(Protocol):
@@ -58,15 +62,19 @@ class Reader(Protocol):
 class DecodeSpec:
     """The part of a stream's settings that a decoder needs. Picklable.
 
-    `columns`: the fields that are read from a record. `message`: the name of Protobuf's type.
-    `schemas`: the writers' schemas by id, for a format with schemas. `rescued`: the column for the
-    fields without a column, if any. `lists_unknown`: whether the names of such fields are returned.
-    `header`: the names of CSV's fields.
+    `columns`: the fields that are read from a record. `select`: the columns of the table, if they
+    are not these, with the `secret` of hashes. `topic`: of all records. `message`: the name of
+    Protobuf's type. `schemas`: the writers' schemas by id, for a format with schemas. `rescued`:
+    the column for the fields without a column, if any. `lists_unknown`: whether the names of such
+    fields are returned. `header`: the names of CSV's fields.
     """
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
     format: str
+    topic: str = ""
+    select: tuple[SelectedColumn, ...] | None = None
+    secret: bytes | None = field(default=None, repr=False)
     delimiter: str = ","
     message: str | None = None
     schemas: Mapping[int, WriterSchema] = field(default_factory=dict)
@@ -80,13 +88,22 @@ def decode_spec(
     stream: Stream,
     schemas: Mapping[int, WriterSchema] | None = None,
     lists_unknown: bool = False,
+    secret: bytes | None = None,
 ) -> DecodeSpec:
     """Return what a decoder of the stream needs. `lists_unknown`: return the names of unknown
-    fields too, if the stream does not ignore them."""
+    fields too, if the stream does not ignore them. `secret` hashes columns of `select`. Raises
+    ConfigurationError if it is needed and missing."""
+    if stream.masks and secret is None:
+        raise ConfigurationError(
+            f"stream {stream.name}: select: expected masking.secret in anabranch.yaml, found none"
+        )
     return DecodeSpec(
         stream.record_columns,
         stream.event_time,
         stream.format.type,
+        stream.topic,
+        stream.select,
+        secret if stream.masks else None,
         stream.format.delimiter,
         stream.format.message,
         dict(schemas or {}),
@@ -125,10 +142,17 @@ class Decoder:
     def __init__(self, spec: DecodeSpec) -> None:
         self._spec = spec
         self._reader = _reader(spec)
+        self._selection: Selection | None = None
+        if spec.select is not None:
+            # Imported here: few streams need DuckDB.
+            from anabranch.decode.select import Selection
+
+            self._selection = Selection(spec.select, spec.topic, spec.secret)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        """Decode a batch with `partition`, `offset`, `timestamp`, `value` (for raw also `key`) of
-        Spark's Kafka source, and `ingest_hour`. Raises UnlistedSchema."""
+        """Decode a batch with `key`, `value`, `partition`, `offset` and `timestamp` of Spark's
+        Kafka source, `headers` as text (`anabranch.decode.headers`), and `ingest_hour`. Raises
+        UnlistedSchema."""
         # Step 1: read the values.
         reading = self._reader.read(batch)
         errors = reading.errors
@@ -138,20 +162,20 @@ class Decoder:
                 for i in _nulls(reading.columns[column.name]):
                     text = found(f"{column.type} NOT NULL", "null or no such field")
                     errors.add(i, _REQUIRED + place, "missing_required", f"{column.name}: {text}")
-        # Step 3: the event time.
         hours = batch.column("ingest_hour")
         at = batch.column("timestamp").cast(MICROS)
         if not _all(is_in := in_the_calendar(at)):
             # Python's dates, and so those of most readers, have no other years.
             at = pc.if_else(is_in, at, None)
-        starts = _starts(hours)
-        days = self._event_time(reading, at, starts)
-        # Step 4: unknown fields.
+        # Step 3: the columns of `select`.
+        columns = self._selected(batch, at, reading)
+        # Step 4: the event time.
+        days = self._event_time(columns, reading, at, _starts(hours))
+        # Step 5: unknown fields.
         if self._spec.refuses_unknown:
             for i, names in reading.unknown.items():
                 text = found("no fields beside those of the schema", ", ".join(names))
                 errors.add(i, _UNKNOWN, REFUSED_FIELD, text)
-        columns = dict(reading.columns)
         if self._spec.rescued is not None:
             kept = [reading.rescued.get(i) for i in range(len(batch))] if reading.rescued else None
             columns[self._spec.rescued] = (
@@ -173,7 +197,24 @@ class Decoder:
             reading.unknown if self._spec.lists_unknown else {},
         )
 
-    def _event_time(self, reading: Reading, at: pa.Array, starts: pa.Array) -> pa.Array:
+    def _selected(
+        self, batch: pa.RecordBatch, at: pa.Array, reading: Reading
+    ) -> dict[str, pa.Array]:
+        """Return the table's columns. Refuse records for which an expression has no value."""
+        if self._selection is None:
+            return dict(reading.columns)
+        columns, bad = self._selection.columns(batch, at, reading.columns)
+        for place, one in enumerate(self._spec.select or ()):
+            for i in bad.get(one.name, ()):
+                of = ", ".join(f"{name} = {reading.shown(name, i)}" for name in one.fields)
+                expected = f"a {one.type.upper()} of {one.source}"
+                text = f"{one.name}: {found(expected, of)}"
+                reading.errors.add(i, _SELECT + place, "select_failed", text)
+        return columns
+
+    def _event_time(
+        self, columns: Mapping[str, pa.Array], reading: Reading, at: pa.Array, starts: pa.Array
+    ) -> pa.Array:
         """Refuse records whose event time is out of bounds. Return the dates of all records.
 
         Bounds are measured from the start and end of the ingest hour, so every rebuild gives the
@@ -181,7 +222,7 @@ class Decoder:
         """
         event_time, bounds = at, self._spec.event_time
         if bounds is not None:
-            event_time = reading.columns[bounds.column].cast(MICROS)
+            event_time = columns[bounds.column].cast(MICROS)
             since = event_time.cast(pa.int64())
             near = in_the_calendar(event_time)
             if bounds.past is not None:
@@ -192,7 +233,9 @@ class Decoder:
                 last = pc.add(starts, HOUR_MICROS + micros(bounds.future))
                 near = pc.and_(near, pc.less_equal(since, last))
             for i in _falses(near):
-                text = found("a time near the ingest hour", reading.shown(bounds.column, i))
+                is_read = bounds.column in reading.columns
+                shown = reading.shown(bounds.column, i) if is_read else str(event_time[i])
+                text = found("a time near the ingest hour", shown)
                 errors_text = f"{bounds.column}: {text}"
                 reading.errors.add(i, _EVENT_TIME, "event_time_out_of_bounds", errors_text)
             if not _all(near):

@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.config import Stream
+from anabranch.config.columns import Column
 from anabranch.decode import Decoder, DecodeSpec, decode_spec
+from anabranch.decode.headers import AS_TEXT, headers_of
 from anabranch.offsets.hours import HourRange
 from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
 from anabranch.offsets.position import Ranges
 from anabranch.records.schemas import Schemas
-from anabranch.records.selected import project
 
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
 BYTES = ("kafka_key", "kafka_value", "kafka_headers")
@@ -29,6 +30,9 @@ BYTES = ("kafka_key", "kafka_value", "kafka_headers")
 UNKNOWN = "unknown_fields"
 """The column of a decoded record with the names of its fields that have no column in the stream;
 null if there are none."""
+
+INPUT = ("key", "value", "partition", "offset", "timestamp", AS_TEXT)
+"""The columns of Spark's Kafka source as a decoder reads them."""
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 
@@ -115,50 +119,30 @@ def decode(
     the stream ignores them. `secret` hashes columns of `select`. A record with a schema id that
     `schemas` does not know fails the query (`schemas.unlisted_ids`).
     """
-    is_selected = stream.select is not None
     task = _DecodeTask(
-        decode_spec(stream, schemas.known, with_unknown),
-        "_row_" if is_selected else "",
-        with_errors or is_selected,
+        decode_spec(stream, schemas.known, with_unknown, secret), stream.columns, with_errors
     )
-    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS}) AS headers"
-    key = "key" if "key" in frame.columns else "CAST(NULL AS BINARY) AS key"
-    others = (key, headers) if task.with_bytes else (key,) if stream.format.type == "raw" else ()
-    read = frame.selectExpr(
-        "CAST(partition AS INT) AS partition",
-        "CAST(offset AS BIGINT) AS offset",
-        "CAST(timestamp AS TIMESTAMP) AS timestamp",
-        "value",
-        "ingest_hour",
-        *others,
-    ).mapInArrow(task, task.ddl)
+    read = frame.selectExpr(*INPUT, "ingest_hour").mapInArrow(task, task.ddl)
     rest = [*_KAFKA_COLUMNS, "event_date", "is_dead"]
     rest += ["error_code", "error_text", *BYTES] if with_errors else []
     rest += [UNKNOWN] if with_unknown else []
-    if not is_selected:
-        return read.select(*(c.name for c in stream.columns), *rest)
-    rescues = (f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns if c.rescues)
-    judged = read.withColumn("kafka_topic", F.lit(stream.topic))
-    return project(judged, stream, secret, (*rescues, *rest))
+    return read.select(*(c.name for c in stream.columns), *rest)
 
 
 @dataclass(frozen=True)
 class _DecodeTask:
-    """A task that decodes. `prefix`: of the names of the stream's fields. `with_bytes`: return the
-    record's bytes too."""
+    """A task that decodes records to the table's `columns`. `with_bytes`: return the record's bytes
+    too."""
 
     spec: DecodeSpec
-    prefix: str
+    columns: tuple[Column, ...]
     with_bytes: bool
 
     @property
     def ddl(self) -> str:
-        fields = [f"`{self.prefix}{c.name}` {c.type}" for c in self.spec.columns]
-        if self.spec.rescued is not None:
-            fields.append(f"`{self.prefix}{self.spec.rescued}` STRING")
         return ", ".join(
             [
-                *fields,
+                *(f"`{c.name}` {c.type}" for c in self.columns),
                 "kafka_partition INT, kafka_offset BIGINT, kafka_timestamp TIMESTAMP",
                 "ingest_hour STRING, event_date DATE, is_dead BOOLEAN",
                 f"error_code STRING, error_text STRING, {UNKNOWN} ARRAY<STRING>",
@@ -187,7 +171,8 @@ class _DecodeTask:
             pa.array([decoded.unknown.get(i) for i in every], pa.list_(pa.string())),
         ]
         if self.with_bytes:
-            columns += [batch.column(name) for name in ("key", "value", "headers")]
+            columns += [batch.column("key"), batch.column("value")]
+            columns.append(headers_of(batch.column("headers")))
         own = ["is_dead", "error_code", "error_text", UNKNOWN, *(BYTES if self.with_bytes else ())]
         return pa.RecordBatch.from_arrays(columns, [*decoded.rows.column_names, *own])
 

@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,9 @@ from pyspark.sql import DataFrame
 from anabranch.common.errors import Unexpected
 from anabranch.config import Stream
 from anabranch.decode import Decoder, DecodeSpec, decode_spec
+from anabranch.decode.headers import headers_of
 from anabranch.offsets.position import Offsets, Ranges
+from anabranch.records import INPUT
 from anabranch.records.schemas import Schemas
 
 Batches = Iterable[pa.RecordBatch]
@@ -42,19 +43,7 @@ RAW = (
 PLACE = ("kafka_partition", "kafka_offset")
 """The columns of a row with its place in Kafka."""
 
-# Headers are text here: Spark adds up the sizes of all columns for every record, which takes
-# several times as long for an array as for all others. Most records have no headers.
-_INPUT = (
-    "key",
-    "value",
-    "partition",
-    "offset",
-    "timestamp",
-    "CAST(to_json(transform(headers, h -> struct(hex(h.key) AS key, hex(h.value) AS value))) AS "
-    "BINARY) AS headers",
-)
 _RAW = ("key", "value", "partition", "offset", "timestamp", "ingest_hour", "headers")
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _PIECE_BYTES = 2**20
 _SCHEMA = pa.schema([("kind", pa.string()), ("data", pa.binary()), ("keys", pa.binary())])
 
@@ -113,19 +102,16 @@ class Reports:
         return total
 
 
-def pack_spec(stream: Stream, schemas: Schemas, hour: str) -> PackSpec | None:
-    """Return the parameters for workers to read the hour's records; None for a stream with selected
-    columns, which Spark computes."""
-    if stream.select is not None:
-        return None
-    spec = decode_spec(stream, schemas.known, lists_unknown=True)
+def pack_spec(stream: Stream, schemas: Schemas, hour: str, secret: bytes | None) -> PackSpec:
+    """Return the parameters for workers to read the hour's records."""
+    spec = decode_spec(stream, schemas.known, lists_unknown=True, secret=secret)
     return PackSpec(spec, (*PLACE, *stream.key), hour)
 
 
 def packed(records: DataFrame, spec: PackSpec) -> DataFrame:
     """Decode the hour's records, in the columns of Spark's Kafka source, in workers; return pieces.
     Lazy."""
-    return records.selectExpr(*_INPUT).mapInArrow(_pack_task(spec), PACKED)
+    return records.selectExpr(*INPUT).mapInArrow(_pack_task(spec), PACKED)
 
 
 def unpacked(
@@ -185,23 +171,9 @@ def _count(counts: Counter[int], partitions: np.ndarray) -> None:
 def _as_read(records: pa.RecordBatch, places: pa.Array) -> pa.Table:
     """Return the records at `places` in the columns of `RAW`."""
     some = pa.table(records.take(places))
-    headers = pa.array(map(_headers, some.column("headers").to_pylist()), _HEADERS)
+    headers = headers_of(some.column("headers").combine_chunks())
     some = some.set_column(some.column_names.index("headers"), "headers", headers)
     return some.select(_RAW)
-
-
-def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
-    """Parse a record's headers from the text in `_INPUT`."""
-    if text is None:
-        return None
-    # A null value is null or absent, depending on `spark.sql.jsonGenerator.ignoreNullFields`.
-    found = (
-        (bytes.fromhex(header["key"]).decode(), header.get("value")) for header in json.loads(text)
-    )
-    return [
-        {"key": key, "value": bytes.fromhex(value) if value is not None else None}
-        for key, value in found
-    ]
 
 
 def _pieces(kind: str, table: pa.Table, keys: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:

@@ -3,29 +3,30 @@ them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 import yaml
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.columns import parse_columns
-from anabranch.config.select import FUNCTIONS, parse_expression, parse_select
+from anabranch.config.select import REFUSED_FUNCTIONS, connection, functions, parse_select
 
 DDL = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, email STRING, level INT, tags ARRAY<STRING>, "
     "geo STRUCT<country: STRING>"
 )
-FIELDS = {column.name: column for column in parse_columns(DDL)}
 SELECT = [
     "id",
     "at",
     {"player": "level"},
     {"mail": {"hash": "lower(email)"}},
     {"initial": {"truncate": "email", "to": 1}},
-    {"hour": {"truncate": "at", "to": "hour"}},
+    {"hour": {"truncate": '"at"', "to": "hour"}},
     {"country": {"sql": "upper(geo.country)", "type": "STRING"}},
     {"key": {"kafka": "key", "type": "STRING"}},
     {"headers": {"kafka": "headers"}},
@@ -51,46 +52,97 @@ def test_the_columns_of_a_table_by_its_select() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sql"),
+    ("text", "kind", "fields"),
     [
-        ("lower(email)", "collate(lower(collate(`_row_email`, 'UNICODE')), 'UTF8_BINARY')"),
-        ("EMAIL || 'email'", "`_row_email` || 'email'"),
-        ("geo.country", "`_row_geo`.country"),
-        ("tags[0]", "`_row_tags`[0]"),
-        ("CAST(level AS DECIMAL(10, 2)) * 2.5", "CAST(`_row_level` AS DECIMAL(10, 2)) * 2.5"),
-        ("CASE WHEN level > 3 THEN 'it''s' END", "CASE WHEN `_row_level` > 3 THEN 'it''s' END"),
-        ("CAST(at AS DATE) >= DATE '2026-11-01'", "CAST(`_at_at` AS DATE) >= DATE '2026-11-01'"),
-        (
-            "coalesce(email, CAST(kafka_key AS STRING))",
-            "coalesce(`_row_email`, try_validate_utf8(CAST(kafka_key AS STRING)))",
-        ),
-        (
-            "TRY_CAST(CAST( (level) as string) || 'x' AS STRING)",
-            "try_validate_utf8(TRY_CAST(try_validate_utf8(CAST( (`_row_level`) as string)) || 'x' "
-            "AS STRING))",
-        ),
-        (
-            "level IN (1, 2) AND NOT (email IS NULL)",
-            "`_row_level` IN (1, 2) AND NOT (`_row_email` IS NULL)",
-        ),
-        ("left(email, 2)", "left(`_row_email`, 2)"),
+        ("lower(email)", "STRING", ["email"]),
+        ("EMAIL || 'email' -- a comment", "STRING", ["email"]),
+        ("geo.country", "STRING", ["geo"]),
+        ("tags[1]", "STRING", ["tags"]),
+        ("list_sum([level, 1])", "BIGINT", ["level"]),
+        ("list_transform(tags, lambda t: t || email)", "ARRAY<STRING>", ["tags", "email"]),
+        ("[upper(t) for t in tags if t <> '']", "ARRAY<STRING>", ["tags"]),
+        ("{'level': level}", "STRUCT<level: INT>", ["level"]),
+        ("regexp_extract(email, '@(.*)', 1)", "STRING", ["email"]),
+        ("strptime(email, '%d/%b/%Y:%H:%M:%S %z')", "TIMESTAMP", ["email"]),
+        ("make_timestamp(level)", "TIMESTAMP", ["level"]),
+        ('"at" + INTERVAL 1 DAY', "TIMESTAMP", ["at"]),
+        ("email ->> '$.name'", "STRING", ["email"]),
+        ("email::JSON -> '$.name'", "STRING", ["email"]),
+        ("level", "BIGINT", ["level"]),
+        ("kafka_offset + kafka_partition", "INT", []),
+        ("CASE WHEN level > 3 THEN 'it''s' END", "STRING", ["level"]),
+        ("coalesce(email, decode(kafka_key), kafka_topic)", "STRING", ["email"]),
     ],
 )
-def test_an_expression_is_kept_as_it_is_but_for_its_fields(text: str, sql: str) -> None:
-    assert parse_expression(text, FIELDS).sql == sql
+def test_an_expression_reads_fields_and_has_a_type(text: str, kind: str, fields: list[str]) -> None:
+    [selected] = parse_select([{"x": {"sql": text, "type": kind}}], parse_columns(DDL))
+    assert list(selected.fields) == fields
 
 
-def test_no_function_depends_on_the_present_or_on_chance_or_exhausts_the_stack() -> None:
-    unsafe = """
-        rand randn uuid now current_date current_timestamp regexp_extract regexp_replace rlike like repeat lpad rpad
-        space sequence array_repeat replace element_at split_part timestamp_seconds add_months to_timestamp trunc
-        substring_index date_add date_sub flatten try_to_binary decode session_user monotonically_increasing_id
-    """
-    assert not FUNCTIONS & {*unsafe.split()}
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        ({"sql": "level", "type": "STRING"}, "of type STRING, found INTEGER; change its type"),
+        ({"sql": "level / 2", "type": "INT"}, "of type INT, found DOUBLE"),
+        ({"sql": "level", "type": "INT NOT NULL"}, "type: expected a type without NOT NULL"),
+        ({"sql": "geo.nothing", "type": "STRING"}, "expected an expression over the record"),
+        ({"sql": "upper(level, 2)", "type": "STRING"}, "expected an expression over the record"),
+        ({"sql": "at + INTERVAL 1 DAY", "type": "DATE"}, "a word of SQL needs double quotes"),
+        ({"sql": "nothing", "type": "STRING"}, "expected a field of the schema or one of kafka_key"),
+        ({"sql": "1; SELECT 2", "type": "INT"}, "expected an expression of SQL"),
+        ({"sql": "1) , (2", "type": "INT"}, "expected one expression"),
+        ({"sql": "1) FROM (SELECT 1", "type": "INT"}, "expected"),
+        ({"sql": "1 FROM read_csv('/etc/passwd')", "type": "INT"}, "expected an expression of SQL"),
+        ({"sql": "(SELECT 1)", "type": "INT"}, "over one record, found subquery"),
+        ({"sql": "row_number() OVER ()", "type": "INT"}, "over one record, found window"),
+        ({"sql": "COLUMNS('x')", "type": "INT"}, "over one record, found star"),
+        ({"sql": "#1", "type": "INT"}, "over one record, found positional_reference"),
+        ({"sql": "?", "type": "INT"}, "over one record, found parameter"),
+        ({"sql": "current_date", "type": "DATE"}, "expected a field of the schema"),
+        ({"hash": "geo"}, "hash: expected a STRING, BINARY"),
+        ({"truncate": "level", "to": 2}, "to: expected a number of characters of a STRING"),
+        ({"truncate": "at", "to": 2}, "to: expected a number of characters of a STRING, or for a"),
+        ({"truncate": "email", "to": 0}, "to: expected a number of characters, found 0"),
+        *(
+            ({"sql": f"{call}", "type": "INT"}, "expected functions with one value for a record")
+            for call in (
+                "now()", "random()", "sum(level)", "count(*)", "unnest(tags)", 'age("at")',
+                "repeat(email, level)", "list_reduce(tags, lambda a, b: a || b)", "uuid()", "ago(1)",
+                "range(level)", "pg_sleep(1)", "nextval('s')", "current_setting('TimeZone')",
+                "levenshtein(email, email)", "list_aggregate(tags, 'reservoir_quantile', 0.5)",
+                "getvariable('x')", "read_text('/etc/passwd')", "lpad(email, level, 'x')",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_expression_is_named(item: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(found)) as error:
+        parse_select([{"x": item}], parse_columns(DDL))
+    assert str(error.value).startswith("x: ")
+
+
+def test_what_duckdb_calls_not_deterministic_is_no_function() -> None:
+    rows = connection().sql(
+        "SELECT DISTINCT function_name FROM duckdb_functions() "
+        "WHERE stability <> 'CONSISTENT' OR function_type NOT IN ('scalar', 'macro')"
+    )
+    assert not functions() & {name for (name,) in rows.fetchall()}
+    assert not functions() & REFUSED_FUNCTIONS
+    assert {"lower", "strptime", "regexp_extract", "json_extract", "+", "list_sum"} < functions()
+
+
+def test_expressions_reach_no_file_and_no_setting() -> None:
+    for sql in (
+        "SELECT * FROM '/etc/passwd'",
+        "SET memory_limit = '1TB'",
+        "COPY (SELECT 1) TO 'x'",
+    ):
+        with pytest.raises(duckdb.Error):
+            connection().execute(sql)
 
 
 def test_a_truncated_field_is_found_whatever_its_case() -> None:
-    [selected] = parse_select([{"a": {"truncate": "AT", "to": "day"}}], parse_columns(DDL))
+    [selected] = parse_select([{"a": {"truncate": '"AT"', "to": "day"}}], parse_columns(DDL))
     assert (selected.type, selected.fields) == ("timestamp", ("at",))
 
 
@@ -128,7 +180,7 @@ def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_s
     assert [c.name for c in stream.columns] == [
         next(iter(s)) if isinstance(s, dict) else s for s in SELECT
     ] + ["rescued"]
-    assert [c.name for c in stream.record_columns] == list(FIELDS)
+    assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
     assert stream.masks
 
 

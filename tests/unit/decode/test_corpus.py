@@ -86,7 +86,7 @@ def test_the_corpus_is_read_as_before(
         columns,
         EventTime.model_validate(BOUNDS[form]) if is_bounded else None,
         form,
-        delimiter or ",",
+        delimiter=delimiter or ",",
         rescued="rescued" if unknown == "rescue" else None,
         refuses_unknown=unknown == "refuse",
         lists_unknown=True,

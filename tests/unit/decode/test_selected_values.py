@@ -1,0 +1,321 @@
+"""Columns of `select`: their values, and records for which an expression has none."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import EventTime, Stream
+from anabranch.config.columns import parse_columns
+from anabranch.config.select import parse_select
+from anabranch.decode import Decoded, Decoder, decode_spec
+from anabranch.decode.headers import headers_of
+from anabranch.decode.select import Selection
+
+SECRET = b"0123456789abcdef"
+DDL = (
+    "id STRING NOT NULL, s STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(38,10), t TIMESTAMP, day "
+    "DATE, f BOOLEAN, b BINARY, tags ARRAY<STRING>, geo STRUCT<country: STRING>"
+)
+START = datetime(2026, 11, 21, 3, tzinfo=UTC)
+HEADERS = json.dumps(
+    [
+        {"key": b"trace-id".hex(), "value": b"old".hex()},
+        {"key": b"trace-id".hex(), "value": "neu é".encode().hex()},
+        {"key": b"bad".hex(), "value": b"\xff".hex()},
+        {"key": b"none".hex()},
+    ]
+).encode()
+
+
+def stream_of(select: list[Any], **more: Any) -> Stream:
+    fields = parse_columns(DDL)
+    selected = parse_select(select, fields)
+    known = {"name": "events", "topic": "some-topic", "table": "games.events", "schema": DDL}
+    return Stream(
+        **{**known, "key": "none"} | more,
+        select=selected,
+        fields=fields,
+        columns=tuple(s.column for s in selected),
+    )
+
+
+def decoded(stream: Stream, values: list[dict[str, Any]], key: bytes | None = b"key") -> Decoded:
+    n = len(values)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([key] * n, pa.binary()),
+            "value": pa.array(
+                [json.dumps({"id": f"id-{i}"} | v).encode() for i, v in enumerate(values)],
+                pa.binary(),
+            ),
+            "partition": pa.array([3] * n, pa.int32()),
+            "offset": pa.array(range(n), pa.int64()),
+            "timestamp": pa.array([START] * n, pa.timestamp("us", "UTC")),
+            "headers": pa.array([None, *[HEADERS] * (n - 1)], pa.binary()),
+            "ingest_hour": pa.array(["2026-11-21T03"] * n),
+        }
+    )
+    return Decoder(decode_spec(stream, secret=SECRET)).decode(batch)
+
+
+def one(expression: str, kind: str, values: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
+    """The values of an expression, and the indexes of its dead letters."""
+    found = decoded(stream_of([{"x": {"sql": expression, "type": kind}}]), values)
+    assert {code for code, _ in found.errors.values()} <= {"select_failed"}
+    return found.rows.column("x").to_pylist(), sorted(found.errors)
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "values", "expected"),
+    [
+        ("i * 2", "INT", [{"i": 2}, {}], [4, None]),
+        ("i + l", "INT", [{"i": 1, "l": 2}], [3]),
+        ("m * 2", "DECIMAL(38,10)", [{"m": "1.5"}], [3]),
+        ("upper(s) || '-' || geo.country", "STRING", [{"s": "a", "geo": {"country": "é"}}], ["A-é"]),
+        ("[lower(x) for x in tags]", "ARRAY<STRING>", [{"tags": ["A", None]}, {}], [["a", None], None]),
+        ("len(tags)", "INT", [{"tags": []}], [0]),
+        (
+            "strptime(s, '%d/%b/%Y:%H:%M:%S %z')", "TIMESTAMP",
+            [{"s": "10/Oct/2000:13:55:36 -0700"}], [datetime(2000, 10, 10, 20, 55, 36, tzinfo=UTC)],
+        ),
+        ("strptime(s, '%Y-%m-%d')", "TIMESTAMP", [{"s": "2026-11-21"}], [datetime(2026, 11, 21, tzinfo=UTC)]),
+        ("make_timestamp_ms(l)", "TIMESTAMP", [{"l": 1795867200123}], [datetime(2026, 11, 28, 12, 0, 0, 123000, tzinfo=UTC)]),
+        ("regexp_extract(s, '(\\d+)', 1)", "STRING", [{"s": "a12b"}], ["12"]),
+        ("s ->> '$.a.b'", "STRING", [{"s": '{"a":{"b":"c"}}'}, {"s": "{}"}], ["c", None]),
+        ("day + 1", "DATE", [{"day": "2026-12-31"}], [date(2027, 1, 1)]),
+        ("t::DATE", "DATE", [{"t": "2026-11-21T23:59:59.9-01:00"}], [date(2026, 11, 22)]),
+        ("kafka_topic || kafka_partition || kafka_offset", "STRING", [{}, {}], ["some-topic30", "some-topic31"]),
+        ("decode(kafka_key)", "STRING", [{}], ["key"]),
+        ("kafka_timestamp", "TIMESTAMP", [{}], [START]),
+        ("b", "BINARY", [{"b": "AP8="}], [b"\0\xff"]),
+        ("{'n': i}", "STRUCT<n: INT>", [{"i": 1}], [{"n": 1}]),
+        ("map {s: i}", "MAP<STRING, INT>", [{"s": "a", "i": 1}], [[("a", 1)]]),
+    ],
+)  # fmt: skip
+def test_the_value_of_an_expression(
+    expression: str, kind: str, values: list[dict[str, Any]], expected: list[Any]
+) -> None:
+    assert one(expression, kind, values) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "values", "good", "dead"),
+    [
+        ("s::INT", "INT", [{"s": "1"}, {"s": "x"}, {}], [1, None, None], [1]),
+        ("i + l", "INT", [{"i": 1, "l": 2**40}, {"i": 1, "l": 1}], [None, 2], [0]),
+        ("l * l", "BIGINT", [{"l": 2}, {"l": 2**62}], [4, None], [1]),
+        ("i / 0", "DOUBLE", [{"i": 1}, {}], [None, None], [0]),
+        ("d * 1e300", "DOUBLE", [{"d": 1e300}, {"d": 1}], [None, 1e300], [0]),
+        ("sqrt(d)", "DOUBLE", [{"d": -1}, {"d": 4}], [None, 2], [0]),
+        ("strptime(s, '%Y')", "TIMESTAMP", [{"s": "no"}, {}], [None, None], [0]),
+        ("'infinity'::TIMESTAMP", "TIMESTAMP", [{}], [None], [0]),
+        ("t + INTERVAL 2 YEAR", "TIMESTAMP", [{"t": "9998-06-01T00:00:00Z"}], [None], [0]),
+        ("day + i", "DATE", [{"day": "9999-12-31", "i": 1}], [None], [0]),
+        ("day + i", "DATE", [{"day": "2026-01-01", "i": 2**31 - 1}], [None], [0]),
+        ("decode(b)", "STRING", [{"b": "/w=="}, {"b": "YQ=="}], [None, "a"], [0]),
+        ("json_extract_string(s, '$.a')", "STRING", [{"s": "{"}], [None], [0]),
+        ("error(s)", "STRING", [{"s": "x"}], [None], [0]),
+    ],
+)  # fmt: skip
+def test_an_expression_that_fails_is_a_dead_letter_and_others_are_rows(
+    expression: str, kind: str, values: list[dict[str, Any]], good: list[Any], dead: list[int]
+) -> None:
+    if expression.startswith("error"):
+        with pytest.raises(ValueError):
+            one(expression, kind, values)
+        return
+    assert one(expression, kind, values) == (good, dead)
+
+
+def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
+    select = ["id", {"n": {"sql": "s::INT + i", "type": "INT"}}]
+    found = decoded(stream_of(select), [{"s": "12,50", "i": 1}])
+    [(code, text)] = found.errors.values()
+    assert code == "select_failed"
+    assert text == (
+        'n: expected a INT of {"sql": "s::INT + i", "type": "INT"}, found s = 12,50, i = 1'
+    )
+
+
+def test_an_earlier_error_of_the_record_stays() -> None:
+    found = decoded(stream_of([{"n": {"sql": "s::INT", "type": "INT"}}]), [{"s": "x", "i": "no"}])
+    assert [code for code, _ in found.errors.values()] == ["wrong_type"]
+
+
+def test_a_record_whose_error_try_does_not_catch_is_found_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = Selection._query
+
+    def out_of_memory(self: Selection, records: pa.Table, sql: list[str]) -> list[pa.Array] | None:
+        return None if 7 in records.column("i").to_pylist() else query(self, records, sql)
+
+    monkeypatch.setattr(Selection, "_query", out_of_memory)
+    assert one("i + 1", "INT", [{"i": i} for i in (1, 7, 2, 3, 7)]) == (
+        [2, None, 3, 4, None],
+        [1, 4],
+    )
+
+
+def test_masked_columns_and_those_of_kafka() -> None:
+    stream = stream_of(
+        [
+            "id",
+            {"name": "s"},
+            {"mail": {"hash": "s"}},
+            {"number": {"hash": "i"}},
+            {"low": {"hash": "lower(s)"}},
+            {"flag": {"hash": "f"}},
+            {"date": {"hash": "day"}},
+            {"bytes": {"hash": "b"}},
+            {"start": {"truncate": "s", "to": 2}},
+            {"hour": {"truncate": "t", "to": "hour"}},
+            {"key": {"kafka": "key"}},
+            {"text": {"kafka": "key", "type": "STRING"}},
+            {"topic": {"kafka": "topic"}},
+            {"headers": {"kafka": "headers"}},
+            {"trace": {"header": "trace-id"}},
+            {"bad": {"header": "bad"}},
+            {"no": {"header": "none"}},
+        ]
+    )
+    given: list[dict[str, Any]] = [
+        {"s": "Ann@Example.org", "i": 7, "t": "2026-11-21T03:59:59.9Z", "f": True},
+        {"s": "é😀x", "i": -1, "day": "2026-11-21", "b": "AP8="},
+        {},
+        {"s": ""},
+    ]
+
+    def hashed(text: bytes | str | None) -> str | None:
+        data = text.encode() if isinstance(text, str) else text
+        return hmac.new(SECRET, data, hashlib.sha256).hexdigest() if data is not None else None
+
+    rows = decoded(stream, given).good.to_pylist()
+    for row, value in zip(rows, given, strict=True):
+        text, number = value.get("s"), value.get("i")
+        assert row["name"] == text and row["start"] == (text[:2] if text is not None else None)
+        assert row["mail"] == hashed(text)
+        assert row["number"] == hashed(None if number is None else str(number))
+        assert row["low"] == hashed(text.lower() if text is not None else None)
+        assert row["topic"] == "some-topic"
+    assert [row["flag"] for row in rows] == [hashed("true"), None, None, None]
+    assert (rows[1]["date"], rows[1]["bytes"]) == (hashed("2026-11-21"), hashed(b"\0\xff"))
+    assert [row["hour"] for row in rows] == [
+        datetime(2026, 11, 21, 3, tzinfo=UTC),
+        None,
+        None,
+        None,
+    ]
+    assert rows[0]["headers"] is None and rows[1]["headers"] == [
+        {"key": "trace-id", "value": b"old"},
+        {"key": "trace-id", "value": "neu é".encode()},
+        {"key": "bad", "value": b"\xff"},
+        {"key": "none", "value": None},
+    ]
+    assert [(r["trace"], r["bad"], r["no"]) for r in rows[:2]] == [
+        (None, None, None),
+        ("neu é", None, None),
+    ]
+    [row] = decoded(stream, [{}], key=b"\xff").good.to_pylist()
+    assert (row["key"], row["text"]) == (b"\xff", None)
+
+
+def test_headers_without_a_value_and_none_at_all() -> None:
+    texts = pa.array([None, b"[]", b'[{"key":"61","value":null}]'], pa.binary())
+    assert headers_of(texts).to_pylist() == [None, [], [{"key": "a", "value": None}]]
+
+
+def test_the_event_time_may_be_computed() -> None:
+    stream = stream_of(
+        ["id", {"at": {"sql": "strptime(s, '%d/%b/%Y %z')", "type": "TIMESTAMP"}}],
+        event_time=EventTime(column="at", past="1 day"),
+    )
+    found = decoded(stream, [{"s": "21/Nov/2026 +0000"}, {"s": "21/Nov/2025 +0000"}, {}])
+    assert found.rows.column("event_date").to_pylist()[0] == date(2026, 11, 21)
+    assert {i: code for i, (code, _) in found.errors.items()} == {1: "event_time_out_of_bounds"}
+
+
+def test_a_hash_needs_its_secret_which_is_in_no_text() -> None:
+    stream = stream_of([{"mail": {"hash": "s"}}])
+    with pytest.raises(ConfigurationError, match=r"expected masking\.secret"):
+        decode_spec(stream)
+    assert SECRET.decode() not in repr(decode_spec(stream, secret=SECRET))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"i": st.integers(-(2**31), 2**31 - 1), "l": st.integers(-(2**63), 2**63 - 1)},
+            optional={"s": st.text(max_size=20), "tags": st.lists(st.text(max_size=3), max_size=4)},
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_each_record_has_the_value_that_it_has_alone(values: list[dict[str, Any]]) -> None:
+    """A verdict does not depend on the other records of the batch."""
+    stream = stream_of(
+        [
+            {"n": {"sql": "i + l", "type": "INT"}},
+            {"c": {"sql": "s::INT", "type": "INT"}},
+            {"e": {"sql": "s::INT + i", "type": "BIGINT"}},
+            {"t": {"sql": "list_sort(tags)", "type": "ARRAY<STRING>"}},
+        ]
+    )
+    together = decoded(stream, values)
+    for i, value in enumerate(values):
+        alone = decoded(stream, [value])
+        assert together.errors.get(i) == alone.errors.get(0)
+        for name in ("n", "c", "e", "t"):
+            assert together.rows.column(name)[i] == alone.rows.column(name)[0]
+        total = value["i"] + value["l"]
+        fits = -(2**31) <= total < 2**31
+        assert together.rows.column("n")[i].as_py() == (total if fits else None)
+
+
+def test_the_access_log_of_the_docs() -> None:
+    page = Path(__file__).parents[3] / "docs/how-to/select-columns.md"
+    [text] = re.findall(r"```yaml\n(format: raw\n.*?)```", page.read_text(), re.DOTALL)
+    values = yaml.safe_load(text)
+    fields = parse_columns(values["schema"])
+    selected = parse_select(values["select"], fields)
+    stream = Stream.model_validate(
+        {"name": "logs", "topic": "logs", "table": "web.logs"}
+        | values
+        | {"select": selected, "fields": fields, "columns": tuple(s.column for s in selected)}
+    )
+    line = b'127.0.0.1 - frank [21/Nov/2026:03:55:36 +0000] "GET /a_b.gif HTTP/1.0" 200 2326'
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([None, None], pa.binary()),
+            "value": pa.array([line, b"no log"], pa.binary()),
+            "partition": pa.array([0, 0], pa.int32()),
+            "offset": pa.array([0, 1], pa.int64()),
+            "timestamp": pa.array([START, START], pa.timestamp("us", "UTC")),
+            "headers": pa.array([None, None], pa.binary()),
+            "ingest_hour": pa.array(["2026-11-21T03"] * 2),
+        }
+    )
+    found = Decoder(decode_spec(stream)).decode(batch)
+    [row] = found.good.select(["ip", "ts", "status", "event_date"]).to_pylist()
+    assert row == {
+        "ip": "127.0.0.1",
+        "ts": datetime(2026, 11, 21, 3, 55, 36, tzinfo=UTC),
+        "status": 200,
+        "event_date": date(2026, 11, 21),
+    }
+    assert found.errors[1][0] == "select_failed" and found.errors[1][1].startswith("ts: ")
