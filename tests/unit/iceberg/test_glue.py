@@ -139,3 +139,10 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(
         for k in glue.updates[-1]["TableInput"]["Parameters"]
         if k.startswith((STATE, "anabranch.turn"))
     ]
+
+
+def test_the_tables_of_every_database_are_listed(lake: StreamLake) -> None:
+    lake.lake.catalog.create_namespace("other", {"location": f"file://{lake.folder}/other"})
+    lake.lake.catalog.create_table("other.one", lake.table().schema())
+    names = {".".join(table.name()) for table in lake.lake.every_table()}
+    assert names == {"other.one", lake.name, *lake.stream.branched_tables, lake.stream.hours_table}
