@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from anabranch.config import Environment
 from anabranch.iceberg.catalog_settings import given_properties, spark_properties
 
-REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
-"""The keys whose values Spark redacts (`spark.redaction.regex`): Spark's default words and those of
-REST catalogs."""
+REDACTED = re.compile(
+    "(?i)secret|password|passphrase|token|credential|authorization|cookie|jaas"
+    "|access[._-]?key|(?<![a-z])key(?![a-z])|(?<![a-z])(pem|md5)(?![a-z])"
+    "|header\\.(?!x-iceberg-)"
+)
+"""The keys whose values Spark redacts (`spark.redaction.regex`): Spark's default words, and the
+names of keys and headers of catalogs and object stores. Python's and Java's syntax."""
 
 
 def runs_here(master: str | None) -> bool:

@@ -119,7 +119,7 @@ def test_prometheus_own_tool_reads_its_configuration_and_alerts() -> None:
         "config",
         ROOT / "deploy" / "prometheus" / "prometheus.yml",
     )
-    assert "16 rules found" in output
+    assert "17 rules found" in output
 
 
 def test_each_alert_fires_when_it_should_and_for_the_stream_concerned(tmp_path: Path) -> None:

@@ -24,8 +24,6 @@ from anabranch.cli.shell import interact
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     write_environment(tmp_path)
-    stream = "{topic: t, table: games.t, format: json, schema: id STRING NOT NULL, key: id}"
-    (tmp_path / "streams" / "t.yaml").write_text(stream)
     return tmp_path
 
 

@@ -18,6 +18,14 @@ from anabranch.config import stream_names
 
 DAGS = Path(__file__).resolve().parents[3] / "dags"
 
+
+def test_the_configuration_of_the_dags_is_the_packages_file() -> None:
+    """Airflow's workers do not have the package: a copy would differ from it in time."""
+    file = DAGS / "anabranch_conf.py"
+    assert file.is_symlink()
+    assert file.resolve() == DAGS.parent / "anabranch" / "config" / "plain.py"
+
+
 _SCRIPT = """
 import importlib.util, json, os, sys, threading, time, types
 from datetime import datetime, timezone

@@ -388,6 +388,14 @@ def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> Non
     assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]
 
 
+def test_a_relation_returns_times_as_python_objects(one: StreamLake) -> None:
+    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(
+        columns=["kafka_timestamp"]
+    )
+    times = [row[0] for row in relation.fetchall()]
+    assert {time.utcoffset() for time in times} == {timedelta(0)}
+
+
 def test_a_dataset_is_of_any_connection_and_of_what_the_handle_selects(one: StreamLake) -> None:
     rows = anabranch.open("events", conf=one.folder, only_accepted=True).dataset()
     with duckdb.connect(":memory:") as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.config import Environment
-from anabranch.spark.settings import exposed_keys, session_settings
+from anabranch.spark.settings import REDACTED, exposed_keys, session_settings
 
 
 def settings(**conf: str) -> dict[str, str]:
@@ -34,6 +34,33 @@ def test_secrets_of_the_catalog_reach_executors_of_a_cluster_in_clear(master: st
         "spark.sql.catalog.lake.s3.access-key-id",
         "spark.sql.catalog.lake.s3.secret-access-key",
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "is_secret"),
+    [
+        ("s3.sse.key", True),
+        ("s3.sse.md5", True),
+        ("header.X-Api-Key", True),
+        ("header.Cookie", True),
+        ("header.X-Custom", True),
+        ("header.X-Iceberg-Access-Delegation", False),
+        ("rest.passphrase", True),
+        ("oauth2.client.pem", True),
+        ("credential", True),
+        ("s3.access-key-id", True),
+        ("fs.azure.account.key.x.dfs.core.windows.net", True),
+        ("google.cloud.auth.service.account.private.key", True),
+        ("executorEnv.API_KEY", True),
+        ("fs.s3a.accessKey", True),
+        ("s3.endpoint", False),
+        ("s3.path-style-access", False),
+        ("io-impl", False),
+        ("table-default.write.parquet.keyless", False),
+    ],
+)
+def test_names_of_secrets_of_catalogs_and_stores(key: str, is_secret: bool) -> None:
+    assert (REDACTED.search(f"spark.sql.catalog.lake.{key}") is not None) is is_secret
 
 
 @pytest.mark.parametrize(
