@@ -36,6 +36,10 @@ NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
 MOST_DIGITS = 38
 """Maximum precision of a DECIMAL in Iceberg and Spark."""
 
+ROW = ""
+"""The first name in the path of a field of a change's row, with Debezium's envelope. No field that
+a file names is empty."""
+
 
 @dataclass(frozen=True)
 class Notation:

@@ -68,10 +68,18 @@ class FormatSettings(Frozen):
     header: Annotated[tuple[str, ...], AfterValidator(_each_once)] = Field(
         default=(),
         description=(
-            "With csv: the names of all fields in order. Columns are then matched by name, or by "
-            "`from`, and a record that repeats the names is a dead letter `header_line`."
+            "With csv: the names of all fields in order, by which columns are then matched. A "
+            "record that repeats them is a dead letter."
         ),
         examples=["[id, placed_at, total]"],
+    )
+
+    envelope: Literal["debezium"] | None = Field(
+        default=None,
+        description=(
+            "With json or avro: values are [changes of Debezium](formats.md#debezium), whose rows "
+            "have the columns."
+        ),
     )
 
     @model_validator(mode="after")
@@ -84,6 +92,8 @@ class FormatSettings(Frozen):
             raise ValueError("expected message, and no subject, with descriptor")
         if "delimiter" in self.model_fields_set and self.type != "csv":
             raise ValueError("expected delimiter only with csv")
+        if self.envelope is not None and self.type not in ("json", "avro"):
+            raise ValueError("expected envelope only with json or avro")
         if self.header and self.type != "csv":
             raise ValueError("expected header only with csv")
         return self
@@ -123,6 +133,10 @@ def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
             )
         if settings.type == "csv":
             _check_place(settings, column)
+        if settings.envelope is not None and column.path == ("row",):
+            raise ValueError(
+                f"schema: expected a field of the row, such as row.id, found {column.name} from row"
+            )
         if settings.type == "raw" and column.type not in _RAW.get(column.name, ()):
             raise ValueError(
                 "schema: expected with format raw the column value, BINARY or STRING, and at most "

@@ -62,28 +62,24 @@ class ColumnSettings(Frozen):
         default=(),
         alias="from",
         description=(
-            "The field in the record. Dots separate levels; a list has the names one by one, for "
-            "names with dots. Default: the column's name."
+            "The field, or a path with dots; a list for names with dots. Default: the column's "
+            "name."
         ),
         examples=["payload.after.id", '["event.action"]'],
     )
     unit: Literal["seconds", "millis", "micros", "nanos", "days"] | None = Field(
         default=None,
-        description=(
-            "TIMESTAMPs are numbers of this unit since 1970, also in quotes or with a fraction; "
-            "with `days` DATEs are."
-        ),
+        description=("TIMESTAMPs are numbers of this unit since 1970, DATEs of days."),
     )
     format: Annotated[str, AfterValidator(_pattern)] | None = Field(
         default=None,
-        description="Times are text of this form, in the directives of Python's strptime.",
+        description="Times are text of this form, as for Python's strptime.",
         examples=["%d/%b/%Y:%H:%M:%S %z"],
     )
     decimal: Literal[".", ",", "base64"] | None = Field(
         default=None,
         description=(
-            "Numbers may be in quotes, with this decimal sign. `base64`: DECIMALs are Kafka "
-            "Connect's, with the scale of the type."
+            "Numbers may be in quotes, with this decimal sign; `base64`: DECIMALs of Kafka Connect."
         ),
     )
 

@@ -24,7 +24,7 @@ from anabranch.config.base import (
     one_or_many,
     repeated_name,
 )
-from anabranch.config.columns import RESCUED, Column, columns_ddl
+from anabranch.config.columns import RESCUED, ROW, Column, columns_ddl
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.format_settings import (
     WITH_REGISTRY,
@@ -488,6 +488,19 @@ class Stream(Frozen):
         )
 
     @property
+    def read_columns(self) -> tuple[Column, ...]:
+        """`record_columns` with their whole paths: with Debezium's envelope, a column without
+        `from`, or from `row.NAME`, is a field of the change's row."""
+        if self.format.envelope is None:
+            return self.record_columns
+        return tuple(
+            replace(c, path=(ROW, *(c.path[1:] if c.path else (c.name,))))
+            if not c.path or c.path[0] == "row"
+            else c
+            for c in self.record_columns
+        )
+
+    @property
     def masks(self) -> bool:
         """Whether a column is hashed with the configured secret."""
         return any(selected.masks for selected in self.select or ())
@@ -547,6 +560,11 @@ class Stream(Frozen):
             raise ValueError(
                 f"schema: expected columns with format {self.format.type}, found registry; use "
                 f"one of the formats {', '.join(WITH_REGISTRY)}"
+            )
+        if self.subject_schema is not None and self.format.envelope is not None:
+            raise ValueError(
+                "schema: expected columns with format.envelope, found registry; name the columns "
+                "of the row"
             )
         if not self.lacks_columns:
             self._check_columns()

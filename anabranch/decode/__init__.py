@@ -66,7 +66,7 @@ class DecodeSpec:
     are not these, with the `secret` of hashes. `topic`: of all records. `message`: the name of
     Protobuf's type. `schemas`: the writers' schemas by id, for a format with schemas. `rescued`:
     the column for the fields without a column, if any. `lists_unknown`: whether the names of such
-    fields are returned. `header`: the names of CSV's fields.
+    fields are returned. `header`: the names of CSV's fields. `envelope`: of JSON values.
     """
 
     columns: tuple[Column, ...]
@@ -82,6 +82,7 @@ class DecodeSpec:
     refuses_unknown: bool = False
     lists_unknown: bool = False
     header: tuple[str, ...] = ()
+    envelope: str | None = None
 
 
 def decode_spec(
@@ -98,7 +99,7 @@ def decode_spec(
             f"stream {stream.name}: select: expected masking.secret in anabranch.yaml, found none"
         )
     return DecodeSpec(
-        stream.record_columns,
+        stream.read_columns,
         stream.event_time,
         stream.format.type,
         stream.topic,
@@ -111,6 +112,7 @@ def decode_spec(
         stream.unknown == "refuse",
         lists_unknown and stream.unknown != "ignore",
         stream.format.header,
+        stream.format.envelope,
     )
 
 
@@ -265,6 +267,10 @@ def _reader(spec: DecodeSpec) -> Reader:
         from anabranch.decode.protobuf import ProtobufReader
 
         return ProtobufReader(spec.columns, spec.schemas, spec.message, names_unknown)
+    if spec.envelope is not None:
+        from anabranch.decode.debezium import DebeziumReader
+
+        return DebeziumReader(spec.columns, names_unknown, spec.rescued is not None)
     from anabranch.decode.json import JsonReader
 
     schemas = spec.schemas if spec.format == "json_schema" else None

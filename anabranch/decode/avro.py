@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any
@@ -36,7 +37,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anabranch.config.columns import MOST_DIGITS, Column, Notation
+from anabranch.config.columns import MOST_DIGITS, ROW, Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
@@ -82,6 +83,9 @@ class Plan:
         writer = parse(text)
         if writer.kind != "record":
             raise Incompatible(f"expected a record, found {writer.kind}")
+        self._has_rows = any(column.field[0] == ROW for column in columns)
+        if self._has_rows:
+            writer = _with_row(writer)
         nodes = [(column, _node_of(writer, column)) for column in columns]
         if missing := sorted(c.name for c, node in nodes if node is None and not c.nullable):
             raise Incompatible(
@@ -95,13 +99,15 @@ class Plan:
         if not self._columns:
             fields = ", ".join(".".join(column.field) for column in columns)
             raise Incompatible(f"expected a field of {fields}, found none")
-        self.over_batch = plan_fields(writer, columns)
-        self._value = value_reader(writer)
+        self.over_batch = None if self._has_rows else plan_fields(writer, columns)
+        self._value = value_reader(parse(text))
 
     def read(self, payload: bytes) -> tuple[dict[str, Any], dict[str, Unreadable]]:
         """Return the columns of one value, and the errors of those that are not of their type.
         Raises Malformed."""
         fields, read, bad = self._value(payload), dict[str, Any](), dict[str, Unreadable]()
+        if self._has_rows:
+            fields[ROW] = fields["before"] if fields["after"] is None else fields["after"]
         for column, convert in self._columns:
             value = fields
             for name in column.field:
@@ -111,6 +117,19 @@ class Plan:
             except Unreadable as error:
                 bad[column.name] = error
         return read, bad
+
+
+def _with_row(writer: Node) -> Node:
+    """Return a schema of Debezium's changes with the row, `after` or, of a delete, `before`, as a
+    field. Raises Incompatible."""
+    fields = writer.fields
+    if not {"op", "before", "after"} <= fields.keys() or fields["before"] != fields["after"]:
+        found = ", ".join(fields) or "none"
+        raise Incompatible(
+            "expected a change of Debezium with op, and before and after of one type, found the "
+            f"fields {found}"
+        )
+    return replace(writer, fields={**fields, ROW: fields["after"]})
 
 
 def _node_of(writer: Node, column: Column) -> Node | None:

@@ -57,8 +57,8 @@ _CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
 
 _AN_OBJECT = "an object"
 
-# msgspec refuses a value of another type, a number out of range, or bytes that are not UTF-8.
-_REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
+REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
+"""The errors of a value of another type, a number out of range, or bytes that are not UTF-8."""
 
 
 class JsonReader:
@@ -194,7 +194,7 @@ class JsonReader:
             for i, one in enumerate(data):
                 try:
                     rows.append(decode(one))  # type: ignore[arg-type]
-                except (*_REFUSED, TypeError, RecursionError):
+                except (*REFUSED, TypeError, RecursionError):
                     rows.append(nothing)
                     refused.append(i)
             unknown: dict[int, dict[str, Raw]] = {}
@@ -227,7 +227,7 @@ class JsonReader:
             assert one is not None
             try:
                 fields = _OBJECT.decode(one)
-            except _REFUSED as error:
+            except REFUSED as error:
                 errors.add(i, Errors.WHOLE, *_broken(one, error))
                 continue
             others = {n: fields[n] for n in fields.keys() - self._tops.keys()}
@@ -374,7 +374,7 @@ def _text(raw: Raw) -> str | None:
         return None
     try:
         return msgspec.json.decode(sent, type=str) if sent.startswith(b'"') else sent.decode()
-    except _REFUSED:
+    except REFUSED:
         # A record with an error as a whole: msgspec does not look at the characters of Raw.
         return sent.decode(errors="replace")
 
@@ -500,7 +500,7 @@ class _Fields:
                 continue
             try:
                 read[name] = _as_texts(self._decoders[name].decode(raw), kind)
-            except (*_REFUSED, RecursionError) as error:
+            except (*REFUSED, RecursionError) as error:
                 bad[name] = _why(str(error), raw)
                 continue
             is_other = pa.types.is_string(kind) and bytes(raw)[:1] not in (b'"', b"n")
@@ -520,7 +520,7 @@ def _at_the_end(fields: Mapping[str, Raw], path: Sequence[str]) -> Raw | None:
             return None
         try:
             raw = _OBJECT.decode(sent).get(name)
-        except _REFUSED:
+        except REFUSED:
             text = sent.decode(errors="replace")
             raise Unreadable(_AN_OBJECT, text, f" at {'.'.join(path[:depth])}") from None
     return raw

@@ -3,7 +3,7 @@ whose values have a schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,12 @@ class Errors:
         known = self._found.get(record)
         if known is None or column < known[0]:
             self._found[record] = (column, code, text)
+
+    def take(self, others: Errors, places: Sequence[int], but: str = "") -> None:
+        """Add the errors of another reader, whose columns have these places, except a code."""
+        for record, (column, code, text) in others._found.items():
+            if code != but:
+                self.add(record, column if column == self.WHOLE else places[column], code, text)
 
     def is_whole(self, record: int) -> bool:
         """Return whether nothing of the record can be read."""

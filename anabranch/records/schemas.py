@@ -77,7 +77,7 @@ class Schemas:
         try:
             text = whole_schema(schema)
             if kind == "AVRO":
-                avro.plan(text, self._stream.record_columns)
+                avro.plan(text, self._stream.read_columns)
         except Incompatible as incompatible:
             return WriterSchema(error=("incompatible_schema", str(incompatible)))
         return WriterSchema(text)

@@ -243,3 +243,53 @@ def test_a_field_elsewhere_and_a_number_are_key_and_event_time(world: Make) -> N
     assert (result.decision, result.reason) == ("accepted", None)
     assert found() == rows
     assert {d["kafka_offset"]: d["error_code"] for d in one.dead()} == dead
+
+
+def test_changes_of_debezium_and_tombstones(world: Make) -> None:
+    schema = {
+        "event_id": "STRING NOT NULL",
+        "total": {"type": "DECIMAL(12,2)", "decimal": "base64"},
+        "op": {"type": "STRING", "from": "op"},
+        "at": {"type": "TIMESTAMP", "from": "source.ts_ms", "unit": "millis"},
+    }
+    form = {"type": "json", "envelope": "debezium"}
+    one = world(
+        schema=schema, format=form, key=["event_id", "at"], event_time={"column": "at"},
+        quality=ANY_SHARE,
+    )  # fmt: skip
+    start = start_of(past_hour(1))
+    millis = int(start.timestamp() * 1000)
+    row = '{"event_id":"a","total":"AeJA"}'
+    source = '"source":{"ts_ms":%d}'
+    changes = [
+        f'{{"op":"c","before":null,"after":{row},{source % millis}}}',
+        f'{{"op":"d","before":{row},"after":null,{source % (millis + 1)}}}',
+        f'{{"op":"d","before":{row},"after":null,{source % (millis + 1)}}}',
+        row,
+    ]
+    one.topic(1)
+    one.send([(0, start, value.encode()) for value in changes])
+    one.send([(0, start, None)], key=b'{"event_id":"a"}')
+    one.send([(0, start, None)], key=b"a")
+    one.apply()
+    one.speed()
+
+    def found() -> list[tuple[Any, ...]]:
+        return sorted(
+            (r["kafka_offset"], r["event_id"], r["total"], r["op"], r["at"]) for r in one.rows()
+        )
+
+    total, next_at = Decimal("1234.56"), start + timedelta(milliseconds=1)
+    rows = [
+        (0, "a", total, "c", start),
+        (1, "a", total, "d", next_at),
+        (2, "a", total, "d", next_at),
+        (4, "a", None, None, None),
+    ]
+    assert found() == rows
+    dead = {3: "not_a_change", 5: "missing_required"}
+    assert {d["kafka_offset"]: d["error_code"] for d in one.dead()} == dead
+    [result] = one.batch()
+    assert (result.decision, result.reason) == ("accepted", None)
+    assert found() == [rows[0], rows[1], rows[3]]
+    assert {d["kafka_offset"]: d["error_code"] for d in one.dead()} == dead

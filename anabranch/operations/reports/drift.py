@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from anabranch.config import RESERVED_COLUMNS, Stream
-from anabranch.config.columns import Column, columns_ddl
+from anabranch.config.columns import ROW, Column, columns_ddl
 from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
 from anabranch.config.guessed_types import combine
 from anabranch.config.schema import columns_mapping
@@ -121,7 +121,10 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
 
 def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
-    read = {column.field[0] for column in stream.record_columns}
+    # With Debezium's envelope, the fields of rows are counted.
+    level = 0 if stream.format.envelope is None else 1
+    paths = [column.field for column in stream.read_columns]
+    read = {path[level] for path in paths if not level or path[0] == ROW}
     reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]

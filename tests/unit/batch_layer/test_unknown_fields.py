@@ -12,6 +12,7 @@ import yaml
 from anabranch.cli.render.rows import drift_text
 from anabranch.cli.report import print_text
 from anabranch.config import Stream, SubjectSchema, load_stream
+from anabranch.config.format_settings import FormatSettings
 from anabranch.config.guessed_types import combine, guess
 from anabranch.config.schema import parse_schema
 from anabranch.offsets.hours import Cut
@@ -85,6 +86,20 @@ def test_a_schema_with_other_fields_is_proposed_as_a_mapping(
     print_text(drift_text(view))
     [line] = [one for one in capsys.readouterr().out.splitlines() if one.startswith("schema: ")]
     assert yaml.safe_load(line) == {"schema": schema | nested | {"new": "STRING"}}
+
+
+def test_fields_of_rows_in_an_envelope() -> None:
+    op, x = {"type": "STRING", "from": "op"}, {"type": "INT", "from": "row.y"}
+    schema = {"id": "BIGINT", "op": op, "x": x}
+    changes = {"columns": parse_schema(schema), "format": FormatSettings(envelope="debezium")}
+    names = ("id", "op", "x", "y", "new")
+    rows = [row("2026-11-21T00", 0, *map(field, names))]
+    view = drift_of(stream().model_copy(update=changes), rows, "t", {})
+    other = "the column of that name reads another field"
+    assert {f.name: (f.taken_up, f.obstacle) for f in view.fields} == {
+        "id": (True, None), "op": (False, other), "x": (False, other), "y": (True, None), "new": (False, None),
+    }  # fmt: skip
+    assert view.schema == schema | {"new": "STRING"}
 
 
 def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(

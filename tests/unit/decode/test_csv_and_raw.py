@@ -64,7 +64,7 @@ def test_columns_by_the_names_of_a_header() -> None:
         "day": {"type": "DATE", "format": "%d.%m.%Y"},
     }
     header = ("id", "other", "time", "sum €", "day")
-    spec = DecodeSpec(parse_schema(schema), None, "csv", ";", header=header)
+    spec = DecodeSpec(parse_schema(schema), None, "csv", delimiter=";", header=header)
     expect(
         spec,
         {

@@ -1,0 +1,108 @@
+"""Debezium's envelope in JSON: a change's row, `after` or, of a delete, `before`, and fields of the
+change itself.
+
+Source: https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events.
+
+- A value may be the change itself, or have it in `payload` beside its schema.
+- A column whose path begins with ROW is a field of the row, any other a field of the change. A
+  change without a row (`op: t`) has null in the row's columns.
+- A tombstone (a null value, after a delete) has the fields of the record's key, an object in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pyarrow as pa
+from msgspec import Raw
+
+from anabranch.config.columns import ROW, Column
+from anabranch.decode.json import REFUSED, JsonReader
+from anabranch.decode.reading import Errors, Reading, found
+
+_NULL = Raw(b"null")
+
+
+class _Change(msgspec.Struct, gc=False):
+    op: Raw = _NULL
+    before: Raw = _NULL
+    after: Raw = _NULL
+    payload: Raw = _NULL
+
+
+_CHANGE = msgspec.json.Decoder(_Change)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+
+
+class DebeziumReader:
+    """A reader of one stream's changes, used by one process; parameters as of JsonReader."""
+
+    def __init__(
+        self, columns: Sequence[Column], names_unknown: bool = False, rescues: bool = False
+    ) -> None:
+        self._names = [column.name for column in columns]
+        of_row = [replace(c, path=c.path[1:]) for c in columns if c.path[0] == ROW]
+        of_change = [column for column in columns if column.path[0] != ROW]
+        # A reader, and the places of its columns.
+        self._row = JsonReader(of_row, names_unknown, rescues), self._places(of_row)
+        self._change = JsonReader(of_change), self._places(of_change)
+
+    def _places(self, columns: Sequence[Column]) -> list[int]:
+        return [self._names.index(column.name) for column in columns]
+
+    def read(self, batch: pa.RecordBatch) -> Reading:
+        """Read `value` and `key` of a batch. Bytes of any kind give a reading."""
+        errors, value = Errors(), batch.column("value")
+        keys = batch.column("key").to_pylist() if value.null_count else ()
+        changes: list[bytes] = []
+        rows: list[bytes | None] = []
+        for i, one in enumerate(value.to_pylist()):
+            if one is None:
+                change, row, is_change = b"{}", _fields_of(keys[i]), True
+            else:
+                change, row, is_change = _parts(one)
+            changes.append(change)
+            rows.append(row)
+            if not is_change:
+                text = found("Debezium's change, with op", change.decode(errors="replace"))
+                errors.add(i, Errors.WHOLE, "not_a_change", text)
+        of_row, of_change = (
+            reader.read(pa.record_batch({"value": pa.array(values, pa.binary())}))
+            for (reader, _), values in ((self._row, rows), (self._change, changes))
+        )
+        # A change's own errors precede those of its row.
+        whole = Errors()
+        whole.take(of_change.errors, self._change[1])
+        whole.take(errors, ())
+        whole.take(of_row.errors, self._row[1], "null_value")
+        return Reading(
+            of_row.columns | of_change.columns,
+            whole,
+            lambda name, i: (of_row if name in of_row.columns else of_change).shown(name, i),
+            of_row.unknown,
+            of_row.rescued,
+        )
+
+
+def _parts(value: bytes) -> tuple[bytes, bytes | None, bool]:
+    """Return a value's change and row, None if it has none, and whether it is a change."""
+    try:
+        change = _CHANGE.decode(value)
+        if change.op == _NULL and change.payload != _NULL:
+            value = bytes(change.payload)
+            change = _CHANGE.decode(value)
+    except REFUSED:
+        return value, None, True
+    row = change.after if change.after != _NULL else change.before
+    return value, None if row == _NULL else bytes(row), change.op != _NULL
+
+
+def _fields_of(key: bytes | None) -> bytes | None:
+    """Return the object in a key, perhaps in `payload` beside its schema; None if it has none."""
+    try:
+        fields = _OBJECT.decode(key or b"null")
+    except REFUSED:
+        return None
+    return bytes(fields["payload"]) if fields.keys() == {"schema", "payload"} else key

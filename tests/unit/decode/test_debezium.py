@@ -1,0 +1,183 @@
+"""Debezium's changes, in JSON and Avro: the row of a change, or of a delete the row before it, and
+fields of the change."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from format_cases import of, record
+from kafka_batches import new_batch
+from wire import plain, wired
+
+from anabranch.config.schema import parse_schema
+from anabranch.config.stream import Stream
+from anabranch.decode import Decoded, Decoder, WriterSchema, avro, decode_spec
+
+SCHEMA = {
+    "id": "BIGINT NOT NULL",
+    "total": {"type": "DECIMAL(10,2)", "decimal": "base64"},
+    "made": {"type": "TIMESTAMP", "from": "row.made-at", "unit": "micros"},
+    "day": {"type": "DATE", "unit": "days"},
+    "op": {"type": "STRING", "from": "op"},
+    "lsn": {"type": "BIGINT", "from": "source.lsn"},
+    "at": {"type": "TIMESTAMP", "from": "source.ts_ms", "unit": "millis"},
+}
+MADE, AT = datetime(2026, 11, 28, 10, 0, 0, 1, UTC), datetime(2026, 11, 28, 10, 0, 0, 1_000, UTC)
+ROW = {"id": 5, "total": "AeJA", "made-at": 1795860000000001, "day": 20785}
+READ = {"id": 5, "total": Decimal("1234.56"), "made": MADE, "day": date(2026, 11, 28)}
+SOURCE = {"version": "3.6.3.Final", "table": "orders", "lsn": 42, "ts_ms": 1795860000001}
+OF_SOURCE = {"lsn": 42, "at": AT}
+
+
+def stream(form: str, schema: dict[str, Any] = SCHEMA, **more: Any) -> Stream:
+    file = {"name": "s", "topic": "s", "table": "a.b", "key": ["id"], "schema": "", **more}
+    columns = {"columns": parse_schema(schema), "format": {"type": form, "envelope": "debezium"}}
+    return Stream.model_validate({**file, **columns})
+
+
+def change(op: str, before: object, after: object, source: object = SOURCE) -> dict[str, Any]:
+    return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1}
+
+
+def decoded(
+    values: Sequence[object], keys: Sequence[bytes | None] = (), of: Stream | None = None
+) -> Decoded:
+    sent = [
+        value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+        for value in values
+    ]
+    key = pa.array([*keys, *[None] * (len(sent) - len(keys))], pa.binary())
+    batch = new_batch(sent).append_column("key", key)
+    return Decoder(decode_spec(of or stream("json"), lists_unknown=True)).decode(batch)
+
+
+def rows(result: Decoded) -> list[dict[str, Any]]:
+    return result.rows.select(list(SCHEMA)).to_pylist()
+
+
+@pytest.mark.parametrize("has_schema", [False, True])
+def test_changes(has_schema: bool) -> None:
+    sent = [
+        change("c", None, ROW),
+        change("u", {**ROW, "id": 4}, ROW),
+        change("d", ROW, None),
+        {"op": "r", "after": ROW},
+    ]
+    values = [{"schema": {"type": "struct"}, "payload": one} if has_schema else one for one in sent]
+    result = decoded(values)
+    assert not result.errors and not result.unknown
+    assert rows(result) == [
+        *({**READ, "op": op, **OF_SOURCE} for op in "cud"),
+        {**READ, "op": "r", "lsn": None, "at": None},
+    ]
+
+
+def test_fields_of_the_row_are_counted_and_kept() -> None:
+    of = stream("json", unknown="count")
+    result = decoded([change("c", None, {**ROW, "new": 1}), change("c", None, ROW)], of=of)
+    assert result.unknown == {0: ["new"]}
+
+
+def test_a_tombstone_is_a_row_of_its_key() -> None:
+    keys = [
+        b'{"id":7}',
+        b'{"schema":{"type":"struct"},"payload":{"id":7}}',
+        b"7",
+        b"\xff",
+        None,
+        b'{"id":"x"}',
+        b'{"other":7}',
+    ]
+    result = decoded([None] * len(keys), keys)
+    nothing = dict.fromkeys(SCHEMA)
+    assert rows(result) == [nothing | {"id": 7}] * 2 + [nothing] * 5
+    codes = {i: code for i, (code, _) in result.errors.items()}
+    missing = "missing_required"
+    assert codes == {2: missing, 3: missing, 4: missing, 5: "wrong_type", 6: missing}
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "words"),
+    [
+        (ROW, "not_a_change", "expected Debezium's change, with op, found {"),
+        ({"schema": None, "payload": ROW}, "not_a_change", "with op, found {"),
+        ({"payload": 5}, "not_an_object", "found 5"),
+        (b"{", "malformed_json", "not JSON"),
+        (b"[]", "not_an_object", "found []"),
+        (b'{"op":"c","after":{"x":"\xff"}}', "invalid_utf8", ""),
+        (b'{"op":"c","after":5}', "not_an_object", "found 5"),
+        (change("c", None, {**ROW, "day": "x"}), "unreadable_timestamp", "day: expected date in days"),
+        (change("c", None, ROW, {"lsn": "x"}), "wrong_type", "lsn: expected bigint, found x"),
+        (change("c", None, {**ROW, "id": None}), "missing_required", "id"),
+        (change("t", None, None), "missing_required", "id"),
+        (change("c", None, {**ROW, "day": "x"}, {"lsn": "x"}), "unreadable_timestamp", "day"),
+    ],
+)  # fmt: skip
+def test_other_values(value: object, code: str, words: str) -> None:
+    result = decoded([change("c", None, ROW), value, change("c", None, ROW)])
+    assert rows(result)[::2] == [{**READ, "op": "c", **OF_SOURCE}] * 2
+    assert [(i, found) for i, (found, _) in result.errors.items()] == [(1, code)]
+    assert words in result.errors[1][1]
+
+
+def test_a_change_without_a_row_is_one_of_nulls() -> None:
+    schema = {**SCHEMA, "id": "BIGINT"}
+    result = decoded([change("t", None, None), change("m", None, None)], of=stream("json", schema))
+    nothing = dict.fromkeys(READ)
+    assert rows(result) == [{**nothing, "op": op, **OF_SOURCE} for op in "tm"]
+    assert not result.errors
+
+
+VALUE = record(
+    ("id", "long"), ("total", ["null", of("decimal", "bytes", precision=10, scale=2)]),
+    ("made-at", "long"), ("day", of("date", "int")), name="Value",
+)  # fmt: skip
+ENVELOPE = record(
+    ("before", ["null", VALUE]), ("after", ["null", "shop.Value"]), ("op", "string"),
+    ("source", record(("lsn", ["null", "long"]), ("ts_ms", "long"), name="Source")),
+    name="Envelope",
+)  # fmt: skip
+
+
+def test_changes_in_avro() -> None:
+    of_avro = stream("avro", {**SCHEMA, "total": "DECIMAL(10,2)", "day": "DATE"})
+    text = json.dumps(ENVELOPE)
+    avro.plan(text, of_avro.read_columns)
+    row = {**ROW, "total": (123456).to_bytes(3, "big")}
+    source = {"lsn": 42, "ts_ms": SOURCE["ts_ms"]}
+    sent = [
+        change("c", None, row, source),
+        change("u", {**row, "id": 4}, row, source),
+        change("d", row, None, source),
+        change("u", {**row, "id": 4}, {**row, "total": None}, source),
+        change("t", None, None, source),
+    ]
+    values = []
+    for one in sent:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(plain(ENVELOPE)), one)
+        values.append(wired(7, out.getvalue()))
+    spec = decode_spec(of_avro, {7: WriterSchema(text)})
+    result = Decoder(spec).decode(new_batch([*values, None]))
+    assert rows(result)[:4] == [
+        *({**READ, "op": op, **OF_SOURCE} for op in "cud"),
+        {**READ, "total": None, "op": "u", **OF_SOURCE},
+    ]
+    codes = {i: code for i, (code, _) in result.errors.items()}
+    assert codes == {4: "missing_required", 5: "null_value"}
+
+
+def test_other_records_of_avro_are_no_changes() -> None:
+    of_avro = stream("avro")
+    with pytest.raises(
+        avro.Incompatible, match="expected a change of Debezium with op, and before"
+    ):
+        avro.plan(json.dumps(VALUE), of_avro.read_columns)
