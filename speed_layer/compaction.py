@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
@@ -144,7 +144,7 @@ class Compaction:
         self._last: Pass | None = None
         self._new_files = PASS_AFTER
         self._work: Future[Pass] | None = None
-        self._began = datetime.now(UTC)
+        self._began: datetime
         self._waiting: tuple[Rewritten, ...] = ()
         self._commit_requested = False
         self._is_on = stream.speed.roll_up
@@ -198,7 +198,7 @@ class Compaction:
         self._work = _POOL.submit(self._run_pass, state)
 
     def _run_pass(self, state: State) -> Pass:
-        self._began = datetime.now(UTC)
+        self._began = self._lake.clock.now()
         with counting(self._tally):
             return run_pass(state, self._last, self._stop.is_set)
 
@@ -226,7 +226,7 @@ class Compaction:
         """Commit the waiting files, postpone their commit to the next micro-batch, or drop them.
         Raises Transient."""
         state = load_state(self._lake, self._stream.table)
-        now = datetime.now(UTC)
+        now = self._lake.clock.now()
         # Decision 15: it waits while the batch layer has its turn, which this commit would refuse.
         if should_wait(state, self._began, now):
             return

@@ -74,14 +74,22 @@ def stage_group(
 
 def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> pa.Array:
     """Return the ingest hour of each offset of a partition, as `anabranch.records.assign_hours`
-    assigns it. Pure. Raises ValueError for an offset after the last of `hours`."""
+    assigns it. Pure. Raises ValueError for an offset after the last of `hours`, and for ends that
+    decrease."""
     closed = [entry for entry in hours if entry.ends is not None]
     if not closed:
         return pa.repeat(hours[-1].hour, len(offsets))
     ends = [entry.ends.get(partition, 0) for entry in closed if entry.ends is not None]
     names = [entry.hour for entry in hours]
+    # In hours that contradict each other, the search below would find one of several hours.
+    for hour, end, previous in zip(names[1:], ends[1:], ends, strict=False):
+        if end < previous:
+            raise ValueError(
+                f"hours: {hour}: expected an end of at least {previous} for partition {partition}, "
+                f"found {end}"
+            )
     # An offset's hour is the first whose end is above it. Its index is the number of ends at or
-    # below the offset: ends never decrease.
+    # below the offset.
     places = np.searchsorted(np.asarray(ends), offsets.to_numpy(), side="right")
     # An offset after the last decided hour has no hour, and must not get the last one.
     if len(places) and places.max() >= len(names):

@@ -169,7 +169,7 @@ def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bo
     # removal deleted them.
     if isinstance(staged.rows, Written):
         assert now is not None, "the age of files needs a clock that is read after the state"
-        return is_young(staged.rows, now)
+        return is_young(staged.rows.began, now)
     return staged_snapshot(state.table, staged.rows.wap_id) is not None
 
 

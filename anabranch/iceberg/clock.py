@@ -25,6 +25,12 @@ def is_apart(one: datetime, other: datetime) -> bool:
     return abs(one - other) > MAX_CLOCK_SKEW
 
 
+def is_within(limit: timedelta, began: datetime, now: datetime) -> bool:
+    """Return whether `now` is certainly at most `limit` after `began`: a clock that was set back
+    does not show how long ago that was. Pure."""
+    return abs(now - began) <= limit
+
+
 def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> bool:
     """Return whether this machine's clock must be compared before use. Pure."""
     # The machine's clock was set since: a suspended process would judge the age of its files by a

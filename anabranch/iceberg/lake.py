@@ -49,7 +49,7 @@ from anabranch.iceberg.catalog_settings import (
     catalog_properties,
     keep_state_out_of_glue,
 )
-from anabranch.iceberg.clock import Clock, store_clock
+from anabranch.iceberg.clock import Clock, is_within, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.foreign import check_foreign_commits
@@ -318,7 +318,9 @@ class Lake:
             # Decision 38: other programs' orphan removal moves no head, so no requirement refuses a
             # commit that names files which it deleted. Only their age excludes it.
             commit.heads
-            and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN
+            and not is_within(
+                PREPARED_WITHIN, began, now := self.clock.now(table.metadata.last_updated_ms)
+            )
         ):
             LOG.warning(
                 "commit %s of %s: expected to send it within %s, found %s; deciding again, since "
@@ -326,7 +328,7 @@ class Lake:
                 commit.id,
                 table.name(),
                 PREPARED_WITHIN,
-                took,
+                now - began,
             )
             delete_quietly(table, prepared.written)
             return None

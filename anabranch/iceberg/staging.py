@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Terminal, Transient
+from anabranch.iceberg.clock import is_within
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.snapshots import STAGING, WAP_ID, Staged, find_staged, staged_ref
 
@@ -50,15 +51,15 @@ class Written:
         return sum(f.record_count for f in self.files)
 
 
-def is_young(written: Written, now: datetime) -> bool:
-    """Return whether the files are so young that no orphan removal, ours or another program's, can
-    delete them before they are published. Pure.
+def is_young(began: datetime, now: datetime) -> bool:
+    """Return whether files that were opened at `began` or later are so young that no orphan
+    removal, ours or another program's, can delete them before they are published. Pure.
 
     Read `now` after loading the heads that the publish requires: our orphan removal moves one of
     them before it deletes, which refuses the publish. With an earlier `now`, it could move the head
     and delete the files before the heads are loaded.
     """
-    return abs(now - written.began) <= NAMED_WITHIN
+    return is_within(NAMED_WITHIN, began, now)
 
 
 def stage(
@@ -142,11 +143,12 @@ def stage_files(
 def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime) -> None:
     """Raise Transient, and discard the staged snapshot, if orphan removal may have deleted files
     that were opened at `first` or later."""
-    if (took := lake.clock.now() - first) > WITHIN:
+    now = lake.clock.now()
+    if not is_within(WITHIN, first, now):
         lake.discard(table_name, staged)
         raise Transient(
             f"stage {staged.wap_id} in {table_name}: expected it to take at most {WITHIN}, found "
-            f"{took}: orphan removal may have deleted its files; try again"
+            f"{now - first}: orphan removal may have deleted its files; try again"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ColumnsChanged, Refused, Terminal
@@ -128,7 +127,7 @@ def apply(
         erasures = Erasures.of_branches(branch_states)
         require_sources(environment, stream, Ledger(lake, stream.hours_table), erasures)
     # Ask Kafka before tables are created: without its answer, none is.
-    first = _beginning(stream, kafka) if stream.table in missing else {}
+    first = _beginning(stream, lake, kafka) if stream.table in missing else {}
     # The stream's table is first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
         owner = (
@@ -144,7 +143,7 @@ def apply(
             changes += evolve(lake, name, columns)
     changes += apply_design(lake, stream.table, rows_design(stream))
     if not first and not lake.load(stream.table).metadata.refs:
-        first = _beginning(stream, kafka)
+        first = _beginning(stream, lake, kafka)
     # The position is in the first commit, so no job ever starts without one and reads from Kafka's
     # default.
     created = admin.add_branches(lake, stream.table, first)
@@ -233,11 +232,12 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     ]
 
 
-def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
+def _beginning(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> dict[str, str]:
     """Return position and timeline of the first commit. A topic that does not exist yet begins at
     offset 0."""
     topic = kafka.describe(stream.topic)
-    now = datetime.now(UTC)
+    # Decision 4: by a fast clock, the first hour would be one that has not begun.
+    now = lake.clock.now()
     if topic is None:
         LOG.warning(
             "topic %s does not exist yet: the stream will begin at its first record", stream.topic

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import Staged, branch_properties, heads
-from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import Cut, hour_of
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.state import State
@@ -107,7 +107,7 @@ def plan_erase(
 ) -> Commit | None:
     """Return the commit that replaces files by files without erased records; None if a file was
     removed meanwhile, or if orphan removal may have deleted the new ones. Pure."""
-    if abs(now - began) > NAMED_WITHIN or not written.keys() <= files.keys():
+    if not is_young(began, now) or not written.keys() <= files.keys():
         return None
     added = tuple(new for new in written.values() if new is not None)
     removed = tuple(files[path] for path in written)

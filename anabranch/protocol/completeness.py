@@ -77,9 +77,7 @@ def plan_open_spans(
         return None
     timeline = state.timeline
     spans: list[tuple[datetime, datetime | None]] = []
-    for hour in (
-        h for h in hours_between(timeline.first, timeline.open) if not state.is_accepted(h)
-    ):
+    for hour in state.unaccepted:
         begin = start_of(hour) - bounds.past
         end = end_of(hour) + bounds.future if bounds.future is not None else None
         if spans and (spans[-1][1] is None or begin <= spans[-1][1]):
@@ -113,7 +111,7 @@ def completeness(stream: Stream, state: State, text: str) -> EventTimeCompletene
     # The stream has no hours before its first.
     first = max(earliest or timeline.first, timeline.first)
     ended = hours_between(first, min(behind or timeline.open, timeline.open))
-    waiting = [h for h in ended if not state.is_accepted(h)]
+    waiting = [h for h in state.unaccepted if ended and first <= h <= ended[-1]]
     is_open = behind is None or behind > max(first, timeline.open)
     return EventTimeCompleteness(
         stream=stream.name,

@@ -18,7 +18,7 @@ import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
@@ -40,7 +40,7 @@ from anabranch.iceberg.snapshots import (
     heads,
     staged_snapshot,
 )
-from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.iceberg.staging import is_young
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
@@ -351,12 +351,11 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
             state.served_by(str(hour)),
         )
         return table
-    if lake.clock.now(table.metadata.last_updated_ms) - began > NAMED_WITHIN:
+    now = lake.clock.now(table.metadata.last_updated_ms)
+    if not is_young(began, now):
         # Orphan removal may have deleted copies that no snapshot names.
         return None
-    landed = lake.land(
-        table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC))
-    )
+    landed = lake.land(table, plan_commit(table, state, item, changes, bool(gone), now))
     if landed is None:
         return None
     if gone:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import BRANCHES, heads
-from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import Cut, hour_of
 from anabranch.offsets.position import Offsets
 from anabranch.protocol.erased import ERASURES, Erasure, Erasures
@@ -173,7 +173,7 @@ def _can_replace(
     # Decision 38: no snapshot refers to the new files yet, so only their age excludes that orphan
     # removal deleted them. A source that is gone was replaced by a file with the same rows: to add
     # its rewritten rows would double them.
-    return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(files_by_branch))
+    return is_young(began, now) and set(rewritten) <= set(by_path(files_by_branch))
 
 
 def _replacements(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import (
     IMPORTED,
     Adoption,
@@ -144,7 +144,7 @@ def plan_import(
     # Decision 56: a gap would count as complete without an account, and an hour that is imported
     # twice would have its rows twice.
     is_next = list(hours) == hours_between(hours[0], timeline.first)
-    if not is_next or abs(now - began) > NAMED_WITHIN:
+    if not is_next or not is_young(began, now):
         return None
     files = tuple(f for one in imported for f in one.files)
     first_imported = {IMPORTED_FROM: hours[0]}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from anabranch.common.errors import Refused
@@ -118,7 +118,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
             merge.merge(lake, stream)
             return Again.AGAIN
         accepted = publisher.ledger.accepted(state, hour)
-        now = datetime.now(UTC)
+        now = lake.clock.now()
         publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, act)
         return Decision(state, publish, served)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from anabranch.config import Stream
 from anabranch.iceberg.hour_files import content_by_hour
@@ -89,7 +89,7 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
         {h: content.rows for h, content in content_by_hour(lake.load(t), "batch").items()}
         for t in (stream.table, stream.dead_letters_table)
     )
-    rows = plan_rows(state, known, good, dead, datetime.now(UTC), first)
+    rows = plan_rows(state, known, good, dead, lake.clock.now(), first)
     stream_ledger.record(rows)
     LOG.warning(
         "stream %s: restored ledger rows from the state on the branches rows=%d",

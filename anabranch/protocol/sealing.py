@@ -373,7 +373,7 @@ def require_ended(stream: Stream, lake: Lake, named: Iterable[str]) -> None:
     Loads the table only for hours that are not over by the clock: `anabranch adopt` may have sealed
     them early.
     """
-    now = datetime.now(UTC)
+    now = lake.clock.now()
     running = [hour for hour in sorted(named) if _sealable_from(stream, hour) > now]
     if not running:
         return

@@ -18,7 +18,7 @@ from anabranch.common.json_values import from_json
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import MERGED
-from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.hours import Cut, Timeline, hours_between, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
 from anabranch.protocol.erased import ERASURES, Erasures
 from anabranch.protocol.expired import EXPIRED, Expired
@@ -101,6 +101,14 @@ class State:
         return (
             self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
         )
+
+    @property
+    def unaccepted(self) -> list[str]:
+        """The sealed hours that are not accepted, oldest first. Looks only at hours that the
+        branches list, and at those since `settled_before`."""
+        settled = max(self.timeline.first, self.settled_before)
+        listed = {*self.timeline.sealed, *hours_between(settled, self.timeline.open)}
+        return sorted(h for h in listed if self.is_sealed(h) and not self.is_accepted(h))
 
     def is_expired(self, hour: str) -> bool:
         """Whether retention has removed the rows of an accepted hour from every branch."""

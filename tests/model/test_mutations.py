@@ -1237,8 +1237,8 @@ MUTANTS = [
     ),
     mutant(
         imported,
-        "NAMED_WITHIN",
-        lambda real: timedelta.max,
+        "is_young",
+        always(True),
         Importer("importer", most=1),
         Nights(runs=2),
         Maintenance("maintenance", later=timedelta(0)),

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
+from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
@@ -308,6 +310,32 @@ def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
     monkeypatch.setattr(lake.lake, "land", land)
     assert roll(lake, state) == {staged.wap_id}
     delete(*deletes)
+    assert lake.dead("main") == D
+
+
+@pytest.mark.parametrize("took", [NAMED_WITHIN, -NAMED_WITHIN])
+def test_copies_of_unknown_age_are_made_again(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, took: timedelta
+) -> None:
+    """The hazard: the process slept, or its clock was set back, while it copied: orphan removal may
+    have deleted the copies."""
+    staged = lake.stage_dead(D, "speed", protected=False)
+    state, land, times = speed_said(lake, staged), lake.lake.land, list[datetime]()
+    expire_all(lake, lake.stream.dead_letters_table)
+    first, read = datetime.now(UTC), list[int]()
+
+    def now(*_: int) -> datetime:
+        times.append(first + (took * 1.1 if len(times) == 1 else timedelta()))
+        return times[-1]
+
+    def landed(*given: Any) -> Any:
+        read.append(len(times))
+        return land(*given)
+
+    monkeypatch.setitem(lake.lake.__dict__, "clock", SimpleNamespace(now=now))
+    monkeypatch.setattr(lake.lake, "land", landed)
+    assert roll(lake, state) == {staged.wap_id}
+    assert read == [4], "expected a second attempt, with an age that is known"
     assert lake.dead("main") == D
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -573,6 +574,19 @@ def test_an_old_compaction_is_discarded(lake: StreamLake, rolling: Compaction) -
     assert is_stale(NOW, NOW + timedelta(minutes=10))
     assert is_stale(NOW, NOW - timedelta(seconds=1)), "a clock that was set back says nothing"
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
+
+
+def test_the_age_of_a_compaction_is_by_the_tables_clock(
+    lake: StreamLake, rolling: Compaction
+) -> None:
+    ahead = timedelta()
+    lake.lake.__dict__["clock"] = SimpleNamespace(now=lambda *_: datetime.now(UTC) + ahead)
+    publish(lake, 10)
+    written(rolling)
+    ahead = timedelta(minutes=11)
+    rolling.published(0)
+    assert not stored(lake)
+    assert len(files(lake)) == 10
 
 
 def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(

@@ -93,6 +93,17 @@ def test_an_offset_behind_the_last_hour_is_refused() -> None:
         hours_of(0, pa.array([2, 3], pa.int64()), hours)
 
 
+@pytest.mark.parametrize("second", [{0: 50}, {1: 7}])
+def test_ends_that_decrease_are_refused(second: dict[int, int]) -> None:
+    """The hazard: offset 60 gets the last hour, although the first one has it."""
+    hours = [HourRange("2026-11-25T00", {0: 100}), HourRange("2026-11-25T01", second)]
+    hours.append(HourRange("2026-11-25T02", None))
+    with pytest.raises(
+        ValueError, match="2026-11-25T01: expected an end of at least 100 for partition 0, found"
+    ):
+        hours_of(0, pa.array([60], pa.int64()), hours)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=30))
 def test_a_batch_is_split_by_topic_and_partition_in_order(rows: list[tuple[str, int]]) -> None:
     batch = pa.RecordBatch.from_pydict(
