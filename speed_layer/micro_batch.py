@@ -31,7 +31,7 @@ from anabranch.common.logs import fields, note
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import Written, by_own_spec, stage
+from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.kafka.source import is_unreadable, read_around
@@ -329,6 +329,13 @@ class MicroBatches:
             # Step 2: stage, unless the staged rows are still valid.
             if staged is None or plan.next is Next.STAGE:
                 reach(Step.SPEED_DECIDED)
+                if staged is not None:
+                    LOG.warning(
+                        "stream %s: staging again: the decision changed, or the staged rows are "
+                        "gone or older than %s",
+                        self._stream.name,
+                        NAMED_WITHIN,
+                    )
                 self._discard(staged)
                 staged = self._stage_readable(read, plan, decided)
                 ready = time.monotonic()

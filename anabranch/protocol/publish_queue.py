@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from anabranch.common.attempts import doubling
 from anabranch.common.errors import Transient
 from anabranch.common.json_values import from_json, parse
 from anabranch.iceberg.commits import Commit
@@ -240,7 +241,7 @@ def wait_for_turn(
         return turn
     # Decision 8: measure the timeout from now by this process's clock. By another machine's time, a
     # living publisher's turn might be removed at once, or a dead one's never.
-    began, pause, stop = time.monotonic(), 0.05, stop or threading.Event()
+    began, pauses, stop = time.monotonic(), doubling(0.1, 1.0), stop or threading.Event()
     ahead = _find(lake, table_name, turn)
     if ahead is not None:
         LOG.info(
@@ -260,8 +261,7 @@ def wait_for_turn(
             )
             remove_turn(lake, table_name, turn)
             break
-        stop.wait(min(pause, ahead.bound))
-        pause = min(pause * 1.3, 0.5)
+        stop.wait(min(next(pauses), ahead.bound))
         ahead = _find(lake, table_name, turn)
     return turn
 

@@ -16,7 +16,12 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
-from anabranch.protocol.completeness import completeness, parse_event_time, plan_hours
+from anabranch.protocol.completeness import (
+    completeness,
+    parse_event_time,
+    plan_hours,
+    plan_open_spans,
+)
 from anabranch.protocol.state import State
 
 DAY = "2026-11-20"
@@ -32,6 +37,25 @@ def sealed_to(hour: str, waiting: tuple[str, ...] = (), first: str = "2026-11-01
     """Every hour before `hour` is accepted, but for those that wait."""
     timeline = Timeline(first, hour, {}, sealed={h: Cut("t", {}) for h in waiting})
     return new_state(timeline, settled_before=hour)
+
+
+def test_open_spans_of_a_long_timeline_are_planned_from_its_last_hours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hazard: each read of a view looks at every hour since the stream began."""
+    state = sealed_to("2026-11-21T00", ("2026-11-20T03",), first="2020-01-01T00")
+    asked, is_accepted = list[str](), State.is_accepted
+
+    def counted(self: State, hour: str) -> bool:
+        asked.append(hour)
+        return is_accepted(self, hour)
+
+    monkeypatch.setattr(State, "is_accepted", counted)
+    hour = timedelta(hours=1)
+    spans = plan_open_spans(EventTime(column="at", past=hour, future=hour), state)
+    waits, opened = start_of("2026-11-20T03"), start_of("2026-11-21T00")
+    assert spans == [(waits - hour, waits + 2 * hour), (opened - hour, None)]
+    assert asked == ["2026-11-20T03"]
 
 
 @given(

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,6 +293,27 @@ def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
     assert wait_for_turn(lake.lake, lake.name, other, other) == other
     assert wait_for_turn(lake.lake, lake.name, None, other) is None
     assert line(lake) == [other]
+
+
+def test_a_long_wait_loads_the_table_about_once_a_second(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, now, loads, load = new_turn(lake), [0.0], list[str](), lake.lake.load
+
+    class Passing(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            return False
+
+    def counted(name: str) -> Any:
+        loads.append(name)
+        return load(name)
+
+    monkeypatch.setattr(publish_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(lake.lake, "load", counted)
+    assert wait_for_turn(lake.lake, lake.name, turn, None, Passing()) == turn
+    assert now[0] >= publish_queue.MIN_TIMEOUT
+    assert len(loads) <= publish_queue.MIN_TIMEOUT + 10
 
 
 def test_an_abandoned_turn_is_removed_after_its_bound(
