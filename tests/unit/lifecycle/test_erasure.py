@@ -185,18 +185,20 @@ def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> N
     assert [(p.good, p.dead, p.erased, p.total) for p in row.partitions.values()] == [(2, 1, 4, 8)]
 
 
+@pytest.mark.parametrize("others", [0, 2_000])
 @pytest.mark.parametrize(
     ("column", "value", "rows"), [("id", "anna", 4), ("n", "9", 1), ("id", "anne", 0)]
 )
 def test_row_groups_are_chosen_by_bloom_filters(
-    people: People, column: str, value: str, rows: int
+    people: People, column: str, value: str, rows: int, others: int
 ) -> None:
     for file in people.files("main"):
         content = pq.read_table(file, partitioning=None)
         filters = {name: {"ndv": 10, "fpp": 0.01} for name in ("id", "n")}
         # A row group for each record: the hazard is one that has the value and is left out.
         pq.write_table(content, file, row_group_size=1, bloom_filter_options=filters)
-    done = people.erase(run.ErasureRequest(column, frozenset({value}), "case 4711"))
+    values = {value, *map(str, range(1_000, 1_000 + others))}
+    done = people.erase(run.ErasureRequest(column, frozenset(values), "case 4711"))
     assert done.removed.rows == rows
     assert len(people.names("main")) == 8 - rows
 
@@ -663,7 +665,8 @@ def test_a_key_that_is_missing(people: People) -> None:
 def made_of(job: Job, source: object, secret: str | None = None) -> Job:
     """The job with another source of the column `id`."""
     fields = parse_columns(DDL)
-    stream = job.stream.model_copy(update={"select": parse_select([{"id": source}, "n"], fields)})
+    select = parse_select([{"id": source}, "n"], fields)
+    stream = job.stream.model_copy(update={"select": select, "fields": fields})
     masking = Masking(secret=SecretStr(secret)) if secret is not None else Masking()
     return replace(
         job, stream=stream, environment=job.environment.model_copy(update={"masking": masking})
