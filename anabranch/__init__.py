@@ -1,8 +1,7 @@
 """Anabranch: Kafka to one exact Iceberg table through two arms.
 
-`anabranch.open("game_events")` reads a stream's table from Python, and
-`anabranch.open(group="small", hour=...)` all tables of a group as of one hour
-(`serving_layer.reader.opening.open_tables`).
+`anabranch.open("game_events")` reads a stream's table from Python
+(`serving_layer.reader.handle.open_table`).
 """
 
 from __future__ import annotations
@@ -18,5 +17,5 @@ __all__ = ["__version__"]
 def __getattr__(name: str) -> Any:
     """Import `open` on first use: the packages below import nothing of the serving layer."""
     if name == "open":
-        return import_module("serving_layer.reader.opening").open_tables
+        return import_module("serving_layer.reader.handle").open_table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,6 @@ from anabranch.iceberg.snapshots import Staged, staged_snapshot
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.acts import Act
-from anabranch.protocol.group_hours import moved_tags
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
@@ -278,7 +277,6 @@ def plan_publish(
             _files(rebuilt),
             properties=properties,
             clear=tuple(r.hour for r in rebuilt),
-            tags=moved_tags(state.table, [r.hour for r in rebuilt]),
         ),
         Change(
             "main",

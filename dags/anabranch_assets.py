@@ -40,8 +40,7 @@ def restated_days_asset(stream: str) -> Asset:
 
 def group_hours_asset(group: str) -> Asset:
     """Return the asset whose event is an hour that is complete in every stream of a group, with all
-    earlier hours, and tagged on each table. The hour, such as 2026-11-21T03, is the
-    `partition_key`."""
+    earlier hours. The hour, such as 2026-11-21T03, is the `partition_key`."""
     return Asset(
         name=f"anabranch_group_hours__{group}",
         uri=f"anabranch://group-hours/{group}",

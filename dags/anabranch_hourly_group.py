@@ -33,9 +33,8 @@ Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
   the stream's assets. After a transient failure it rebuilds its stream by itself.
 - **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it
   lacks; of a family's file, those of each of its streams.
-- **accepted** fails the run when a stream failed; else it tags the hour on each table
-  (`group-{group}-HOUR`), and notifies the consumers of the asset `anabranch_group_hours__{group}`.
-  Skipped while an earlier hour of a stream waits.
+- **accepted** fails the run when a stream failed; else it notifies the consumers of the asset
+  `anabranch_group_hours__{group}`. Skipped while an earlier hour of a stream waits.
 - **backlog** fails while an earlier hour of a stream waits.
 - **configuration__STREAM** fails with the mistake in a stream's file, if there is one.
 

@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from airflow.configuration import conf
@@ -36,6 +36,8 @@ REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
 # The most earlier hours that a run rebuilds too.
 BACKLOG = ["--backlog", "24"]
+# The most hours of a group for which one run notifies downstream DAGs.
+MOST_EVENTS = 24
 # The hour of a run: its param `hour`, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
@@ -527,9 +529,17 @@ class StreamOfGroupOperator(VerifyOperator):
             )
 
 
+def _hours_through(first: str, last: str) -> list[str]:
+    """Return the hours from `first` to `last`, both included, of the form 2026-11-21T03."""
+    form = "%Y-%m-%dT%H"
+    begin = datetime.strptime(first, form)
+    count = (datetime.strptime(last, form) - begin) // timedelta(hours=1) + 1
+    return [(begin + timedelta(hours=i)).strftime(form) for i in range(count)]
+
+
 class GroupHourOperator(AnabranchOperator):
-    """Tags a group's complete hours on each table, and notifies downstream DAGs with an event of
-    `group_hours_asset` for the run's hour and for each newly tagged hour.
+    """Notifies downstream DAGs with an event of `group_hours_asset` for the run's hour and for each
+    later hour that is complete, at most MOST_EVENTS.
 
     Skipped while the group is not complete through the run's hour: an earlier hour of a stream
     waits, and its own run has failed. Once that hour is accepted, its run emits the events of both.
@@ -539,7 +549,7 @@ class GroupHourOperator(AnabranchOperator):
 
     def __init__(self, *, group: str, **kwargs: Any) -> None:
         super().__init__(
-            arguments=["complete", "--group", group, "--tag"],
+            arguments=["complete", "--group", group],
             **kwargs | {"outlets": [group_hours_asset(group)]},
         )
         self.hour, self.group = HOUR, group
@@ -560,7 +570,7 @@ class GroupHourOperator(AnabranchOperator):
                 f"group {self.group}: expected it complete through {self.hour}, found {through}; "
                 f"streams behind: {', '.join(behind[:3])}"
             )
-        hours = sorted({self.hour, *view["tagged"]})
+        hours = _hours_through(self.hour, through)[:MOST_EVENTS]
         event = context["outlet_events"][group_hours_asset(self.group)]
         event.extra = {"complete_through": through, "streams": len(view["streams"])}
         for hour in hours:

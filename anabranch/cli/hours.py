@@ -206,11 +206,8 @@ def dead_letters(
     help="Whether all events of this time are in accepted hours: 2026-11-20, or 2026-11-20T13 "
     "(UTC).",
 )
-@click.option(
-    "--tag", is_flag=True, help="Tag the group's complete hours on each table; needs --group."
-)
 @report
-def complete(chosen: StreamSelection, event_time: str | None, tag: bool) -> Result:
+def complete(chosen: StreamSelection, event_time: str | None) -> Result:
     """Show the last hour that all streams have complete.
 
     \b
@@ -225,13 +222,9 @@ def complete(chosen: StreamSelection, event_time: str | None, tag: bool) -> Resu
     --event-time shows the ingest hours that can contain events of a day, by the bounds of
     `event_time:` in the stream's file, and those that are not accepted yet. The exit code is then 1
     while the day is not complete.
-
-    --tag tags each table with `group-GROUP-HOUR` for each hour that became complete for the group,
-    for `anabranch.open` and other engines. Run it after each hour's batch jobs; existing tags stay.
-    `maintain.group_hours` of the stream's file sets how long tags are kept.
     """
     from anabranch.cli.render.hours import complete_text, event_time_text
-    from anabranch.protocol import completeness, group_hours, watermarks
+    from anabranch.protocol import completeness, watermarks
     from anabranch.protocol.state import load_state
 
     if event_time is not None:
@@ -244,34 +237,24 @@ def complete(chosen: StreamSelection, event_time: str | None, tag: bool) -> Resu
 
         return many.read_streams(chosen, read_day)()
 
-    members: dict[str, group_hours.GroupedStream] = {}
-
     def read(job: Job, note: Note) -> str | None:
         note(LAKE)
-        state = load_state(job.lake, job.stream.table)
-        members[job.stream.name] = group_hours.GroupedStream(job.lake, job.stream, state)
-        return watermarks.complete_through(state)
+        return watermarks.complete_through(load_state(job.lake, job.stream.table))
 
-    group = chosen.group
-    if tag and group is None:
-        raise click.UsageError("--tag: expected --group NAME, whose hours are tagged")
     selected = many.select(chosen)
     found = many.ask(selected, read)
     through = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
     failed = {name: error for name, error in found.items() if isinstance(error, AnabranchError)}
     is_known = not failed and not selected.unanswered
     common = watermarks.complete_through_all(through.values()) if is_known else None
-    tagged = (
-        group_hours.tag_hours(group, common, members.values()) if tag and group and common else []
-    )
     view = {
         "complete_through": common,
         "streams": through,
         "errors": {name: str(error) for name, error in failed.items()},
     }
     return Report(
-        view | ({"tagged": tagged} if tag else {}),
-        complete_text(common, through, tagged if tag else None, is_known),
+        view,
+        complete_text(common, through, is_known),
         exit_code=common is None,
         errors=(*selected.unanswered, *failed.values()),
     )

@@ -225,18 +225,6 @@ class Maintain(Frozen):
             "The time after which the speed layer's rows of an hour that batch serves are dropped."
         ),
     )
-    group_hours: Annotated[
-        Duration,
-        between(
-            timedelta(hours=1),
-            timedelta(days=31),
-            "expected 1 hour to 31 days: each tag keeps a snapshot in the metadata that every "
-            "publish writes",
-        ),
-    ] = Field(
-        default=timedelta(days=3),
-        description="How long the tag of a complete hour of the group is kept; 1 hour to 31 days.",
-    )
 
 
 class Airflow(Frozen):

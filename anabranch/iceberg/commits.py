@@ -27,8 +27,6 @@ class Change:
     `clear`: hours to remove. `copy`: hours to replace by another branch's files, at the commit's
     heads (hour -> branch). Neither reads the entries of manifests with one hour. `properties`: new
     values; the head's other properties are carried forward. `rewrites`: the rows stay the same.
-    `tags`: tags that move to the change's snapshot, with the time of their expiry (ms since the
-    epoch).
     """
 
     branch: str
@@ -38,7 +36,6 @@ class Change:
     clear: tuple[str, ...] = ()
     copy: Mapping[str, str] = field(default_factory=dict)
     rewrites: bool = False
-    tags: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def changes_rows(self) -> bool:

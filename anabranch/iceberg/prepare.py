@@ -66,9 +66,6 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             updates.append(
                 set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG)
             )
-            for name, ends in change.tags.items():
-                age = max(1, ends - snapshot.timestamp_ms)
-                updates.append(set_ref(name, snapshot.snapshot_id, SnapshotRefType.TAG, age))
     # Decision 35: in the commit of the snapshots that refer to them. A snapshot without its
     # properties has no position and no accepted hours.
     held = table.metadata.properties

@@ -66,12 +66,11 @@ class Reader:
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
         """Return a view over the selected rows. Raises ConfigurationError for a selection of one
-        revision of an hour or of a group's hour, Terminal, Transient."""
-        if selection.revision is not None or selection.through is not None:
-            kept = "by revision" if selection.revision is not None else "for a group's hour"
+        revision of an hour, Terminal, Transient."""
+        if selection.revision is not None:
             raise ConfigurationError(
                 f"read {stream.view_table(view)}: expected {stream.table}, found a view; only the "
-                f"table's rows are kept {kept}"
+                "table's rows are kept by revision"
             )
         rows = self.rows(stream.table, selection)
         selected = rows.select()

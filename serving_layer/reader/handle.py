@@ -100,8 +100,6 @@ class StreamTable:
     def watermarks(self) -> Watermarks:
         """Return the hour through which `main` is complete and the time through which it is fresh.
         Raises Transient."""
-        if self.selection.through is not None:
-            return Watermarks(self.selection.through.hour)
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
         if as_of is None:
             return Watermarks.from_properties(table.properties)

@@ -100,14 +100,7 @@ def _provenance(
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
     else:
-        # A group's tag is on `batch` and moves with each restatement, so the current state
-        # describes its hours.
-        is_of_group = selection.through is not None
-        seen = (
-            Shown(shown(table, None).state, "batch")
-            if is_of_group
-            else shown(table, planned.snapshot_id)
-        )
+        seen = shown(table, planned.snapshot_id)
         revisions = accepted_revisions(lake, stream, seen, by_hour, made_at(snapshot))
     return Provenance(
         planned.name,

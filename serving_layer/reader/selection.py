@@ -11,7 +11,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.time_travel import find_snapshot
-from anabranch.offsets.hours import hours_between, is_hour, shift, start_of
+from anabranch.offsets.hours import hours_between, is_hour, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer
@@ -27,19 +27,9 @@ class Revision:
 
 
 @dataclass(frozen=True)
-class GroupHour:
-    """An hour of a group, with the tag's name and snapshot in one table."""
-
-    hour: str
-    tag: str
-    snapshot_id: int
-
-
-@dataclass(frozen=True)
 class Selection:
-    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; one
-    revision of one hour; or the hours up to a group's hour (`through`), while the group's tag is on
-    the snapshot with which the group was opened.
+    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; or one
+    revision of one hour.
 
     Raises ConfigurationError for options that exclude each other.
     """
@@ -47,7 +37,6 @@ class Selection:
     as_of: str | None = None
     only_accepted: bool = False
     revision: Revision | None = None
-    through: GroupHour | None = None
 
     def __post_init__(self) -> None:
         if self.revision is None:
@@ -129,8 +118,6 @@ def select(lake: Lake, stream: Stream, selection: Selection, name: str, table: T
     Refused, Transient."""
     if selection.revision is not None:
         return _select_revision(lake, stream, name, table, selection.revision)
-    if selection.through is not None:
-        return _select_group_hour(name, table, selection.through)
     as_of = selection.as_of
     snapshot_id = snapshot_as_of(lake, stream, table, as_of) if as_of is not None else None
     if not selection.only_accepted or name in stream.plain_tables:
@@ -179,19 +166,3 @@ def _select_revision(
             )
         return Selected(heads(table)["batch"], frozenset({revision.hour}))
     return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
-
-
-def _select_group_hour(name: str, table: Table, group_hour: GroupHour) -> Selected:
-    ref = table.metadata.refs.get(group_hour.tag)
-    if ref is None or ref.snapshot_id != group_hour.snapshot_id:
-        found = (
-            "that it has expired" if ref is None else "that an hour up to it was restated meanwhile"
-        )
-        raise Refused(
-            f"read {name}: expected tag {group_hour.tag} on the snapshot that it was opened with, "
-            f"found {found}; open the group again"
-        )
-    first = read_state(table).timeline.first
-    return Selected(
-        group_hour.snapshot_id, frozenset(hours_between(first, shift(group_hour.hour, 1)))
-    )

@@ -133,20 +133,13 @@ def event_time_text(view: EventTimeCompleteness) -> Text:
     yield Table((view.stream, ""), rows)
 
 
-def complete_text(
-    common: str | None,
-    hours: Mapping[str, str | None],
-    tagged: Sequence[str] | None,
-    is_known: bool,
-) -> Text:
+def complete_text(common: str | None, hours: Mapping[str, str | None], is_known: bool) -> Text:
     """Return the last complete hour of each stream, and of all of them (`common`, known only if
-    every stream answered). `tagged`: the newly tagged hours, None without --tag."""
+    every stream answered)."""
     yield Table(
         ("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()]
     )
     yield f"complete through: {common or ('none' if is_known else 'not known')}"
-    if tagged is not None:
-        yield f"tagged: {', '.join(tagged) or 'no new hour'}"
 
 
 def audit_text(report: AuditReport) -> Text:

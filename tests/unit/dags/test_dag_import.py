@@ -173,8 +173,8 @@ def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
     return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
 
 # What the last task of a group's run does with this answer of `complete`: its result, or its error; the events.
-def hour_of_group(through, code=0, tagged=(), **streams):
-    answer = {"complete_through": through, "streams": streams, "errors": {}, "tagged": list(tagged)}
+def hour_of_group(through, code=0, **streams):
+    answer = {"complete_through": through, "streams": streams, "errors": {}}
     Path(up_file + ".through").write_text(json.dumps(answer))
     command(f"echo $* >> {up_file}.ran; cat {up_file}.through; echo none >&2; exit {code}")
     operator, events = anabranch_operators.GroupHourOperator(task_id="t", group="small"), Events()
@@ -245,10 +245,10 @@ print("RESULT" + json.dumps({
         "wrong": rebuild_group(code=2),
     },
     "hour": {
-        "complete": hour_of_group(HOUR, tagged=[HOUR], a=HOUR, b="2026-11-21T04"),
-        "late": hour_of_group("2026-11-21T05", tagged=[HOUR, "2026-11-21T04", "2026-11-21T05"], a="2026-11-21T05"),
-        "restated": hour_of_group("2026-11-21T05", a="2026-11-21T05"),
-        "behind": hour_of_group("2026-11-21T02", tagged=["2026-11-21T02"], a=HOUR, b="2026-11-21T02"),
+        "complete": hour_of_group(HOUR, a=HOUR, b="2026-11-21T04"),
+        "late": hour_of_group("2026-11-21T05", a="2026-11-21T05"),
+        "long ago": hour_of_group("2026-11-25T05", a="2026-11-25T05"),
+        "behind": hour_of_group("2026-11-21T02", a=HOUR, b="2026-11-21T02"),
         "none": hour_of_group(None, code=1, a=HOUR, b=None),
         "away": hour_of_group(None, code=75),
     },
@@ -668,7 +668,7 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     }
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour, *BACKLOG]
-    assert dag["arguments"]["accepted"] == ["complete", "--group", "small", "--tag"]
+    assert dag["arguments"]["accepted"] == ["complete", "--group", "small"]
     assert dag["outlets"] == ["anabranch://group-hours/small"]
     egress = ["egress__app__feed", "egress__orders__export", "backlog"]
     rules = {"accepted": "none_failed_min_one_success"} | dict.fromkeys(egress, "all_done")
@@ -712,19 +712,19 @@ def test_a_familys_task_that_is_ended_starts_no_command_of_a_further_stream(pars
     assert (kinds[0], commands[1:]) == ("AirflowException", ["maintain app_x"])
 
 
-def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(parsed: Any) -> None:
+def test_the_last_task_of_a_groups_run_notifies_consumers(parsed: Any) -> None:
     hour, later, asset = (
         "2026-11-21T03",
         ["2026-11-21T04", "2026-11-21T05"],
         "anabranch_group_hours__small",
     )
     done, commands, events = parsed["hour"]["complete"]
-    assert (done, commands) == ([hour], ["complete --group small --tag --output json"])
+    assert (done, commands) == ([hour], ["complete --group small --output json"])
     assert events == {asset: [{"complete_through": hour, "streams": 2}, [hour]]}
-    # The run of an hour that was accepted late has events of the later hours too; that of a
-    # restated one only its own.
+    # The run of an hour that was accepted late has events of the later hours too, of a day at most.
     assert parsed["hour"]["late"][2][asset][1] == [hour, *later]
-    assert parsed["hour"]["restated"][2][asset][1] == [hour]
+    keys = parsed["hour"]["long ago"][2][asset][1]
+    assert (len(keys), keys[0], keys[-1]) == (24, hour, "2026-11-22T02")
 
 
 @pytest.mark.parametrize(

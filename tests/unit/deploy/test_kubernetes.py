@@ -67,7 +67,7 @@ def test_an_unknown_key_is_found() -> None:
 
 def test_every_command_of_ours_exists() -> None:
     commands = [command for _, one in CONTAINERS for command in _commands(one["args"])]
-    assert {command[1] for command in commands} == {"apply", "speed", "batch", "complete", "page"}
+    assert {command[1] for command in commands} == {"apply", "speed", "batch", "page"}
     for command in commands:
         assert command[0] == "anabranch"
         main.commands[command[1]].make_context(command[1], list(command[2:]))
@@ -106,18 +106,6 @@ def test_one_streams_wrong_file_does_not_keep_a_group_from_starting(
 ) -> None:
     code, _ = _run_shell("apply", {"apply": exit_code}, tmp_path)
     assert (code == 0) is starts
-
-
-@pytest.mark.parametrize(
-    ("batch", "tag", "expected"),
-    [(0, 0, 0), (1, 0, 1), (75, 0, 75), (0, 75, 75), (0, 2, 2), (0, 1, 0), (1, 75, 1)],
-    ids=str,
-)
-def test_a_groups_hours_are_tagged_after_its_batch_job_however_that_ended(
-    batch: int, tag: int, expected: int, tmp_path: Path
-) -> None:
-    code, called = _run_shell("batch", {"batch": batch, "complete": tag}, tmp_path)
-    assert (code, called) == (expected, ["batch", "complete"])
 
 
 def _run_shell(name: str, exit_codes: dict[str, int], folder: Path) -> tuple[int, list[str]]:
