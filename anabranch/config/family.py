@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -66,6 +67,10 @@ def _matches(pattern: str, topic: str) -> bool:
 
 def _anchored(pattern: str) -> str:
     return f"^(?:{pattern})$"
+
+
+MOST_STREAMS = 1_000
+"""Maximum number of streams of a family: each new topic creates tables."""
 
 
 class Topics(Frozen):
@@ -306,9 +311,11 @@ def expand(
     earlier members by stream name: an earlier member precedes a new topic with the same table, and
     stays when its topic is gone. A member has an error instead of a stream if two families match
     its topic, or if its table or name belongs to another stream. If its name is taken, the member's
-    key is the family and the topic, `app: app-x.y`.
+    key is the family and the topic, `app: app-x.y`. A family gets no new streams beyond
+    MOST_STREAMS: the first topic beyond them has an error, the others are left out.
     """
     families, present, known = list(families), set(topics), known or {}
+    counts = Counter[str]()
     taken = {table.casefold(): s.name for s in streams for table in s.tables}
     members: dict[str, FamilyMember] = {s.name: FamilyMember("", None, s.topic, s) for s in streams}
     own = {stream.topic for stream in streams}
@@ -321,11 +328,20 @@ def expand(
         ] or matching
         for family in matching:
             name = family.stream_name(topic)
+            if topic not in before and counts[family.name] >= MOST_STREAMS:
+                error = ConfigurationError(
+                    f"{family.file.path}: topic {topic}: expected at most {MOST_STREAMS} streams "
+                    "of a family, found more topics; narrow `topics.pattern`, or divide the family"
+                )
+                beyond = FamilyMember(family.name, family.group, topic, error)
+                members.setdefault(f"{family.name}: more topics", beyond)
+                continue
             found = _find_stream(
                 family, topic, [f for f in chosen if f is not family], taken, members
             )
             if isinstance(found, Stream):
                 taken |= dict.fromkeys(map(str.casefold, found.tables), name)
+                counts[family.name] += 1
             place = name if name not in members else f"{family.name}: {topic}"
             is_gone = topic not in present
             members[place] = FamilyMember(

@@ -48,6 +48,10 @@ _NARROWER: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
 }
 
 
+MOST_COLUMNS = 1_000
+"""Maximum number of columns that a subject gives a table: each file of it describes them all."""
+
+
 def plan_columns(
     stream: Stream, version: SubjectVersion, have: Schema | None = None
 ) -> tuple[Column, ...]:
@@ -110,6 +114,12 @@ def plan_columns(
             "the subject, or leave it out in the stream's file (`schema: {exclude: "
             "[NAME]}`)"
         ) from None
+    if len(columns) > max(MOST_COLUMNS, len(known)):
+        raise Refused(
+            f"{where}: expected at most {MOST_COLUMNS} columns of a table, found {len(columns)}; "
+            "reduce the fields of the subject, or leave columns out in the stream's file "
+            "(`schema: {exclude: [NAME]}`)"
+        )
     return tuple(
         column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name
     )

@@ -74,6 +74,20 @@ def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:
     assert (stream.name, stream.group, stream.key) == ("app_orders", "small", ("id",))
 
 
+def test_a_family_has_a_bounded_number_of_streams(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a pattern that matches every topic of a large cluster creates tables for each."""
+    monkeypatch.setattr("anabranch.config.family.MOST_STREAMS", 3)
+    topics = [f"app-t{i}" for i in range(8)]
+    known = {"app_t7": "app-t7"}
+    members = expand([family(conf)], topics, known=known)
+    streams = {name for name, member in members.items() if isinstance(member.found, Stream)}
+    assert streams == {"app_t7", "app_t0", "app_t1"}
+    [error] = [str(m.found) for m in members.values() if isinstance(m.found, ConfigurationError)]
+    assert "expected at most 3 streams of a family, found more topics; narrow" in error
+
+
 def test_groups_are_numbered_and_named(conf: Path) -> None:
     topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
     write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")

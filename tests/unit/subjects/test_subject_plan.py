@@ -170,6 +170,21 @@ def test_a_type_that_no_column_can_take_is_refused(
     assert message in str(refused.value) and "subject events-value" in str(refused.value)
 
 
+def test_a_subject_gives_a_table_a_bounded_number_of_columns() -> None:
+    many = [(f"c{i}", "int") for i in range(1_000)]
+    message = "version 1: expected at most 1000 columns of a table, found 1001; reduce the fields"
+    assert message in refusal(stream(), version(ID, *many))
+    # Also over several versions: a column of the table stays.
+    assert message in refusal(stream(), version(ID, *many[500:]), columns_of(many[:500]))
+    # A table that has more keeps them.
+    of_table = columns_of(many)
+    assert planned(stream(), version(ID), of_table).count(",") == 1_000
+
+
+def columns_of(fields: list[tuple[str, str]]) -> str:
+    return ", ".join([KEY, *(f"{name} INT" for name, _ in fields)])
+
+
 def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subject() -> None:
     where = "stream events, subject events-value version 1: "
     assert refusal(stream(), version(ID, ("odd", ["null"]))).startswith(
