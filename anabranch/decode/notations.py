@@ -76,8 +76,10 @@ def moments(given: pa.Array, kind: pa.DataType, notation: Notation) -> tuple[pa.
     if has_unit(kind, notation):
         return _of_unit(given, kind, notation)
     if notation.pattern:
-        iso = [None if one is None else _iso(one, kind, notation) for one in given.to_pylist()]
-        given = pa.array(iso, pa.string())
+        # Times of logs repeat.
+        texts = given.dictionary_encode()
+        iso = [_iso(one, kind, notation) for one in texts.dictionary.to_pylist()]
+        given = pa.array(iso, pa.string()).take(texts.indices)
     return values.moments(given, kind)
 
 

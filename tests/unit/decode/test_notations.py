@@ -321,6 +321,61 @@ def test_paths_in_any_objects(objects: list[dict[str, Any]]) -> None:
         assert (i in result.errors) == is_wrong
 
 
+EVERY: dict[str, Any] = {
+    "at": {"type": "TIMESTAMP", "unit": "millis"},
+    "time": {"type": "TIMESTAMP", "format": "%d/%b/%Y:%H:%M:%S %z"},
+    "day": {"type": "DATE", "unit": "days"},
+    "total": {"type": "DECIMAL(12,2)", "decimal": ","},
+    "raw": {"type": "DECIMAL(12,2)", "decimal": "base64"},
+    "real": {"type": "FLOAT", "decimal": "."},
+    "n": {"type": "INT", "from": "a.b.n", "decimal": "."},
+    "b": {"type": "STRING", "from": "a.b"},
+    "many": {"type": "ARRAY<STRUCT<at: TIMESTAMP, n: BIGINT>>", "unit": "micros", "decimal": "."},
+}
+ANY = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5),
+        st.sampled_from(["1", "1,5", "-1.5", "AeJA", "28/Nov/2026:10:00:00 +0100", "1e5", "x"]),
+        st.sampled_from([10**30, -(10**400)]),
+    ),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(st.sampled_from(["a", "b", "n", "at"]), inner, max_size=2),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=budget(150, 3_000), deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", *EVERY]), ANY, max_size=5), max_size=6))
+def test_any_values_have_the_verdict_that_they_have_alone(objects: list[dict[str, Any]]) -> None:
+    values: list[bytes | None] = [json.dumps(one).encode() for one in objects]
+    result = read(EVERY, values)
+    together = result.rows.select(list(EVERY)).to_pylist()
+    for i, value in enumerate(values):
+        alone = read(EVERY, [value])
+        assert alone.errors.get(0) == result.errors.get(i)
+        assert alone.rows.select(list(EVERY)).to_pylist() == [together[i]]
+
+
+@pytest.mark.parametrize("digits", [45, 400, 4_300, 5_000, 100_000])
+def test_numbers_of_any_length(digits: int) -> None:
+    number = b"9" * digits
+    for sent in (number, b"-" + number, number + b".5", b'"%s"' % number, b"1e" + number):
+        for column in ("at", "day", "total", "raw", "real", "n"):
+            place = b'{"a":{"b":{"n":%s}}}' if column == "n" else b'{"' + column.encode() + b'":%s}'
+            value = place % sent
+            assert read(EVERY, [value]).errors[0][0] in ("wrong_type", "unreadable_timestamp")
+
+
+def test_times_of_a_form_that_repeat() -> None:
+    schema = {"at": {"type": "TIMESTAMP", "format": "%d.%m.%Y"}}
+    texts = ["28.11.2026", None, "x", "28.11.2026", "30.02.2026", "01.01.0001"]
+    result = read(schema, [json.dumps({"at": text}).encode() for text in texts])
+    good = datetime(2026, 11, 28, tzinfo=UTC)
+    first = datetime(1, 1, 1, tzinfo=UTC)
+    assert result.rows["at"].to_pylist() == [good, None, None, good, None, first]
+    assert sorted(result.errors) == [2, 4]
+
+
 def test_an_event_time_that_is_a_number() -> None:
     bounds = EventTime.model_validate({"column": "at", "past": "1 hour", "future": "1 hour"})
     schema = {"id": "STRING NOT NULL", **timestamp("millis")}
