@@ -333,7 +333,9 @@ def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers
     }
     assert any(early != (by_batch[0, o] == past_hour(2)) for o, early in stamped.items())
     accepted = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
-    assert [h["diff"] for h in accepted] == [{"missing": 0, "extra": 0, "changed": 0}] * 2
+    assert len(accepted) == 2
+    for h in accepted:
+        assert h["diff"].items() >= {"missing": 0, "extra": 0, "changed": 0}.items()
 
 
 @pytest.mark.parametrize(
@@ -434,7 +436,7 @@ def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(
     assert timestamps["negative"] == datetime(1969, 12, 31, tzinfo=UTC)
     if speed_is_alive:
         [hour] = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
-        assert hour["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+        assert hour["diff"].items() >= {"missing": 0, "extra": 0, "changed": 0}.items()
 
 
 def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world: Make) -> None:

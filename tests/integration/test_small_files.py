@@ -73,7 +73,10 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
     assert files(one) == files(one, "speed") <= 13
     assert one.contents() == one.contents("speed") == one.acknowledged()
     assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
-    assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    assert (
+        plain(views.hours(one.job))[0]["diff"].items()
+        >= {"missing": 0, "extra": 0, "changed": 0}.items()
+    )
     counted = audit(one.job, None, with_kafka=True)
     assert counted.hours
     assert counted.agrees

@@ -66,7 +66,9 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
     assert [h["counts"] for h in by_hour] == [
         {"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}
     ] * 3
-    assert [h["diff"] for h in by_hour] == [{"missing": 0, "extra": 0, "changed": 0}] * 3
+    assert len(by_hour) == 3
+    for h in by_hour:
+        assert h["diff"].items() >= {"missing": 0, "extra": 0, "changed": 0}.items()
     # Run again: nothing waits, nothing changes.
     heads = one.state.heads
     assert one.batch() == []

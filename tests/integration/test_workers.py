@@ -256,7 +256,10 @@ def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
     assert set(writers(one)) == {BY_PYARROW}
     # The batch layer finds the same.
     assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
-    assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    assert (
+        plain(views.hours(one.job))[0]["diff"].items()
+        >= {"missing": 0, "extra": 0, "changed": 0}.items()
+    )
     assert plain(views.hours(one.job))[0]["counts"]["dead"] == len(codes)
 
 
@@ -529,6 +532,9 @@ def test_every_type_and_format_is_read_and_written_by_workers_in_both_layers(
     by_speed = sorted(map(repr, one.rows()))
     assert one.contents() == sorted((r.partition, r.offset, f"e{i}") for i, r in enumerate(sent))
     assert [r.decision for r in one.batch()] == ["accepted"]
-    assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    assert (
+        plain(views.hours(one.job))[0]["diff"].items()
+        >= {"missing": 0, "extra": 0, "changed": 0}.items()
+    )
     assert set(writers(one)) == {BY_PYARROW}
     assert sorted(map(repr, one.rows())) == by_speed

@@ -69,7 +69,7 @@ def test_an_hour_of_micro_batches_through_kills_and_maintenance_is_exact_and_cos
         one.run_beside("batch", STREAM, "--hour", hour)
         view = one.hours()[hour]
         assert (view["state"], view["served"], view["revision"]) == ("accepted", "batch", 1)
-        assert view["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+        assert view["diff"].items() >= {"missing": 0, "extra": 0, "changed": 0}.items()
         one.drain()
         one.space.run("batch", STREAM)
         one.space.run("maintain", STREAM)
