@@ -34,7 +34,7 @@ from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.packed import PackSpec, pack_spec, packed
 from anabranch.records.reshape import to_schema
-from anabranch.records.schemas import open_schemas
+from anabranch.subjects.schemas import open_schemas
 from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached

@@ -48,7 +48,7 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.reshape import fit_to_table
-from anabranch.records.schemas import Schemas, open_schemas, unlisted_ids
+from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
 from speed_layer.compaction import Compaction
 from speed_layer.dead_share import DeadShare
 from speed_layer.fast_staging import (

@@ -21,6 +21,7 @@ from anabranch.cli import (
     page,
     read,
     reports,
+    topic,
 )
 from anabranch.cli.options import explain
 from anabranch.cli.report import print_error
@@ -32,7 +33,7 @@ _COLLECT_AFTER = (100_000, 50, 50)
 
 
 SECTIONS = {
-    "Set up": ("init", "docs", "dev", "doctor", "apply"),
+    "Set up": ("init", "docs", "dev", "doctor", "check", "apply"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
         "status",
@@ -41,7 +42,7 @@ SECTIONS = {
         "explain",
         "complete",
         "dead-letters",
-        "drift",
+        "check --drift",
         "audit",
         "erasures",
         "page",
@@ -125,7 +126,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (docs, hours, jobs, lifecycle, operate, page, read, reports):
+for module in (docs, hours, jobs, lifecycle, operate, page, read, reports, topic):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +23,10 @@ from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
+    from anabranch.operations.check import Check
     from anabranch.subjects.resolve import Planned
+
+LOG = logging.getLogger(__name__)
 
 
 @click.command()
@@ -48,15 +52,17 @@ def apply(
     anabranch apply
     anabranch apply orders --renamed-from shop_orders
 
-    Prints each change. With `schema: registry`, first lists the changes of the subject's latest
-    version. An error of one stream does not stop the others; the exit code is that of the first
-    stream with an error. A table that is in storage but not in the catalog is not created again:
-    after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use
-    --register. Columns are never dropped. With --rolled-back, jobs run with a file that lacks some
-    columns and write null there, until a file with these columns is applied. A table belongs to one
-    stream; after its file was renamed, --renamed-from gives the table to the new name.
+    Prints each change, and for a new stream what `anabranch check` finds, as a warning. With
+    `schema: registry`, first lists the changes of the subject's latest version. An error of one
+    stream does not stop the others; the exit code is that of the first stream with an error. A
+    table that is in storage but not in the catalog is not created again: after a lost or restored
+    catalog, or a restored bucket, stop the stream's jobs and use --register. Columns are never
+    dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there,
+    until a file with these columns is applied. A table belongs to one stream; after its file was
+    renamed, --renamed-from gives the table to the new name.
     """
     from anabranch import config
+    from anabranch.cli.render.rows import checked_text
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import FamilyStreams
 
@@ -97,19 +103,24 @@ def apply(
                 continue
             registered, stream = found
             try:
-                changes = _apply(environment, stream, register, rolled_back, renamed_from)
+                changes, check = _apply(environment, stream, register, rolled_back, renamed_from)
             except Exception as error:
                 yield name, _failed(name, registered, explain(error))
                 continue
-            view = {"stream": name, "changes": [*registered, *changes], "error": None}
-            lines = [f"{name}: {change}" for change in changes or ["nothing to change"]]
-            yield name, Report(view, lines)
+            view = {
+                "stream": name,
+                "changes": [*registered, *changes],
+                "check": check,
+                "error": None,
+            }
+            lines = [*changes, *(checked_text(check) if check is not None else ())]
+            yield name, Report(view, [f"{name}: {line}" for line in lines or ["nothing to change"]])
 
     return StreamReports(applied())
 
 
 def _failed(stream: str, registered: list[str], error: AnabranchError) -> Report[object]:
-    view = {"stream": stream, "changes": registered, "error": str(error)}
+    view = {"stream": stream, "changes": registered, "check": None, "error": str(error)}
     return Report(view, [], errors=(error,))
 
 
@@ -152,20 +163,23 @@ def _apply(
     register: bool,
     rolled_back: bool,
     renamed_from: str | None,
-) -> list[str]:
+) -> tuple[list[str], Check | None]:
+    """Return the changes, and the check of a stream that is new."""
     from anabranch.iceberg.owner import open_lake
     from anabranch.kafka.client import KafkaAdapter
+    from anabranch.operations.check import check
     from anabranch.protocol import apply
 
     with KafkaAdapter(environment.kafka) as kafka:
-        return apply.apply(
-            environment,
-            found,
-            open_lake(environment, found, renamed_from),
-            kafka,
-            register,
-            rolled_back,
-        )
+        lake = open_lake(environment, found, renamed_from)
+        is_new = not register and not lake.exists(found.table)
+        changes = apply.apply(environment, found, lake, kafka, register, rolled_back)
+        try:
+            return changes, check(environment, found, kafka) if is_new else None
+        except AnabranchError as error:
+            # The tables are there: what the check could not read does not undo that.
+            LOG.warning("stream %s: its newest records are not checked: %s", found.name, error)
+            return changes, None
 
 
 @click.command()

@@ -169,27 +169,3 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
         exit_code=not done.ready,
         errors=(*selected.unanswered, *broken),
     )
-
-
-@click.command()
-@all_streams
-@report
-def drift(chosen: StreamSelection) -> Result:
-    """List the records' fields that the schema lacks.
-
-    \b
-    anabranch drift game_events
-
-    The batch layer counts them by name with each hour (`unknown: count` in the stream's file).
-    Prints the number of records with each field, samples, a guessed type, the stream's new
-    `schema:`, and the commands to run: `apply`, and the restatement of each hour that Kafka still
-    has.
-    """
-    from anabranch.cli.render.rows import drift_text
-    from anabranch.operations.reports import drift
-
-    def work(job: Job) -> Report[drift.SchemaDrift]:
-        view = drift.drift(job)
-        return Report(view, drift_text(view))
-
-    return many.run_streams(chosen, work)

@@ -7,7 +7,7 @@ times as long for an array as for all others. Most records have no headers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -18,6 +18,15 @@ AS_TEXT = (
     "BINARY) AS headers"
 )
 """Spark SQL for the text of the headers of Spark's Kafka source."""
+
+
+def text_of(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+    """Return the same text of one record's headers; None without any."""
+    pairs = [
+        {"key": key.encode().hex(), "value": None if value is None else value.hex()}
+        for key, value in headers
+    ]
+    return json.dumps(pairs).encode() if pairs else None
 
 
 def headers_of(texts: pa.Array) -> pa.Array:

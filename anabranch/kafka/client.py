@@ -45,7 +45,15 @@ from anabranch.kafka.client_errors import FAILURES, explained, explaining, missi
 from anabranch.kafka.kafka_python_fixes import connect
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
-from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, Topic, is_contradicted
+from anabranch.offsets.position import (
+    Offsets,
+    Position,
+    Ranges,
+    Stamped,
+    Topic,
+    is_contradicted,
+    plan_newest,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -616,6 +624,14 @@ class KafkaAdapter:
                     ends = {tp: end for tp, end in ends.items() if tp not in done}
                     heard = time.monotonic()
                 self._is_stuck(topic, doing, heard, ends, "up to")
+
+    def newest_records(self, topic: Topic, count: int) -> list[Any]:
+        """Return the newest `count` records of a topic, spread over its partitions, as kafka-python
+        has them; fewer if compaction or aborted transactions left gaps. Raises as `read_offsets`.
+        """
+        ranges = plan_newest(self.log_starts(topic), self.stable_ends(topic), count)
+        read = self.read_records(topic.name, ranges) if ranges else ()
+        return [record for _, records in read for record in records]
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         """Return for each partition why a consumer does not receive these offsets, all below the

@@ -67,6 +67,21 @@ class Stamped:
     timestamp_ms: int
 
 
+def plan_newest(starts: Mapping[int, int], ends: Mapping[int, int], count: int) -> Ranges:
+    """Return the ranges of the newest `count` offsets, spread evenly over the partitions as far as
+    they have records; none is empty. Pure."""
+    have = {p: end - starts.get(p, 0) for p, end in ends.items() if end > starts.get(p, 0)}
+    ranges: Ranges = {}
+    left = count
+    # The smallest first: what a partition lacks is shared by those after it.
+    for number, p in enumerate(sorted(have, key=lambda p: (have[p], p))):
+        taken = min(have[p], left // (len(have) - number))
+        left -= taken
+        if taken:
+            ranges[p] = (ends[p] - taken, ends[p])
+    return ranges
+
+
 class RangeRelation(Enum):
     """The relation of a micro-batch's offset ranges to the position."""
 

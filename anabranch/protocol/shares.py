@@ -33,16 +33,16 @@ class HourShare:
         return f"{self.dead:,} of {self.records:,} records ({percent(self.share)})"
 
 
-def is_too_many(count: int, records: int, most: float) -> bool:
+def is_too_many(count: int, records: int, most: float, least: int = LEAST) -> bool:
     """Return True if `count` of an hour's records are more than the share `most`. Pure."""
     # Decision 64: one bad record in a quiet night must not refuse an hour; 0 % allows none at all.
-    return count > most * records and (count >= LEAST or not most)
+    return count > most * records and (count >= least or not most)
 
 
-def objection(what: str, count: int, records: int, most: float) -> str | None:
-    """Return an objection to an hour with too many records of a kind; None if there is none.
-    Pure."""
-    if not is_too_many(count, records, most):
+def objection(what: str, count: int, records: int, most: float, least: int = LEAST) -> str | None:
+    """Return an objection to an hour, or a sample, with too many records of a kind; None if there
+    is none. Fewer than `least` are never too many, unless the stream allows none. Pure."""
+    if not is_too_many(count, records, most, least):
         return None
     return (
         f"{what}: expected at most {percent(most)} of {records:,} records, found {count:,} "

@@ -21,7 +21,7 @@ from anabranch.decode.headers import AS_TEXT, headers_of
 from anabranch.offsets.hours import HourRange
 from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
 from anabranch.offsets.position import Ranges
-from anabranch.records.schemas import Schemas
+from anabranch.subjects.schemas import Schemas
 
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
 BYTES = ("kafka_key", "kafka_value", "kafka_headers")

@@ -27,7 +27,7 @@ from anabranch.decode import Decoder, DecodeSpec, decode_spec
 from anabranch.decode.headers import headers_of
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import INPUT
-from anabranch.records.schemas import Schemas
+from anabranch.subjects.schemas import Schemas
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]

@@ -1,5 +1,5 @@
-"""Fields that the schema does not know: counted with the hour, and taken up as `anabranch drift`
-says."""
+"""Fields that the schema does not know: counted with the hour, and taken up as `anabranch check
+--drift` says."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(
         one, "explain", one.name, hour
     )
 
-    said = call(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
+    said = call(one, *words(printed("anabranch check STREAM --drift", STREAM=one.name)))
     [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
     assert r"size\n" in said and "letters, digits and underscores" in said
-    reported = json.loads(call(one, "drift", one.name, "--output", "json"))
+    reported = json.loads(call(one, "check", one.name, "--drift", "--output", "json"))
     assert [f["name"] for f in reported["fields"] if f["obstacle"]] == ["size\n"]
     one.configure(**yaml.safe_load(schema))
     one.reopen()
@@ -72,14 +72,17 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(
     )
     one.apply()
     # A field that is now in the schema is still missing from the hour, until it is restated.
-    assert json.loads(call(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
+    assert json.loads(call(one, "check", one.name, "--drift", "--output", "json"))["restate"] == [
+        hour
+    ]
     [restated] = one.batch(hour, restate=True)
     assert (restated.decision, restated.revision) == ("accepted", 2)
     assert {r["event_id"]: r["colour"] for r in one.rows()} == {
         "plain": None, "null": None, "red": "red", "both": "blue",
     }  # fmt: skip
     assert [
-        f["name"] for f in json.loads(call(one, "drift", one.name, "--output", "json"))["fields"]
+        f["name"]
+        for f in json.loads(call(one, "check", one.name, "--drift", "--output", "json"))["fields"]
     ] == ["size\n"]
 
 
@@ -114,7 +117,7 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     assert {f.name: (f.records, f.type) for f in unknown.fields[:3]} == {
         "it's \\ \"q\"": (3, "BIGINT"), "a\n\x07`b": (3, "BIGINT"), "n" * 100: (2, None),
     }  # fmt: skip
-    reported = call(one, "drift", one.name)
+    reported = call(one, "check", one.name, "--drift")
     assert "\x07" not in reported and "too long" in reported and "n" * 101 not in reported
     assert call(one, "explain", one.name, hour).count("\x07") == 0
 

@@ -21,7 +21,7 @@ from anabranch.config.columns import parse_columns
 from anabranch.decode import ERROR_TEXT_LENGTH
 from anabranch.offsets.hours import HourRange
 from anabranch.records import assign_hours, dead, good, trim
-from anabranch.records.schemas import Schemas
+from anabranch.subjects.schemas import Schemas
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)

@@ -19,7 +19,7 @@ from anabranch.config import Registry as Settings
 from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.kafka.source import read_ranges
 from anabranch.records import decode
-from anabranch.records.schemas import Schemas, unlisted_ids
+from anabranch.subjects.schemas import Schemas, unlisted_ids
 from speed_layer.micro_batch import MicroBatches
 
 if TYPE_CHECKING:

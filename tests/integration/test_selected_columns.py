@@ -20,7 +20,7 @@ from anabranch.common.errors import AnabranchError
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import parse_select
 from anabranch.offsets.hours import start_of
-from anabranch.records.schemas import Schemas
+from anabranch.subjects.schemas import Schemas
 
 SECRET = "0123456789abcdef"
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
 from anabranch.common.output import plain, text
+from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
+    from anabranch.operations.check import Check
     from anabranch.operations.reports.dead_letters import DeadLetters, Letter
     from anabranch.operations.reports.diff import HourDifference, HourDuplicates
     from anabranch.operations.reports.drift import DriftedField, SchemaDrift
@@ -122,6 +124,42 @@ def _letter(reason: str, letter: Letter) -> Text:
         line = "null" if data is None else _cut(text(data), _LETTER)
         is_sized = name == "value" and letter.value_bytes is not None
         yield f"  {name}: {line}{f' ({letter.value_bytes} bytes)' if is_sized else ''}"
+
+
+def check_text(view: Check) -> Text:
+    """Return the account of a topic's newest records, the reasons of dead letters, and rows."""
+    yield from checked_text(view)
+    if not view.records:
+        return
+    kinds = {
+        "good": view.good,
+        "dead letters": view.dead,
+        "duplicates with equal content": view.duplicates - view.conflicts,
+        "duplicates with OTHER content": view.conflicts,
+    }
+    counts = [(name, n, percent(n / view.records)) for name, n in kinds.items()]
+    yield Table((view.stream, "records", "share"), counts)
+    for reason in view.reasons:
+        yield (
+            f"{reason.records:,} of {view.records:,} would be dead letters: {text(reason.text)} "
+            f"({reason.code}; partition {reason.partition}, offset {reason.offset})"
+        )
+    if view.rows:
+        rows = [[_shown(value) for value in row.values()] for row in view.rows]
+        yield Table([*view.rows[0]], rows)
+
+
+def checked_text(view: Check) -> Text:
+    """Return one line on a topic's newest records, and the objections to them."""
+    if not view.records:
+        yield f"topic {view.topic} has no records to check"
+        return
+    yield (
+        f"of the newest {view.records:,} records of topic {view.topic}, {view.good:,} would be "
+        f"rows, {view.dead:,} dead letters, {view.duplicates:,} duplicates"
+    )
+    for objection in view.objections:
+        yield f"warning: {text(objection)}"
 
 
 def drift_text(view: SchemaDrift) -> Text:

@@ -114,7 +114,7 @@ def drift_note(view: StreamStatus) -> str:
     if view.unknown is None or not view.unknown.fields:
         return ""
     names = [text_of(field.name) for field in view.unknown.fields]
-    return f"the schema does not know {_named(names)}: `anabranch drift {view.stream}`"
+    return f"the schema does not know {_named(names)}: `anabranch check {view.stream} --drift`"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -183,7 +183,8 @@ def _unknown(stream: str, unknown: UnknownFields) -> str:
     more = len(unknown.fields) - len(shown) + unknown.others
     of = names + (f" and {more} more" if more else "")
     held = _many(unknown.records, "record")
-    return f"{held} with fields that the schema does not know: {of} (`anabranch drift {stream}`)"
+    remedy = f"`anabranch check {stream} --drift`"
+    return f"{held} with fields that the schema does not know: {of} ({remedy})"
 
 
 def _diff(facts: HourFacts, diff: Diff) -> str:

@@ -56,7 +56,7 @@ COMMANDS = [
     ["history"],
     ["status"],
     ["complete"],
-    ["drift"],
+    ["check"],
     ["views"],
     ["erasures"],
     ["adopt"],

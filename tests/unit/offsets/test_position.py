@@ -16,6 +16,7 @@ from anabranch.offsets.position import (
     classify,
     clip,
     is_contradicted,
+    plan_newest,
     ranges_between,
     ranges_from_keys,
     ranges_to_keys,
@@ -124,3 +125,21 @@ def test_an_answer_that_contradicts_a_position(
     topic: Topic | None, expected: Position | None, contradicted: bool
 ) -> None:
     assert is_contradicted(topic, expected) is contradicted
+
+
+@given(
+    st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=3),
+    st.integers(1, 100),
+)
+def test_the_newest_offsets_are_as_many_as_asked_and_spread_evenly(
+    logs: Ranges, count: int
+) -> None:
+    starts = {p: start for p, (start, _) in logs.items()}
+    have = {p: length for p, (_, length) in logs.items()}
+    ranges = plan_newest(starts, {p: starts[p] + have[p] for p in logs}, count)
+    taken = {p: end - start for p, (start, end) in ranges.items()}
+    assert sum(taken.values()) == min(count, sum(have.values()))
+    assert all(n > 0 and ranges[p][1] == starts[p] + have[p] for p, n in taken.items())
+    # A partition with fewer than another gave all that it has, or one less by rounding.
+    for p in have:
+        assert taken.get(p, 0) == have[p] or taken.get(p, 0) >= max(taken.values(), default=0) - 1

@@ -199,7 +199,7 @@ def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(
         "be null, found 1 of 4",
         "warning expect_column_values_to_not_be_null",
         "refused 3 batch 3 1 quality: again",
-        "2 records have such fields. anabranch drift events prints the commands that add them. "
+        "2 records have such fields. anabranch check events --drift prints the commands that add them. "
         "The most frequent, of 5 names",
         r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
         "no longer: its tag has expired",
@@ -369,7 +369,7 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
     assert "does not know" not in shown(browser(made), "/streams/events")
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
     reader.refresh()
-    reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
+    reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch check events --drift"
     text = shown(browser(made), "/streams/events")
     assert reported in text and "≠ differs" in text
     assert "<b>" not in browser(made).get("/streams/events").text
@@ -378,7 +378,10 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
         view := read(), status=replace(view.status, unknown=unknown, **calm)
     )
     reader.refresh()
-    assert "in order" in (text := shown(browser(made), "/")) and "anabranch drift events" in text
+    assert (
+        "in order" in (text := shown(browser(made), "/"))
+        and "anabranch check events --drift" in text
+    )
 
 
 class Clock:

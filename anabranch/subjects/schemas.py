@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING
 
 from anabranch.common.remote_errors import full_text
 from anabranch.config import Environment, Stream
@@ -15,6 +14,9 @@ from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.wire import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import SchemaRegistryClient, open_registry
 from anabranch.subjects.whole_schema import read_descriptors, whole_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
 

@@ -1,0 +1,129 @@
+"""The newest records of a topic by a stream's file, before the stream reads any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.common.errors import NotYet
+from anabranch.config import Environment, Stream
+from anabranch.decode import Decoded
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.operations.sample import batch_of, decode_sample
+from anabranch.protocol import shares
+
+RECORDS = 1_000
+"""The number of records that are checked by default."""
+
+_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Dead letters that differ only in the value that was found, and the first of them."""
+
+    records: int
+    code: str
+    text: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """The account of a sample. `good`: without dead letters and duplicates. `conflicts`: the part
+    of the `duplicates` with other content than the row that they repeat. `rows`: the first rows.
+    `objections`: why the batch layer would refuse an hour of such records."""
+
+    stream: str
+    topic: str
+    records: int
+    good: int
+    dead: int
+    duplicates: int
+    conflicts: int
+    reasons: Sequence[Reason]
+    rows: Sequence[Mapping[str, Any]]
+    objections: Sequence[str]
+
+
+def check(
+    environment: Environment, stream: Stream, kafka: KafkaAdapter, count: int = RECORDS
+) -> Check:
+    """Decode the newest records of the stream's topic, with the columns of its file. Writes
+    nothing. Raises NotYet without a topic, Transient, ConfigurationError."""
+    topic = kafka.describe(stream.topic)
+    if topic is None:
+        raise NotYet(
+            f"topic {stream.topic}: expected its records, found no topic of this name; check "
+            f"`topic:` in streams/{stream.name}.yaml, or send the first record"
+        )
+    records = batch_of(kafka.newest_records(topic, count), datetime.now(UTC))
+    return check_of(stream, records, decode_sample(environment, stream, records))
+
+
+def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check:
+    """Return the account of decoded records. Pure."""
+    names = [column.name for column in stream.columns]
+    rows = decoded.good.select([*names, "kafka_partition", "kafka_offset"]).to_pylist()
+    repeated, conflicts = _duplicates(stream.key, names, rows)
+    reasons, quality = _reasons(records, decoded), stream.quality
+    total, dead = len(records), len(decoded.errors)
+    objections = []
+    if text := shares.objection("dead letters", dead, total, quality.max_dead, least=1):
+        objections.append(f"{text}; most often {reasons[0].text}")
+    what = f"duplicates by {', '.join(stream.key)} with other content"
+    if text := shares.objection(what, conflicts, total, quality.max_conflicts, least=1):
+        objections.append(f"{text}; correct `key`, or accept that they are dropped")
+    return Check(
+        stream=stream.name,
+        topic=stream.topic,
+        records=total,
+        good=total - dead - repeated,
+        dead=dead,
+        duplicates=repeated,
+        conflicts=conflicts,
+        reasons=reasons,
+        rows=[{name: row[name] for name in names} for row in rows[:_ROWS]],
+        objections=objections,
+    )
+
+
+def _duplicates(
+    key: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> tuple[int, int]:
+    """Return the number of duplicates, by the rule of the batch layer, and of those with other
+    content than the row that they repeat."""
+    kept, repeated, conflicts = dict[str, str](), 0, 0
+    for row in sorted(rows, key=lambda row: (row["kafka_offset"], row["kafka_partition"])):
+        event = [None if row[name] == "" else row[name] for name in key]
+        if all(part is None for part in event):
+            continue
+        content = repr([row[name] for name in names])
+        if (first := kept.get(repr(event))) is None:
+            kept[repr(event)] = content
+        else:
+            repeated += 1
+            conflicts += first != content
+    return repeated, conflicts
+
+
+def _reasons(records: pa.RecordBatch, decoded: Decoded) -> list[Reason]:
+    """Return the reasons of dead letters, the most frequent first."""
+    places = {name: records.column(name).to_pylist() for name in ("partition", "offset")}
+    counts, firsts = Counter[str](), dict[str, int]()
+    for i, (code, text) in sorted(decoded.errors.items()):
+        # The text after it has the value that was found.
+        reason = f"{code}: {text.partition(', found ')[0]}"
+        counts[reason] += 1
+        firsts.setdefault(reason, i)
+    return [
+        Reason(count, *decoded.errors[i], places["partition"][i], places["offset"][i])
+        for reason, count in counts.most_common()
+        for i in (firsts[reason],)
+    ]

@@ -1,0 +1,134 @@
+"""The account of a topic's newest records: rows, dead letters, duplicates and the objections."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from anabranch.cli.render.rows import check_text
+from anabranch.cli.report import Table
+from anabranch.config.schema import parse_schema
+from anabranch.config.stream import Stream
+from anabranch.decode import Decoder, decode_spec
+from anabranch.decode.headers import headers_of
+from anabranch.operations.check import Check, check_of
+from anabranch.operations.sample import batch_of
+
+NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
+AT = int(NOW.timestamp() * 1000)
+
+
+def record(offset: int, value: object, **more: Any) -> Any:
+    """A record as kafka-python has it."""
+    data = value if isinstance(value, bytes | None) else json.dumps(value).encode()
+    plain = {"partition": 0, "offset": offset, "timestamp": AT, "key": None, "headers": []}
+    return SimpleNamespace(**plain | {"value": data} | more)
+
+
+def checked(records: list[Any], schema: str, **stream: Any) -> Check:
+    of = Stream.model_validate(
+        {
+            "name": "orders", "topic": "shop.orders", "table": "shop.orders", "key": ["id"],
+            "schema": schema, "columns": parse_schema(schema),
+        }
+        | stream
+    )  # fmt: skip
+    batch = batch_of(records, NOW)
+    return check_of(of, batch, Decoder(decode_spec(of)).decode(batch))
+
+
+def test_good_records_have_no_objection() -> None:
+    found = checked([record(i, {"id": f"o-{i}"}) for i in range(7)], "id STRING NOT NULL")
+    assert (found.records, found.good, found.dead, found.duplicates) == (7, 7, 0, 0)
+    assert found.rows == [{"id": f"o-{i}"} for i in range(5)]
+    assert (found.reasons, found.objections) == ([], [])
+
+
+def test_reasons_are_counted_without_the_value_and_shown_with_the_first_one() -> None:
+    times = [record(i, {"id": "a", "ts": 1795867200123 + i}) for i in range(3)]
+    found = checked([*times, record(3, b"{"), record(4, None)], "id STRING, ts TIMESTAMP")
+    assert [(r.records, r.code, r.offset) for r in found.reasons] == [
+        (3, "wrong_type", 0), (1, "malformed_json", 3), (1, "null_value", 4),
+    ]  # fmt: skip
+    assert found.objections == [
+        "dead letters: expected at most 5 % of 5 records, found 5 (100 %); most often ts: expected "
+        "timestamp, found 1795867200123"
+    ]
+    lines = [line for line in check_text(found) if isinstance(line, str)]
+    assert (
+        "3 of 5 would be dead letters: ts: expected timestamp, found 1795867200123 (wrong_type; "
+        "partition 0, offset 0)"
+    ) in lines
+
+
+def test_even_one_dead_letter_of_few_is_more_than_the_share() -> None:
+    records = [record(0, {"id": "a"}), record(1, {})]
+    assert checked(records, "id STRING NOT NULL").objections
+    assert not checked(records, "id STRING NOT NULL", quality={"max_dead": "50 %"}).objections
+
+
+def test_duplicates_are_those_of_the_batch_layer() -> None:
+    records = [
+        record(0, {"id": "a", "n": 1}),
+        record(1, {"id": "a", "n": 1}),
+        record(2, {"id": "a", "n": 2}),
+        # A key of nulls and empty texts names no event.
+        record(3, {"id": "", "n": 1}),
+        record(4, {"n": 1}),
+        record(5, {"id": "b", "n": 1}, partition=1),
+    ]
+    found = checked(records, "id STRING, n INT")
+    assert (found.good, found.duplicates, found.conflicts) == (4, 2, 1)
+    assert found.objections == [
+        "duplicates by id with other content: expected at most 1 % of 6 records, found 1 (16.7 %); "
+        "correct `key`, or accept that they are dropped"
+    ]
+    assert checked(records, "id STRING, n INT", key="none").good == 6
+
+
+def test_the_kept_row_of_an_event_is_that_of_the_smallest_offset() -> None:
+    records = [
+        record(9, {"id": "a", "n": 1}, timestamp=AT - 5000),
+        record(2, {"id": "a", "n": 2}),
+        record(10, {"id": "a", "n": 2}, timestamp=AT + 1),
+    ]
+    found = checked(records, "id STRING, n INT")
+    assert (found.duplicates, found.conflicts) == (2, 1)
+
+
+def test_no_records() -> None:
+    found = checked([], "id STRING")
+    assert [*check_text(found)] == ["topic shop.orders has no records to check"]
+    assert found.objections == []
+
+
+def test_the_account_is_a_table() -> None:
+    [table, *_] = [
+        one
+        for one in check_text(checked([record(0, {"id": "a"})], "id STRING"))
+        if isinstance(one, Table)
+    ]
+    assert [*table.rows][:2] == [("good", 1, "100 %"), ("dead letters", 0, "0 %")]
+
+
+def test_a_record_is_in_the_hour_of_its_timestamp() -> None:
+    stamps = [AT - 3_600_000, -1, 2**62]
+    batch = batch_of([record(i, {}, timestamp=ms) for i, ms in enumerate(stamps)], NOW)
+    by_offset = dict(
+        zip(
+            batch.column("offset").to_pylist(), batch.column("ingest_hour").to_pylist(), strict=True
+        )
+    )
+    assert by_offset == {0: "2026-11-28T09", 1: "2026-11-28T10", 2: "2026-11-28T10"}
+    assert batch.column("timestamp").null_count == 2
+
+
+def test_headers_arrive_as_kafka_has_them() -> None:
+    headers = [("trace", b"\xff"), ("é", None)]
+    batch = batch_of([record(0, {}, headers=headers), record(1, {})], NOW)
+    assert headers_of(batch.column("headers")).to_pylist() == [
+        [{"key": "trace", "value": b"\xff"}, {"key": "é", "value": None}],
+        None,
+    ]
