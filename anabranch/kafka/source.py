@@ -25,7 +25,7 @@ from anabranch.kafka.security import spark_options
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
 
@@ -57,14 +57,13 @@ def read_ranges(
     """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
     explicitly; each action reads again. `group` as in `read_topics`."""
     options = _options(kafka) | ({"kafka.group.id": group} if group is not None else {})
-    return _read(spark, options, {topic: ranges}).option("includeHeaders", "true").load()
+    return _read(spark, options, {topic: ranges})
 
 
 def read_topics(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges], group: str
 ) -> DataFrame:
-    """Return a DataFrame of the records of several topics' ranges (none empty), like `read_ranges`,
-    without headers.
+    """Return a DataFrame of the records of several topics' ranges (none empty), like `read_ranges`.
 
     Executors cache a consumer for each partition and `group`, and reuse it in the next read.
     Without a group, each read leaves its consumers open for five minutes. Spark commits no offsets.
@@ -74,12 +73,12 @@ def read_topics(
         "kafka.group.id": group,
         "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS),
     }
-    return _read(spark, options, ranges).load()
+    return _read(spark, options, ranges)
 
 
 def _read(
     spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]
-) -> DataFrameReader:
+) -> DataFrame:
     starts = {
         topic: to_keys({p: start for p, (start, _) in spans.items()})
         for topic, spans in ranges.items()
@@ -93,6 +92,8 @@ def _read(
         .option("assign", json.dumps({topic: sorted(spans) for topic, spans in ranges.items()}))
         .option("startingOffsets", json.dumps(starts))
         .option("endingOffsets", json.dumps(ends))
+        .option("includeHeaders", "true")
+        .load()
     )
 
 
