@@ -48,8 +48,8 @@ MUTATIONS = (
     Mutation(
         "a commit requires no head",
         "anabranch/iceberg/lake.py",
-        "for ref, id in commit.heads.items()),\n        )\n        # Tags",
-        "for ref, id in ()),\n        )\n        # Tags",
+        "AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()",
+        "AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in ()",
         ("tests/unit/protocol/test_publish.py",),
     ),
     Mutation(

@@ -11,6 +11,7 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, decide, new_lake
 
 from anabranch.common.errors import Refused, Transient
+from anabranch.config.keep import Archive
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -75,9 +76,10 @@ def test_an_hour_that_the_table_has_forgotten_is_as_large_as_the_ledger_has_it(
     assert share(lake, (FIRST, FIRST)) == 7 / BY_WORKERS
 
 
-def test_most_offsets_are_fewer_where_spark_computes_columns(lake: StreamLake) -> None:
-    selected = replace(lake, stream=lake.stream.model_copy(update={"select": ()}))
-    assert share(selected, None) == 35 / BY_SPARK
+def test_most_offsets_are_fewer_where_records_are_archived(lake: StreamLake) -> None:
+    archive = Archive.model_validate({"raw": "30 days"})
+    archived = replace(lake, stream=lake.stream.model_copy(update={"archive": archive}))
+    assert share(archived, None) == 35 / BY_SPARK
 
 
 def test_options_by_the_sum_of_the_shares() -> None:

@@ -39,6 +39,8 @@ _BESIDE: dict[str, Any] = {
     "erasure.former_keys": {"erasure": {"key": "a-secret-of-this-test-alone"}},
     "views.NAME.aggregates": {"views": {"NAME": {"window": "1 minute"}}},
     "schema.exclude": {"format": "avro"},
+    "format.message": {"format": {"type": "protobuf"}},
+    "format.header": {"format": {"type": "csv"}},
 }
 # Fields that are no keys of a file.
 _INTERNAL = {"name", "columns", "subject_schema", "fields"}
@@ -62,7 +64,12 @@ def test_an_example_is_valid(
     (tmp_path / "streams").mkdir()
     files = {"environment": _ENVIRONMENT, "stream": _STREAM, "family": _FAMILY}
     _, of_list, last = key.partition("egress.")
-    value = yaml.safe_load(example)
+    # A key of a column is at home in the schema of a stream.
+    value = example if file == "column" and key == "format" else yaml.safe_load(example)
+    if file == "column":
+        column = {"type": "TIMESTAMP", key: value}
+        columns = {"id": "STRING NOT NULL", "placed_at": "TIMESTAMP", "other": column}
+        file, key, value = "stream", "schema", columns
     target = {"name": "a", last: value} | ({"root": "file:///x"} if last == "name" else {})
     data = {"egress": [target]} if of_list else _nested(key, value)
     files[file] = _merged(files[file] | _BESIDE.get(key, {}), data)

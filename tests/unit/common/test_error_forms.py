@@ -27,7 +27,7 @@ _PASSING = {name for name in _OURS if issubclass(getattr(errors, name), errors.T
 # Said by what it is made of.
 _WRAPS = re.compile(
     r"^\{[^{}]*\}$|^(?!.*expected ).*\{(error|failed|found|message|broken\[0\]|difference)\}|\{_REMEDY\}|"
-    r"\{_WRITE_SUMS\}"
+    r"\{_WRITE_SUMS\}|\{_REPAIR\}"
 )
 
 
