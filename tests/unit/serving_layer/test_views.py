@@ -53,6 +53,7 @@ from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.schema_evolution import Columns
 from anabranch.iceberg.snapshots import head, heads
@@ -118,7 +119,8 @@ def new_lake(folder: Path, stream: Stream) -> StreamLake:
             stream.table,
             table_schemas.rows_schema(stream),
             ("event_date", "ingest_hour"),
-            branches=first,
+            {OWNER: Owner(stream.name, stream.topic, "cluster").to_json()},
+            first,
         ),
         NewTable(
             stream.dead_letters_table,
