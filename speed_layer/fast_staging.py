@@ -1,6 +1,6 @@
 """Stage records in Python workers: each task decodes its records (`anabranch.decode`) and writes
-the good ones to data files (`anabranch.iceberg.parquet_writer`). It reports the files and the
-records that it left: those without a row, which get dead letters.
+the good ones and the dead letters to data files (`anabranch.iceberg.parquet_writer`). It reports
+the files.
 """
 
 from __future__ import annotations
@@ -17,28 +17,23 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from anabranch.common.errors import Unexpected
 from anabranch.config import Stream
 from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema, decode_spec
+from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.decode.letters import letters_of
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, has_columns, target_of
 from anabranch.iceberg.staging import Written
-from anabranch.offsets.partition_sql import arrays
+from anabranch.offsets.hours import HourRange
+from anabranch.protocol.publish import new_id
 from anabranch.records import INPUT, packed_files
-
-MOST_LEFT = 2_000
-"""Maximum number of records of a micro-batch whose places workers report. With more, Spark writes
-the whole micro-batch."""
 
 _REMEDY = "none of it is published: start the speed layer again, and report this"
 
-# A task reports one row per file, and one row for the records that it read and left.
-REPORT = (
-    f"{packed_files.REPORT}, seen BIGINT, left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, "
-    "unknown_ids ARRAY<BIGINT>"
-)
-_LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
+# A task reports one row per file, and one row for the records that it read.
+REPORT = f"{packed_files.REPORT}, is_dead BOOLEAN, seen BIGINT, unknown_ids ARRAY<BIGINT>"
 REPORT_SCHEMA = pa.schema(
     [
         *packed_files.REPORT_SCHEMA,
+        ("is_dead", pa.bool_()),
         ("seen", pa.int64()),
-        ("left", _LEFT),
         ("unknown_ids", pa.list_(pa.int64())),
     ]
 )
@@ -46,96 +41,87 @@ _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
+class Tables:
+    """A stream's table, as of a decision, and the table of its dead letters."""
+
+    rows: Table
+    letters: Table
+
+
+@dataclass(frozen=True)
 class TaskSpec:
-    """The part of a stream's and its table's settings that a task needs. Picklable."""
+    """The part of a stream's and its tables' settings that a task needs, and the `hours` of the
+    records. `letters`: where dead letters go, with the `topic_id`. Picklable."""
 
     decode: DecodeSpec
+    hours: tuple[HourRange, ...]
     target: Target
+    letters: Target
+    topic_id: str
 
 
 @dataclass(frozen=True)
 class Certain:
-    """The files that tasks wrote, the number of records read, and the offsets left to Spark by
-    partition (None: too many).
+    """The files of rows and of dead letters that tasks wrote.
 
     `unknown_ids`: schema ids that tasks were not given. Then nothing else is complete.
     """
 
     written: Written
-    seen: int
-    left: dict[int, list[int]] | None
+    letters: Written
     unknown_ids: frozenset[int] = frozenset()
 
 
 def task_spec(
     stream: Stream,
-    table: Table,
+    tables: Tables,
     columns: Schema,
     schemas: Mapping[int, WriterSchema],
+    hours: Sequence[HourRange],
+    topic_id: str,
     secret: bytes | None,
 ) -> TaskSpec | None:
     """Return how tasks read and write the stream's records, or None if Spark must write the rows:
     a table that only Spark's writer supports or whose columns differ from `columns`, the
     stream's. `secret`: of hashed columns."""
-    target = target_of(table) if has_columns(table, columns) else None
-    if target is None:
+    target = target_of(tables.rows) if has_columns(tables.rows, columns) else None
+    letters = target_of(tables.letters)
+    if target is None or letters is None:
         return None
-    return TaskSpec(decode_spec(stream, schemas, secret=secret), target)
+    decode = decode_spec(stream, schemas, secret=secret)
+    return TaskSpec(decode, check_hours(hours), target, letters, topic_id)
 
 
 def stage_certain(
-    frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
+    frame: DataFrame, spec: TaskSpec, tables: Tables, attempt: str, began: datetime
 ) -> Certain:
-    """Write the good records of `frame` (Kafka's columns and `ingest_hour`) in tasks. Readers do
-    not see the rows. Raises Spark's errors, and Unexpected if a record was neither written nor
-    left."""
-    columns = frame.selectExpr(*INPUT, "ingest_hour")
-    return certain_from(
-        columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
-    )
+    """Write the records of `frame` (Kafka's columns) in tasks. Readers do not see them. Raises
+    Spark's errors, and Unexpected if a record was not written."""
+    reports = frame.selectExpr(*INPUT).mapInArrow(_certain_task(spec), REPORT).collect()
+    return certain_from(reports, tables, attempt, began)
 
 
-def certain_from(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
+def certain_from(reports: list[Row], tables: Tables, attempt: str, began: datetime) -> Certain:
     """Return the result of a micro-batch's tasks from their reports. Raises Unexpected if a record
-    was neither written nor left."""
-    seen, written = _totals(reports, table, attempt, began)
-    unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
-    if unknown:
-        return Certain(written, seen, None, unknown)
-    if seen - written.rows > MOST_LEFT:
-        return Certain(written, seen, None, unknown)
-    left: dict[int, list[int]] = {}
-    for row in reports:
-        for record in row.left or ():
-            left.setdefault(record.partition, []).append(record.offset)
-    # Decision 21: a record that is neither written nor left would be lost, since the publish moves
-    # the position past it.
-    if (number := sum(map(len, left.values()))) != seen - written.rows:
-        raise Unexpected(
-            f"stage {attempt}: expected each of {seen} records to be written or left to "
-            f"Spark, found {written.rows} written and {number} left; {_REMEDY}"
-        )
-    return Certain(written, seen, left, unknown)
-
-
-def stage_rows(
-    rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
-) -> Written:
-    """Write rows that Spark decoded, in the table's columns, in tasks. Readers do not see them.
-    Raises Spark's errors, and Unexpected if the number of rows written differs from the number
-    read."""
-    seen, written = _totals(
-        rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began
+    was not written."""
+    files = [row for row in reports if row.path is not None]
+    rows = packed_files.data_files(tables.rows, (row for row in files if not row.is_dead))
+    letters = packed_files.data_files(tables.letters, (row for row in files if row.is_dead))
+    certain = Certain(
+        Written(attempt, began, tuple(rows)),
+        Written(new_id(), began, tuple(letters)),
+        frozenset(id for row in reports for id in row.unknown_ids or ()),
     )
-    if written.rows != seen:
+    seen = sum(row.seen or 0 for row in reports)
+    number = certain.written.rows + certain.letters.rows
+    # Decision 21: a record that is neither a row nor a dead letter would be lost, since the publish
+    # moves the position past it.
+    if number != seen and not certain.unknown_ids:
         raise Unexpected(
-            f"stage {attempt}: expected {seen} rows written, found {written.rows}; {_REMEDY}"
+            f"stage {attempt}: expected each of {seen} records to be a row or a dead letter, found "
+            f"{certain.written.rows} rows and {certain.letters.rows} dead letters; {_REMEDY}"
         )
-    return written
-
-
-def records_at(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
-    return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
+    return certain
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -146,25 +132,20 @@ def warm_up(spark: SparkSession) -> None:
     ).collect()
 
 
-def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> tuple[int, Written]:
-    """Return the number of records that tasks read, and the files that they wrote."""
-    files = packed_files.data_files(table, (row for row in reports if row.path is not None))
-    return sum(row.seen or 0 for row in reports), Written(attempt, began, tuple(files))
-
-
 class CertainTask:
-    """A task's writer for one stream: it writes the good records, and collects the offsets of the
-    others."""
+    """A task's writer for one stream: of rows and of dead letters."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        self._decoder, self._files = Decoder(spec.decode), FileWriter(spec.target)
-        self._seen, self._left = 0, list[dict[str, int]]()
-        self._unlisted: set[int] = set()
+        self._spec, self._decoder = spec, Decoder(spec.decode)
+        self._files, self._letters = FileWriter(spec.target), FileWriter(spec.letters)
+        self._outputs, self._dead = list[Output](), list[Output]()
+        self._seen, self._unlisted = 0, set[int]()
 
     def read(self, batch: pa.RecordBatch) -> None:
-        """Decode the next records (Kafka's columns and `ingest_hour`) and write the good ones."""
+        """Decode the next records (`anabranch.records.INPUT`) and write them."""
         # Count before decoding, so that a record which the decoder drops is noticed.
         self._seen += len(batch)
+        batch = assign_hours(batch, self._spec.hours)
         try:
             decoded = self._decoder.decode(batch)
         except UnlistedSchema as error:
@@ -172,48 +153,27 @@ class CertainTask:
             # be lost for readers although the registry knows their schema.
             self._unlisted.update(error.ids)
             return
+        self._outputs += packed_files.write_all(self._files, decoded.good)
         if decoded.errors:
-            others = pa.array(sorted(decoded.errors), pa.int64())
-            self._left += batch.select(["partition", "offset"]).take(others).to_pylist()
-        rows = decoded.good
-        if (mask := self._files.write(rows)) is not None:
-            places = rows.filter(mask).select(["kafka_partition", "kafka_offset"])
-            self._left += places.rename_columns(["partition", "offset"]).to_pylist()
+            letters = letters_of(batch, decoded, self._spec.topic_id, "speed")
+            self._dead += packed_files.write_all(self._letters, letters)
 
     def end(self) -> list[dict[str, object]]:
         """Close the files. Return the rows of the task's report."""
-        rows = report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
-        rows[-1]["unknown_ids"] = sorted(self._unlisted)
-        return rows
+        rows = [*self._outputs, *self._files.close()]
+        letters = [*self._dead, *self._letters.close()]
+        return [
+            *(asdict(output) | {"is_dead": False} for output in rows),
+            *(asdict(output) | {"is_dead": True} for output in letters),
+            {"seen": self._seen, "unknown_ids": sorted(self._unlisted)},
+        ]
 
 
 def _certain_task(spec: TaskSpec) -> _Task:
-
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         task = CertainTask(spec)
         for batch in batches:
             task.read(batch)
-        yield _report(task.end())
+        yield pa.RecordBatch.from_pylist(task.end(), schema=REPORT_SCHEMA)
 
     return run
-
-
-def _rows_task(spec: TaskSpec) -> _Task:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        files, outputs, seen = FileWriter(spec.target), list[Output](), 0
-        for batch in batches:
-            seen += len(batch)
-            outputs += packed_files.write_all(files, pa.table(batch))
-        yield _report(report_rows([*outputs, *files.close()], seen))
-
-    return run
-
-
-def report_rows(
-    outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()
-) -> list[dict[str, object]]:
-    return [*map(asdict, outputs), {"seen": seen, "left": left}]
-
-
-def _report(rows: list[dict[str, object]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
+from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
@@ -31,7 +32,7 @@ from anabranch.common.logs import fields, note
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage
+from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.kafka.source import is_unreadable, read_around
@@ -53,10 +54,9 @@ from speed_layer.compaction import Compaction
 from speed_layer.dead_share import DeadShare
 from speed_layer.fast_staging import (
     Certain,
+    Tables,
     TaskSpec,
-    records_at,
     stage_certain,
-    stage_rows,
     task_spec,
 )
 from speed_layer.plan import (
@@ -88,6 +88,7 @@ class PreparedBatch:
     decided: ResolvedState
     plan: Plan
     spec: TaskSpec
+    tables: Tables
     attempt: str
     began: datetime
 
@@ -242,11 +243,10 @@ class MicroBatches:
             return None
         # Only Spark filters erased records.
         is_whole = not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
-        spec = self._spec(decided) if is_whole else None
-        if spec is None:
-            return None
-        reach(Step.SPEED_DECIDED)
-        return PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
+        prepared = self._prepare(decided, plan) if is_whole else None
+        if prepared is not None:
+            reach(Step.SPEED_DECIDED)
+        return prepared
 
     def needs_decision(self, ranges: Ranges) -> bool:
         """Return True if the last decision does not cover `ranges`: an hour has ended since, or a
@@ -269,14 +269,12 @@ class MicroBatches:
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose good records workers have staged. `read` loads the records
-        that they left, or all records if the staged rows are no longer valid. Returns and raises
-        like `publish`."""
+        """Publish `ranges`, whose records workers have staged. `read` loads them again if the
+        staged rows are no longer valid. Returns and raises like `publish`."""
         with fields(offsets=ranges_to_keys(ranges)):
-            staged = self._with_listed_ids(lambda: self._complete(read(), prepared, certain))
-            if staged is not None:
-                _count(staged)
-                staged = replace(staged, seconds=time.monotonic() - began)
+            staged = self._complete(prepared, certain)
+            _count(staged)
+            staged = replace(staged, seconds=time.monotonic() - began)
         return self.publish(read, ranges, staged, began, read_until)
 
     def _publish_next(
@@ -571,24 +569,38 @@ class MicroBatches:
     def _stage_certain(
         self, frame: DataFrame, plan: Plan, decided: ResolvedState
     ) -> StagedBatch | None:
-        """Stage the good records in workers, and the few others as dead letters by Spark. Return
-        None if there are too many of these, or if Spark has to write the rows."""
-        spec = self._spec(decided)
-        if spec is None:
+        """Stage the records in workers. Return None if Spark has to write the rows."""
+        if (prepared := self._prepare(decided, plan)) is None:
             return None
-        prepared = PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
-        hours = records.assign_hours(frame, plan.hours)
-        certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
+        certain = stage_certain(
+            frame, prepared.spec, prepared.tables, prepared.attempt, prepared.began
+        )
         if self.learn_schemas(certain):
             # No snapshot refers to the files of the first attempt.
             return self._stage_certain(frame, plan, decided)
-        return self._complete(frame, prepared, certain)
+        return self._complete(prepared, certain)
 
-    def _spec(self, decided: ResolvedState) -> TaskSpec | None:
-        """Return how workers stage the next micro-batch; None if Spark writes its rows."""
-        columns = rows_columns(self._stream).schema
-        secret = self._environment.masking_secret
-        return task_spec(self._stream, decided.state.table, columns, self._schemas.known, secret)
+    def _prepare(self, decided: ResolvedState, plan: Plan) -> PreparedBatch | None:
+        """Return how workers stage a micro-batch; None if Spark writes its rows."""
+        tables = Tables(decided.state.table, self._letters)
+        spec = task_spec(
+            self._stream,
+            tables,
+            rows_columns(self._stream).schema,
+            self._schemas.known,
+            plan.hours,
+            decided.position.topic_id,
+            self._environment.masking_secret,
+        )
+        if spec is None:
+            return None
+        return PreparedBatch(decided, plan, spec, tables, new_id(), self._lake.clock.now())
+
+    @cached_property
+    def _letters(self) -> Table:
+        """The dead letters table, as it was when the job started. Files with its columns stay
+        readable whatever another program does to them: columns have ids."""
+        return self._lake.load(self._stream.dead_letters_table)
 
     def learn_schemas(self, certain: Certain) -> bool:
         """Ask the registry for the schemas that workers did not have. Return True if there are any:
@@ -598,49 +610,17 @@ class MicroBatches:
         """
         return self._schemas.learn(certain.unknown_ids)
 
-    def _complete(
-        self, frame: DataFrame, prepared: PreparedBatch, certain: Certain
-    ) -> StagedBatch | None:
-        """Complete a staged micro-batch: Spark reads from `frame` the few records that workers
-        left. Return None if too many records are left. Raises Transient if a record has neither a
-        row nor a dead letter."""
-        plan, table, attempt = prepared.plan, prepared.decided.state.table, prepared.attempt
-        topic_id = prepared.decided.position.topic_id
-        if certain.left is None:
-            LOG.info(
-                "stream %s: too many dead letters for workers, Spark writes the micro-batch "
-                "dead_letters=%d of=%d",
-                self._stream.name,
-                certain.seen - certain.written.rows,
-                certain.seen,
-            )
-            return None
-        rows, dead = certain.written, None
-        note(attempt=attempt)
-        if not certain.left:
-            reach(Step.SPEED_ROWS_STAGED)
-        else:
-            left = records_at(frame, certain.left).cache()
-            try:
-                decoded = self._decode(left, plan, with_errors=True)
-                good = records.good(decoded, self._stream)
-                others = stage_rows(good, prepared.spec, table, attempt, prepared.began)
-                rows = replace(rows, files=(*rows.files, *others.files))
-                reach(Step.SPEED_ROWS_STAGED)
-                if rows.rows < certain.seen:
-                    dead = self._stage_dead(decoded, plan, topic_id)
-            finally:
-                left.unpersist()
-            # Decision 21: each record that was read is a row or a dead letter. Without this check,
-            # records that neither writer has would be lost, since the position moves past them.
-            if rows.rows + (dead.rows if dead else 0) != certain.seen:
-                raise Transient(
-                    f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} "
-                    f"records, found {rows.rows} and {dead.rows if dead else 0}; restarting from "
-                    "the table"
-                )
+    def _complete(self, prepared: PreparedBatch, certain: Certain) -> StagedBatch:
+        """Stage the dead letters that workers wrote. Raises Transient."""
+        plan, dead = prepared.plan, None
+        note(attempt=prepared.attempt)
+        reach(Step.SPEED_ROWS_STAGED)
+        if certain.letters.files:
+            name = self._stream.dead_letters_table
+            dead = stage_written(self._lake, name, certain.letters)
         reach(Step.SPEED_STAGED)
-        return StagedBatch(topic_id, plan.by_hour, rows, dead)
+        topic_id = prepared.decided.position.topic_id
+        return StagedBatch(topic_id, plan.by_hour, certain.written, dead)
 
     def _stage_dead(self, decoded: DataFrame, plan: Plan, topic_id: str) -> Staged:
         stream, catalog = self._stream, self._environment.catalog.name
@@ -657,8 +637,10 @@ class MicroBatches:
             )
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
-        assigned, secret = records.assign_hours(frame, plan.hours), self._environment.masking_secret
-        return records.decode(assigned, self._stream, self._schemas, with_errors, secret=secret)
+        secret, hours = self._environment.masking_secret, plan.hours
+        return records.decode(
+            frame, self._stream, self._schemas, with_errors, secret=secret, hours=hours
+        )
 
     def _finish_publish(
         self, publish: Publish, staged: StagedBatch, ended: Landed | Merged
@@ -713,6 +695,5 @@ def _count(staged: StagedBatch) -> None:
     written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
     count_written((f.file_path, f.file_size_in_bytes) for f in written)
     if isinstance(staged.rows, Written):
-        TALLY.count(
-            S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in staged.rows.files)
-        )
+        requests = sum(f.file_path.startswith("s3") for f in written)
+        TALLY.count(S3_REQUESTS, "PutObject", requests)

@@ -402,9 +402,12 @@ class Lake:
         delete_old_metadata(table, landed)
         return _table_after(table, landed)
 
-    def stage(self, name: str, wap_id: str, files: Sequence[DataFile]) -> Staged:
+    def stage(
+        self, name: str, wap_id: str, files: Sequence[DataFile], *, protected: bool = False
+    ) -> Staged:
         """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees
-        their rows.
+        their rows. `protected`: the same commit makes a branch of it, so that other programs do not
+        expire it.
 
         It requires no head, so a refused attempt is repeated on a fresh load of the table. If the
         answer is lost, the table decides. Raises Transient if the table does not have the snapshot;
@@ -415,7 +418,7 @@ class Lake:
             table = self.load(name)
             require_writable(table)
             prepared = prepare_stage(
-                table, wap_id, files, self.clock.now(table.metadata.last_updated_ms)
+                table, wap_id, files, self.clock.now(table.metadata.last_updated_ms), protected
             )
             schema = AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id)
             answer = self.send(table, (schema,), prepared.updates)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
-PARTITION = ("event_date", "ingest_hour")
+PARTITIONS = ("event_date", "ingest_hour"), ("ingest_hour",)
+"""The partition fields of rows, and of dead letters."""
 
 # Prefixes of the properties for PyArrow's file systems.
 _FILE_SYSTEM_PREFIXES = ("s3.", "client.")
@@ -71,7 +72,7 @@ def target_of(table: Table) -> Target | None:
     if any(name in properties for name in unsupported):
         return None
     spec = table.specs()[own_spec_id(table)]
-    if tuple(f.name for f in spec.fields) != PARTITION or not all(
+    if tuple(f.name for f in spec.fields) not in PARTITIONS or not all(
         isinstance(f.transform, IdentityTransform) for f in spec.fields
     ):
         return None
@@ -148,10 +149,11 @@ def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWrite
 
 @dataclass(frozen=True)
 class Output:
-    """A written file: its path, partition (days since 1970, hour), bytes, and Parquet footer."""
+    """A written file: its path, partition (days since 1970 if rows have a date, hour), bytes, and
+    Parquet footer."""
 
     path: str
-    day: int
+    day: int | None
     hour: str
     size: int
     footer: bytes
@@ -160,7 +162,7 @@ class Output:
 @dataclass
 class _OpenFile:
     path: str
-    day: int
+    day: int | None
     hour: str
     sink: Any
     parquet: pq.ParquetWriter
@@ -174,7 +176,7 @@ class FileWriter:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._open: dict[tuple[int, str], _OpenFile] = {}
+        self._open: dict[tuple[int | None, str], _OpenFile] = {}
         self._waiting = 0
 
     def write(self, rows: pa.Table) -> pa.Array | None:
@@ -211,14 +213,16 @@ class FileWriter:
         self._waiting = 0
         return outputs
 
-    def _file(self, day: int, hour: str) -> _OpenFile | None:
+    def _file(self, day: int | None, hour: str) -> _OpenFile | None:
         if (known := self._open.get((day, hour))) is not None:
             return known
-        # The caller leaves these rows to Spark, so they are not lost.
+        # The caller writes these rows to later files, so they are not lost.
         if len(self._open) == MOST_OPEN_FILES:
             return None
-        event_date = date.fromordinal(_EPOCH.toordinal() + day).isoformat()
-        name = f"event_date={event_date}/ingest_hour={hour}"
+        name = f"ingest_hour={hour}"
+        if day is not None:
+            event_date = date.fromordinal(_EPOCH.toordinal() + day).isoformat()
+            name = f"event_date={event_date}/{name}"
         # Decision 21: a new name for each attempt of a task. The driver publishes the files of one
         # attempt; under one name, a slow earlier attempt would overwrite a published file.
         path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
@@ -233,7 +237,8 @@ class FileWriter:
 def data_file_of(table: Table, output: Output) -> DataFile:
     """Return the manifest entry of an output."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
-    partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
+    day = () if output.day is None else (output.day,)
+    partition = Record(*day, output.hour)
     return data_file_from(table, output.path, output.size, footer, partition, own_spec_id(table))
 
 
@@ -275,16 +280,19 @@ def _statistics_plan(
     return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)
 
 
-def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | None]]:
+def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int | None, str], pa.Array | None]]:
     """Yield each partition of `rows` with a mask of its rows; None if there is only one."""
-    days, hours = rows.column("event_date").cast(pa.int32()), rows.column("ingest_hour")
-    of_day, of_hour = _distinct(days), _distinct(hours)
+    hours = rows.column("ingest_hour")
+    has_dates = "event_date" in rows.column_names
+    days = rows.column("event_date").cast(pa.int32()) if has_dates else None
+    of_day, of_hour = [None] if days is None else _distinct(days), _distinct(hours)
     if len(of_day) <= 1 and len(of_hour) <= 1:
         yield from (((day, hour), None) for day in of_day for hour in of_hour)
         return
     for hour in of_hour:
         for day in of_day:
-            mask = pc.and_(pc.equal(days, day), pc.equal(hours, hour))
+            mask = pc.equal(hours, hour)
+            mask = mask if days is None else pc.and_(pc.equal(days, day), mask)
             if pc.any(mask).as_py():
                 yield (day, hour), mask
 

@@ -90,9 +90,12 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     return Prepared(tuple(updates), tuple(writer.written))
 
 
-def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: datetime) -> Prepared:
+def prepare_stage(
+    table: Table, wap_id: str, files: Sequence[DataFile], now: datetime, protected: bool
+) -> Prepared:
     """Prepare a commit that adds files in one snapshot with `wap_id`, whose parent is the staging
-    branch's head. Raises Terminal without that branch, Transient."""
+    branch's head; `protected`: with a branch of its own. Raises Terminal without the staging
+    branch, Transient."""
     if STAGING not in table.metadata.refs:
         raise Terminal(
             f"table {'.'.join(table.name())}: expected branch {STAGING}, found none; run "
@@ -100,7 +103,11 @@ def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: dat
         )
     with _writing(table, wap_id, now) as writer:
         snapshot = writer.write(Change(STAGING, tuple(files)), {WAP_ID: wap_id})
-    return Prepared((AddSnapshotUpdate(snapshot=snapshot),), tuple(writer.written))
+    updates: list[TableUpdate] = [AddSnapshotUpdate(snapshot=snapshot)]
+    if protected:
+        ref = set_ref(staged_ref(wap_id), snapshot.snapshot_id, SnapshotRefType.BRANCH)
+        updates.append(ref)
+    return Prepared(tuple(updates), tuple(writer.written))
 
 
 @contextmanager

@@ -140,6 +140,16 @@ def stage_files(
     return staged
 
 
+def stage_written(lake: Lake, table_name: str, written: Written) -> Staged:
+    """Stage files under their id, with a branch of the snapshot. Raises Transient if they were
+    begun longer than WITHIN ago."""
+    # Decision 42: publishes name dead letters for any time, so their snapshot gets a branch in the
+    # commit that adds it. Without it, another program's expiry would delete them.
+    staged = lake.stage(table_name, written.id, written.files, protected=True)
+    _require_young(lake, table_name, staged, written.began)
+    return staged
+
+
 def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime) -> None:
     """Raise Transient, and discard the staged snapshot, if orphan removal may have deleted files
     that were opened at `first` or later."""

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from anabranch.offsets.position import Ranges
 
-MAX_OFFSET = 2**63 - 1
-
 _NOTHING = "CAST(array() AS ARRAY<BIGINT>)"
 
 
@@ -33,24 +31,11 @@ def inside(ranges: Ranges, partition: str = "kafka_partition", offset: str = "ka
     return within(offset, f"get({starts}, {partition})", f"get({ends}, {partition})")
 
 
-def arrays(values: Mapping[int, Sequence[int]]) -> str:
-    """Return Spark SQL: an array of arrays of BIGINT, indexed by partition; a partition without
-    values has an empty array."""
-    return (
-        f"array({', '.join(numbers(values.get(p, ())) for p in _up_to_last(values)) or _NOTHING})"
-    )
-
-
 def numbers(values: Sequence[int]) -> str:
     """Return Spark SQL: an array of BIGINT."""
     return (
         f"CAST(split('{','.join(map(str, values))}', ',') AS ARRAY<BIGINT>)" if values else _NOTHING
     )
-
-
-def texts(values: Sequence[str]) -> str:
-    """Return Spark SQL: an array of strings. No value may contain a comma or a quote."""
-    return f"split('{','.join(values)}', ',')"
 
 
 def _up_to_last(values: Mapping[int, object]) -> range:

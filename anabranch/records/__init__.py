@@ -1,7 +1,7 @@
 """Records as frames: from Kafka's bytes to the stream's columns, with one code for both layers.
 
-`assign_hours` adds a record's ingest hour, `decode` reads its value in Python workers
-(`anabranch.decode`) and gives a verdict, `good` and `dead` split records by it. All are
+`decode` reads a record's value in Python workers (`anabranch.decode`) and gives a verdict, `good`
+and `dead` split records by it. All are
 DataFrame -> DataFrame and lazy. A record that cannot become a row gets an error code and text.
 """
 
@@ -18,8 +18,9 @@ from anabranch.config import Stream
 from anabranch.config.columns import Column
 from anabranch.decode import Decoder, DecodeSpec, decode_spec
 from anabranch.decode.headers import AS_TEXT, headers_of
+from anabranch.decode.hours import assign_hours, check_hours
 from anabranch.offsets.hours import HourRange
-from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
+from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges
 from anabranch.subjects.schemas import Schemas
 
@@ -37,62 +38,6 @@ INPUT = ("key", "value", "partition", "offset", "timestamp", AS_TEXT)
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
-    """Add `ingest_hour`: the first of `hours` (oldest first) whose end for the record's partition
-    is above its offset.
-
-    A partition that an hour's `ends` lacks was added later and has no record in that hour. The hour
-    with `ends=None` comes last and takes the rest. Without it, a record outside all hours fails the
-    query, so trim the frame to the hours first. Raises ValueError for hours that contradict each
-    other.
-    """
-    _check(hours)
-    closed = [(entry.hour, entry.ends) for entry in hours if entry.ends is not None]
-    # A binary search with one small projection a step, so that the plan grows with the logarithm of
-    # the number of hours.
-    steps = len(closed).bit_length()
-    places = 2**steps
-    ends = {p: [e.get(p, 0) for _, e in closed] for _, e in closed for p in e}
-    rest = [MAX_OFFSET] * (places - len(closed))
-    by_partition = arrays({p: [*of_hours, *rest] for p, of_hours in ends.items()})
-    searched = frame.selectExpr("*", f"get({by_partition}, partition) AS _ends", "0 AS _place")
-    for step in (2**i for i in reversed(range(steps))):
-        is_before = f"offset < get(_ends, _place + {step - 1})"
-        searched = searched.withColumn("_place", F.expr(f"_place + IF({is_before}, 0, {step})"))
-    names = [hour for hour, _ in closed]
-    if hours[-1].ends is None:
-        hour = f"get({texts([*names, *[hours[-1].hour] * (places - len(names))])}, _place)"
-    else:
-        hour = (
-            f"coalesce(get({texts(names)}, _place), raise_error(concat('partition ', partition, "
-            f"', offset ', offset, ': expected an offset of the hours {names[0]} to "
-            f"{names[-1]}')))"
-        )
-    return searched.withColumn("ingest_hour", F.expr(hour)).drop("_ends", "_place")
-
-
-def _check(hours: Sequence[HourRange]) -> None:
-    if not hours:
-        raise ValueError("hours: expected at least one, found none")
-    known: dict[int, int] = {}
-    previous = ""
-    for i, entry in enumerate(hours):
-        if entry.hour <= previous:
-            raise ValueError(f"hours: expected oldest first, found {entry.hour} after {previous}")
-        if entry.ends is None:
-            if i != len(hours) - 1:
-                raise ValueError(f"hours: expected only the last without ends, found {entry.hour}")
-            continue
-        for partition, end in known.items():
-            if entry.ends.get(partition, -1) < end:
-                raise ValueError(
-                    f"hours: {entry.hour}: expected an end of at least {end} for partition "
-                    f"{partition}, found {entry.ends.get(partition)}"
-                )
-        known |= entry.ends
-        previous = entry.hour
-
-
 def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
     """Keep only records with offsets in `[start, end)` of their partition; other partitions have
     none."""
@@ -106,10 +51,12 @@ def decode(
     with_errors: bool = True,
     with_unknown: bool = False,
     secret: bytes | None = None,
+    hours: Sequence[HourRange] | None = None,
 ) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format and `select`, and judge it.
 
-    `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's
+    `frame` has the columns of Spark's Kafka source, and `ingest_hour` unless the records' `hours`
+    are given. The result has the stream's
     columns (exact types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`,
     `event_date` and `is_dead`. If `is_dead`, the stream's columns contain whatever could be read.
 
@@ -120,9 +67,13 @@ def decode(
     `schemas` does not know fails the query (`schemas.unlisted_ids`).
     """
     task = _DecodeTask(
-        decode_spec(stream, schemas.known, with_unknown, secret), stream.columns, with_errors
+        decode_spec(stream, schemas.known, with_unknown, secret),
+        stream.columns,
+        with_errors,
+        check_hours(hours) if hours is not None else None,
     )
-    read = frame.selectExpr(*INPUT, "ingest_hour").mapInArrow(task, task.ddl)
+    given = ("ingest_hour",) if hours is None else ()
+    read = frame.selectExpr(*INPUT, *given).mapInArrow(task, task.ddl)
     rest = [*_KAFKA_COLUMNS, "event_date", "is_dead"]
     rest += ["error_code", "error_text", *BYTES] if with_errors else []
     rest += [UNKNOWN] if with_unknown else []
@@ -132,11 +83,12 @@ def decode(
 @dataclass(frozen=True)
 class _DecodeTask:
     """A task that decodes records to the table's `columns`. `with_bytes`: return the record's bytes
-    too."""
+    too. `hours`: of records without `ingest_hour`."""
 
     spec: DecodeSpec
     columns: tuple[Column, ...]
     with_bytes: bool
+    hours: tuple[HourRange, ...] | None
 
     @property
     def ddl(self) -> str:
@@ -158,7 +110,8 @@ class _DecodeTask:
         decoder = Decoder(self.spec)
         for batch in batches:
             if len(batch):
-                yield self._decoded(decoder, batch)
+                whole = batch if self.hours is None else assign_hours(batch, self.hours)
+                yield self._decoded(decoder, whole)
 
     def _decoded(self, decoder: Decoder, batch: pa.RecordBatch) -> pa.RecordBatch:
         decoded, every = decoder.decode(batch), range(len(batch))

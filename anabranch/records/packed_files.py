@@ -67,6 +67,7 @@ def write_files(
 
 
 def data_files(table: Table, reports: Iterable[Row]) -> list[DataFile]:
+    """Return the manifest entries of files of a table that tasks report (`REPORT`)."""
     return [
         data_file_of(table, Output(r.path, r.day, r.hour, r.size, bytes(r.footer))) for r in reports
     ]

@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.decode import REFUSED_FIELD
-from anabranch.offsets.hours import HourRange, shift
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges, size
-from anabranch.records import UNKNOWN, assign_hours, trim
+from anabranch.records import UNKNOWN, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import (
     DRIFTS,
@@ -30,15 +29,12 @@ from batch_layer.offset_counts import (
     missing_offsets,
 )
 from serving_layer.layer_diff.spark import compare
-from speed_layer.plan import assign
 
-FIRST = "2026-01-01T00"
 AT = "kafka_partition INT, kafka_offset BIGINT"
 
 PARTITIONS = st.integers(0, 5)
 RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
-STEPS = st.lists(st.dictionaries(PARTITIONS, st.integers(0, 4), max_size=4), max_size=9)
 FEW = settings(
     max_examples=budget(4, 25),
     deadline=None,
@@ -58,15 +54,6 @@ def places(
     return spark.createDataFrame(rows, names)
 
 
-def to_hours(steps: list[dict[int, int]], is_open: bool = True) -> list[HourRange]:
-    ends: dict[int, int] = {}
-    hours = []
-    for i, step in enumerate(steps):
-        ends = {p: ends.get(p, 0) + step.get(p, 0) for p in {*ends, *step}}
-        hours.append(HourRange(shift(FIRST, i), dict(ends)))
-    return [*hours, HourRange(shift(FIRST, len(steps)), None)] if is_open else hours
-
-
 def code_of(frame: DataFrame) -> list[str]:
     """The code that Spark generates for a frame."""
     stages: Any = frame._jdf.queryExecution().debug().codegenToSeq()
@@ -82,22 +69,6 @@ def test_a_row_is_in_the_window_that_the_arithmetic_gives(
     assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == offsets_of(ranges)
     assert {r.within for r in rows} <= {True, False}
     assert {tuple(r) for r in trim(places(spark, PLACES), ranges).collect()} == offsets_of(ranges)
-
-
-@FEW
-@given(steps=STEPS)
-def test_a_row_is_in_the_hour_that_the_arithmetic_gives(
-    spark: SparkSession, steps: list[dict[int, int]]
-) -> None:
-    hours = to_hours(steps)
-    by_place = {
-        (r.partition, r.offset): r.ingest_hour
-        for r in assign_hours(places(spark, PLACES), hours).collect()
-    }
-    by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
-    assert by_place == {
-        place: hour for hour, ranges in by_hour.items() for place in offsets_of(ranges)
-    }
 
 
 @FEW
@@ -141,13 +112,11 @@ def test_offsets_are_counted_once_and_rows_with_repetitions(
 
 
 @pytest.mark.parametrize(
-    ("partitions", "month"),
-    [(100, 72), pytest.param(1000, 744, marks=pytest.mark.full)],
-    ids=["100", "1000"],
+    "partitions", [100, pytest.param(1000, marks=pytest.mark.full)], ids=["100", "1000"]
 )
-def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, month: int) -> None:
-    """An hour's account, the layers' difference and a micro-batch's hours, at the size where a plan
-    that grows with the partitions or the hours overflows the stack or takes minutes."""
+def test_a_thousand_partitions(spark: SparkSession, partitions: int) -> None:
+    """An hour's account and the layers' difference, at the size where a plan that grows with the
+    partitions overflows the stack or takes minutes."""
     rng = random.Random(5)
     ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(partitions)}
     rows = places(spark, sorted(offsets_of(ranges)), AT)
@@ -164,17 +133,6 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
     speed, batch = (frame.withColumn("n", F.lit(1)) for frame in (outside, rows.union(outside)))
     diff = compare(speed, batch, outside.limit(0), ranges).diff
     assert (diff.missing, diff.unread) == (size(ranges), size(ranges))
-
-    hours = to_hours([{p: rng.randrange(3) for p in range(partitions)} for _ in range(month)])
-    ends = dict.fromkeys(range(partitions), month * 2)
-    positions = [(p, rng.randrange(ends[p])) for p in range(partitions) for _ in range(3)]
-    of_hours = {
-        (r.partition, r.offset): r.ingest_hour
-        for r in assign_hours(places(spark, positions), hours).collect()
-    }
-    for p, o in positions:
-        expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])
-        assert of_hours[p, o] == expected
 
 
 def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
@@ -201,17 +159,9 @@ def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
     assert all(len(of.mask) == ranges[p][1] - ranges[p][0] for p, of in lacking.items())
 
 
-@pytest.mark.parametrize("hours", [1, 2, 3])
-def test_other_offsets_compile_no_code_again(spark: SparkSession, hours: int) -> None:
-    """Code compiled for one micro-batch serves the next: offsets and hours are not part of it."""
+def test_other_offsets_compile_no_code_again(spark: SparkSession) -> None:
+    """Code compiled for one micro-batch serves the next: offsets are not part of it."""
     rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
-    codes = []
-    for far in (5, 70_000):
-        ends = [
-            HourRange(shift(FIRST, far + i), dict.fromkeys(range(12), far + i))
-            for i in range(hours)
-        ]
-        frame = assign_hours(rows, [*ends, HourRange(shift(FIRST, far + hours), None)])
-        codes.append(code_of(trim(frame, dict.fromkeys(range(12), (far, far + 9)))))
+    codes = [code_of(trim(rows, dict.fromkeys(range(12), (far, far + 9)))) for far in (5, 70_000)]
     assert codes[0] == codes[1]
     assert codes[0], "nothing was compiled at all"

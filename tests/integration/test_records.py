@@ -10,7 +10,6 @@ from typing import Any
 
 import hostile
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from sessions import with_settings
@@ -19,8 +18,7 @@ from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.decode import ERROR_TEXT_LENGTH
-from anabranch.offsets.hours import HourRange
-from anabranch.records import assign_hours, dead, good, trim
+from anabranch.records import dead, good, trim
 from anabranch.subjects.schemas import Schemas
 
 HOUR = "2026-11-21T03"
@@ -261,57 +259,6 @@ RECORDS = [(p, o) for p in range(3) for o in range(6)]
 
 def offsets(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(RECORDS, "partition int, offset bigint")
-
-
-def test_hours_by_partition_and_offset(spark: SparkSession) -> None:
-    hours = [
-        HourRange("2026-11-21T01", {0: 2, 1: 0}),  # partition 2 was added later
-        HourRange("2026-11-21T02", {0: 2, 1: 4, 2: 1}),
-        HourRange("2026-11-21T03", None),
-    ]
-    rows = assign_hours(offsets(spark), hours).collect()
-    by_record = {(r.partition, r.offset): r.ingest_hour[-2:] for r in rows}
-    ends = {0: (2, 2), 1: (0, 4), 2: (0, 1)}
-    assert by_record == {
-        (p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS
-    }
-
-
-def test_hours_of_a_running_hour_alone(spark: SparkSession) -> None:
-    rows = assign_hours(offsets(spark), [HourRange(HOUR, None)]).collect()
-    assert {r.ingest_hour for r in rows} == {HOUR}
-
-
-def test_record_outside_the_hours_fails_unless_trimmed(spark: SparkSession) -> None:
-    hours = [HourRange("2026-11-21T01", {0: 2, 1: 3})]
-    with pytest.raises(PySparkException, match="expected an offset of the hours"):
-        assign_hours(offsets(spark), hours).collect()
-    rows = assign_hours(trim(offsets(spark), {0: (0, 2), 1: (1, 3)}), hours).collect()
-    assert sorted((r.partition, r.offset) for r in rows) == [(0, 0), (0, 1), (1, 1), (1, 2)]
-
-
-@pytest.mark.parametrize(
-    "hours",
-    [
-        [],
-        [HourRange("2026-11-21T02", {0: 1}), HourRange("2026-11-21T01", {0: 2})],
-        [HourRange("2026-11-21T01", {0: 2}), HourRange("2026-11-21T02", {0: 1})],
-        [HourRange("2026-11-21T01", {0: 2, 1: 1}), HourRange("2026-11-21T02", {0: 2})],
-        [HourRange("2026-11-21T01", None), HourRange("2026-11-21T02", {0: 2})],
-        [HourRange("2026-11-21T01", {-1: 2})],
-    ],
-    ids=[
-        "none",
-        "newest first",
-        "end falls",
-        "partition vanishes",
-        "open hour first",
-        "negative partition",
-    ],
-)
-def test_contradicting_hours_are_refused(spark: SparkSession, hours: list[HourRange]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        assign_hours(offsets(spark), hours)
 
 
 def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:

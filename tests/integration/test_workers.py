@@ -45,7 +45,6 @@ from anabranch.operations.reports import status as views
 from anabranch.spark.session import explain_spark
 from anabranch.spark.workers import SETTINGS
 from speed_layer import fast_staging, micro_batch
-from speed_layer.fast_staging import MOST_LEFT
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -303,30 +302,24 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     )
 
 
-def test_spark_writes_a_micro_batch_with_too_many_dead_letters(
+def test_workers_write_any_number_of_dead_letters(
     world: Make, workers: Workers, arm: Callable[[World], MicroBatches]
 ) -> None:
     one = applied(world)
     by, now = arm(one), datetime.now(UTC)
     codes: dict[tuple[int, int], str] = {}
-
-    def written(dead: int, ordinary: int) -> list[str]:
-        """Publish records of which so many are dead, over both partitions; return who wrote the
-        files that joined."""
-        values = [event(f"e{i}", now, level=i) for i in range(ordinary)] + [b"{"] * dead
-        records = one.send([(i % 2, now, value) for i, value in enumerate(values)])
-        codes.update(
-            {(r.partition, r.offset): "malformed_json" for r in records if r.value == b"{"}
-        )
-        before = writers(one)
+    headers = [("a", b"\xff"), ("a", b"")]
+    for dead, good in ((1, 10), (3_000, 10), (0, 10), (20, 0)):
+        values = [event(f"e{i}", now, level=i) for i in range(good)] + [b"{"] * dead
+        records = one.send([(i % 2, now, value) for i, value in enumerate(values)], headers=headers)
+        codes |= {(r.partition, r.offset): "malformed_json" for r in records if r.value == b"{"}
         publish(one, by, records)
         require_exact(one, codes)
-        return sorted(writers(one) - before)
-
-    # As many as workers report, and one more.
-    assert written(MOST_LEFT, 10) == [BY_PYARROW]
-    assert written(MOST_LEFT + 1, 10) == [BY_SPARK]
-    assert written(2, 10) == [BY_PYARROW]
+    assert set(writers(one)) == {BY_PYARROW}
+    assert set(writers(one, one.job.stream.dead_letters_table)) == {BY_PYARROW}
+    assert {str(row["headers"]) for row in one.dead()} == {
+        str([{"key": key, "value": value} for key, value in headers])
+    }
 
 
 def test_nested_values_of_avro_are_read_by_workers(

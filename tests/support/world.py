@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -129,7 +129,10 @@ class World:
         return apply.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
     def send(
-        self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k"
+        self,
+        values: list[tuple[int, datetime, bytes | None]],
+        key: bytes = b"k",
+        headers: Sequence[tuple[str, bytes]] = (),
     ) -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; return the acknowledged records."""
         producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
@@ -138,9 +141,7 @@ class World:
                 (
                     p,
                     v,
-                    producer.send(
-                        self.name, v, key=key, partition=p, timestamp_ms=int(at.timestamp() * 1000)
-                    ),
+                    producer.send(self.name, v, key, [*headers], p, int(at.timestamp() * 1000)),
                 )
                 for p, at, v in values
             ]

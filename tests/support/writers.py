@@ -12,11 +12,13 @@ from anabranch.iceberg.hour_files import files_by_hour
 BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 
 
-def writers(one: World) -> Counter[str]:
-    """Return the number of files of `main` by the program that wrote them."""
+def writers(one: World, of: str = "") -> Counter[str]:
+    """Return the number of files of `main` by the program that wrote them: of the rows, or of the
+    dead letters with `of`, their table."""
+    table = one.lake.load(of) if of else one.state.table
     found: Counter[str] = Counter()
-    for by_path in files_by_hour(one.state.table, "main").values():
+    for by_path in files_by_hour(table, "main").values():
         for data_file in by_path.values():
-            with rewriting.opened(one.state.table, data_file) as parquet:
+            with rewriting.opened(table, data_file) as parquet:
                 found[parquet.metadata.created_by.split()[0]] += 1
     return found

@@ -17,7 +17,6 @@ from pyiceberg.typedef import Record
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.manifests import own_spec_id
-from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
 from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
@@ -218,7 +217,7 @@ class TableRows:
 
     def _write(self, path: str, day: int, hour: str, rows: pa.Table) -> DataFile:
         table = self.table
-        partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
+        partition = Record(day, hour)
         groups = (rows.slice(at, _ROW_GROUP) for at in range(0, len(rows), _ROW_GROUP))
         with lake_errors(f"write {path}"):
             data_file = write_file(table, path, rows.schema, groups, partition, own_spec_id(table))

@@ -27,7 +27,6 @@ from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
-from anabranch.decode import DecodeSpec
 from anabranch.iceberg import admin, parquet_writer, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO, write_files
@@ -38,7 +37,7 @@ from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, by_own_spec
 from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish
-from speed_layer import fast_staging
+from anabranch.records.packed_files import write_all
 
 WIDE = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok "
@@ -505,13 +504,10 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     batches += [
         narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))
     ]
-    run = fast_staging._rows_task(fast_staging.TaskSpec(DecodeSpec((), None, "json"), target))
-    [reported] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
-    assert reported["seen"].to_pylist()[-1] == sum(map(len, batches))
-    outputs = [
-        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")})
-        for row in reported.to_pylist()[:-1]
-    ]
+    files, outputs = FileWriter(target), list[Output]()
+    for rows in batches:
+        outputs += write_all(files, rows)
+    outputs += files.close()
     assert len({output.path for output in outputs}) == len(outputs)
     assert most == MOST_OPEN_FILES
     publish(lake, tuple(data_file_of(lake.table(), output) for output in outputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.offsets.partition_sql import arrays, inside, numbers
+from anabranch.offsets.partition_sql import inside, numbers
 
 
 def tokens(sql: str) -> int:
@@ -22,10 +22,8 @@ def test_nothing_lies_inside_no_ranges_and_inside_partitions_between_others() ->
     assert inside({}) == inside({}, "kafka_partition", "kafka_offset")
     assert numbers([]) in inside({})
     assert numbers([0, 0, 5]) in inside({2: (5, 7)}) and numbers([0, 0, 7]) in inside({2: (5, 7)})
-    assert arrays({1: [4]}) == f"array({numbers([])}, {numbers([4])})"
 
 
 def test_a_negative_partition_is_refused() -> None:
-    for build in (inside, arrays):
-        with pytest.raises(ValueError, match="expected 0 or more, found -1"):
-            build({-1: (0, 1), 0: (0, 1)})
+    with pytest.raises(ValueError, match="expected 0 or more, found -1"):
+        inside({-1: (0, 1), 0: (0, 1)})

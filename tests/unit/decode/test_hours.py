@@ -1,0 +1,89 @@
+"""Ingest hours by partition and offset, in a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.offsets.hours import HourRange
+from speed_layer.plan import assign
+
+
+def assigned(places: list[tuple[int, int]], hours: list[HourRange]) -> list[str]:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array([p for p, _ in places], pa.int32()),
+            "offset": pa.array([o for _, o in places], pa.int64()),
+        }
+    )
+    found: list[str] = assign_hours(batch, check_hours(hours)).column("ingest_hour").to_pylist()
+    return found
+
+
+def test_hours_by_partition_and_offset() -> None:
+    places = [(p, o) for p in range(3) for o in range(6)]
+    hours = [
+        HourRange("2026-11-21T01", {0: 2, 1: 0}),  # partition 2 was added later
+        HourRange("2026-11-21T02", {0: 2, 1: 4, 2: 1}),
+        HourRange("2026-11-21T03", None),
+    ]
+    ends = {0: (2, 2), 1: (0, 4), 2: (0, 1)}
+    assert [hour[-2:] for hour in assigned(places, hours)] == [
+        "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in places
+    ]
+    assert assigned([], hours) == []
+    assert assigned([(7, 2**62)], [HourRange("2026-11-21T01", None)]) == ["2026-11-21T01"]
+
+
+@st.composite
+def _hours(draw: st.DrawFn) -> list[HourRange]:
+    """Hours with ends that do not decrease, for partitions 0 and 1; the last one open, or
+    closed."""
+    ends = [{0: 0, 1: 0}]
+    for _ in range(draw(st.integers(0, 4))):
+        ends.append({p: e + draw(st.integers(0, 5)) for p, e in ends[-1].items()})
+    closed = [HourRange(f"2026-11-25T0{i}", e) for i, e in enumerate(ends)]
+    return [*closed, HourRange("2026-11-25T09", None)] if draw(st.booleans()) else closed
+
+
+@given(_hours(), st.randoms(use_true_random=False))
+def test_a_worker_assigns_the_hours_that_the_plan_assigns(hours: list[HourRange], rng: Any) -> None:
+    last = hours[-1].ends
+    ends = {p: 25 if last is None else last[p] for p in (0, 1)}
+    planned = {
+        (p, offset): hour
+        for hour, ranges in assign({p: (0, end) for p, end in ends.items()}, hours).items()
+        for p, (start, end) in ranges.items()
+        for offset in range(start, end)
+    }
+    places = [(p, offset) for p, end in ends.items() for offset in range(end)]
+    rng.shuffle(places)
+    assert dict(zip(places, assigned(places, hours), strict=True)) == planned
+
+
+def test_an_offset_behind_the_last_hour_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="partition 1, offset 3: expected an offset of the hours 2026-11-25T00"
+    ):
+        assigned([(0, 2), (1, 3)], [HourRange("2026-11-25T00", {0: 3, 1: 3})])
+
+
+@pytest.mark.parametrize(
+    "hours",
+    [
+        [],
+        [HourRange("2026-11-21T02", {0: 1}), HourRange("2026-11-21T01", {0: 2})],
+        [HourRange("2026-11-21T01", {0: 2}), HourRange("2026-11-21T02", {0: 1})],
+        [HourRange("2026-11-21T01", {0: 2, 1: 1}), HourRange("2026-11-21T02", {0: 2})],
+        [HourRange("2026-11-21T01", None), HourRange("2026-11-21T02", {0: 2})],
+    ],
+    ids=["none", "newest first", "end falls", "partition vanishes", "open hour first"],
+)
+def test_contradicting_hours_are_refused(hours: list[HourRange]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        check_hours(hours)
