@@ -232,6 +232,8 @@ def configure(
         "speed": {"trigger": "1 second", **speed},
         "batch": {"grace": "0 seconds", "lookback_hours": 1},
     }  # fmt: skip
+    if shape.select:
+        stream["select"] = [*shape.select]
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
 

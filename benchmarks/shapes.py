@@ -42,7 +42,7 @@ class Shape:
     """Records of one kind. `schema`: as in a stream's file; every shape has a column `event_time`.
 
     The values are JSON objects or, with an Avro schema that is `registered`, Confluent's wire
-    format.
+    format. Each `broken`-th is cut off. `select`: of the stream's file.
     """
 
     name: str
@@ -50,12 +50,15 @@ class Shape:
     fields: Callable[[int], dict[str, object]]
     avro: str = ""
     registered: Registered | None = None
+    broken: int = 0
+    select: tuple[object, ...] = ()
 
     def value(self, number: int, at: float) -> bytes:
         """Return the value of a record by its number, with an event time in seconds since 1970."""
         event = {"event_id": f"{self.name}-{number}", **self.fields(number)}
         if not self.avro:
-            return json.dumps(event | {"event_time": _iso_time(at)}).encode()
+            value = json.dumps(event | {"event_time": _iso_time(at)}).encode()
+            return value[:-1] if self.broken and number % self.broken == 0 else value
         assert self.registered is not None
         out = io.BytesIO(b"\0" + self.registered.id.to_bytes(4, "big"))
         out.seek(0, io.SEEK_END)
@@ -92,6 +95,18 @@ def _wide(i: int) -> dict[str, object]:
     return {f"c{n}": kinds[n % 4] for n in range(198)}
 
 
+def _nested(i: int) -> dict[str, object]:
+    text = _TEXTS[i % 997]
+    return {
+        "customer": {"id": f"c{i % 100_000}", "country": text[:2]},
+        "items": [
+            {"sku": text[n : n + 8], "price": (i % 1000 + n) / 4, "n": n} for n in range(i % 4)
+        ],
+        "labels": {"a": text[:4], "b": text[4:12]},
+        "total": i % 100_000 / 100,
+    }
+
+
 def _avro(ddl: str) -> str:
     """Return the Avro schema of columns."""
     kinds = {"STRING": "string", "INT": "int", "DOUBLE": "double"}
@@ -110,6 +125,31 @@ SHAPES = {
     for shape in (
         Shape("json_440", _EVENT, _event(192)),
         Shape("avro", _EVENT, _event(192), _avro(_EVENT)),
+        Shape("json_broken", _EVENT, _event(192), broken=50),
+        Shape(
+            "json_nested",
+            "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, customer STRUCT<id: STRING, "
+            "country: STRING>, items ARRAY<STRUCT<sku: STRING, price: DECIMAL(10,2), n: INT>>, "
+            "labels MAP<STRING, STRING>, total DECIMAL(12,2)",
+            _nested,
+        ),
+        Shape(
+            "json_select",
+            _EVENT,
+            _event(192),
+            select=(
+                "event_id",
+                "event_time",
+                "event_type",
+                "game",
+                "player_id",
+                "level",
+                {"cents": {"sql": "(amount * 100)::BIGINT", "type": "BIGINT"}},
+                {"os": {"sql": "upper(platform)", "type": "STRING"}},
+                {"digits": {"sql": "regexp_extract(payload, '[0-9]+')", "type": "STRING"}},
+                "payload",
+            ),
+        ),
         Shape("json_2k", _EVENT, _event(1750)),
         Shape(
             "json_200_columns",

@@ -42,10 +42,13 @@ class Plan:
 
 
 def plan_shapes(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
-    some = ("file_sink", "iceberg", "anabranch")
+    some, two = ("file_sink", "iceberg", "anabranch"), ("file_sink", "anabranch")
     return [
         Plan(SHAPES["json_440"], ways or (*LOCAL, *ON_S3), 1_500_000, 250_000, rounds),
         Plan(SHAPES["json_440"], ways or ("iceberg_s3", "anabranch_s3"), 1_000_000, 10_000, rounds),
+        Plan(SHAPES["json_broken"], ways or two, 1_500_000, 250_000, rounds),
+        Plan(SHAPES["json_select"], ways or two, 1_500_000, 250_000, rounds),
+        Plan(SHAPES["json_nested"], ways or two, 800_000, 130_000, rounds),
         Plan(SHAPES["avro"], ways or some, 800_000, 130_000, rounds),
         Plan(SHAPES["json_2k"], ways or some, 400_000, 66_000, rounds),
         Plan(SHAPES["json_200_columns"], ways or some, 150_000, 25_000, rounds),
