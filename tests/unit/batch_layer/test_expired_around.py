@@ -28,7 +28,7 @@ from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 
-NO_DIFF = Diff(0, 0, 0)
+NO_DIFF = Diff(0, 0, 0, 0, 0)
 
 
 class Hours:
