@@ -57,7 +57,9 @@ def kafka(spark: SparkSession, values: list[bytes | None], hour: str = HOUR) -> 
         (b"k", None if v is None else bytearray(v), "events", 0, i, START, 0)
         for i, v in enumerate(values)
     ]
-    return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(hour))
+    frame = spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(hour))
+    none = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
+    return frame.withColumn("headers", F.expr(none))
 
 
 def decode(frame: DataFrame, stream: Stream) -> DataFrame:
