@@ -60,6 +60,7 @@ def test_good_rows_pass(spark: SparkSession) -> None:
         "warnings": [],
         "evaluated": 5,
         "suite": "game_events",
+        "not_applicable": [],
     }
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 

@@ -155,9 +155,9 @@ def test_a_query_fails_for_an_id_that_it_was_not_given(
         )
         kafka = (
             "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp "
-            "TIMESTAMP"
+            "TIMESTAMP, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
         )
-        rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC))]
+        rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC), None)]
         frame = spark.createDataFrame(rows, kafka).withColumn("ingest_hour", F.lit("2026-11-21T03"))
         return decode(frame, stream.one.job.stream, schemas, with_errors=False)
 

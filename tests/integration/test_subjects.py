@@ -84,16 +84,18 @@ def test_apply_takes_up_what_a_subject_adds_and_widens(
         f"stream {one.name} (subject {subject}), column level: expected bigint, found string"
         in refused
     )
-    registry.register(subject, avro({"name": "odd", "type": ["int", "string"]}))
+    following = {"name": "next", "type": ["null", "node"], "default": None}
+    node = {"type": "record", "name": "node", "fields": [following]}
+    registry.register(subject, avro({"name": "odd", "type": node}))
     refused = call(one, "apply", one.name, expect=1)
-    assert (
-        f"subject {subject} version 4: odd: expected a union of null and one other type" in refused
-    )
+    assert "version 4: expected an Avro schema" in refused
+    assert "contains itself, found node" in refused
     assert columns(one, table) == taken_up
 
-    one.configure(schema={"columns": "odd STRING", "exclude": []})
-    assert f"{of} 4: new column odd of {table}, string" in call(one, "apply", one.name)
-    assert columns(one, table) == taken_up | {"odd": "string"}
+    registry.register(subject, avro({"name": "odd", "type": ["int", "string"]}))
+    union = "struct<member0:int,member1:string>"
+    assert f"{of} 5: new column odd of {table}, {union}" in call(one, "apply", one.name)
+    assert columns(one, table) == taken_up | {"odd": union}
 
 
 def test_each_topic_of_a_family_has_the_columns_of_its_subject(
