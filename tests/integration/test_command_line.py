@@ -39,7 +39,9 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.topic()
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
-    assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": [], "check": None, "error": None}]
+    assert _json(one, "apply", one.name) == [
+        {"stream": one.name, "changes": [], "check": None, "error": None}
+    ]
     status = _json(one, "status", one.name)
     assert status["lag"]["offsets"] == 36
     assert status["waiting_since"].startswith(small)
@@ -142,7 +144,10 @@ def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> 
         main, ["apply", "z_second", "a_broken", "--output", "json", "--conf", str(one.folder)]
     )
     [fine, broken] = json.loads(done.stdout)
-    assert (done.exit_code, fine) == (2, {"stream": "z_second", "changes": [], "check": None, "error": None})
+    assert (done.exit_code, fine) == (
+        2,
+        {"stream": "z_second", "changes": [], "check": None, "error": None},
+    )
     assert (broken["stream"], broken["changes"]) == (
         "a_broken",
         [],
