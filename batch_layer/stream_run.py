@@ -1,7 +1,7 @@
 """A run of the batch layer over one stream: seal, then rebuild the hours that wait, or restate
 repairable ones.
 
-Each step is retried for up to `batch.retry_for`. In a job of many streams, work needs one of the
+Each step is retried for up to `RETRY_FOR`. In a job of many streams, work needs one of the
 stream's turns (`batch_layer.turns`).
 """
 
@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TypeVar
 
 from anabranch.common.errors import AnabranchError, Unexpected
@@ -28,6 +29,9 @@ from batch_layer.turns import StreamTurns
 from serving_layer.views.fill import try_fill
 
 LOG = logging.getLogger(__name__)
+
+# The next run goes on with the same hours, so a longer time gains nothing.
+RETRY_FOR = timedelta(minutes=15)
 
 T = TypeVar("T")
 
@@ -50,7 +54,7 @@ class StreamRun:
         self._job, self._rebuilder, self._turns = job, rebuilder, turns
         self._stop = stop or threading.Event()
         pause = turns.pause if turns is not None else None
-        self._retry = Retry(job.stream.batch.retry_for, self._stop, pause=pause)
+        self._retry = Retry(RETRY_FOR, self._stop, pause=pause)
         self._name = f"stream {job.stream.name}"
         self.results: list[Result] = []
         self._broken: list[Unexpected] = []

@@ -4,7 +4,7 @@
 
 Pauses are capped exponential back-off with full jitter (random between zero and the cap, so that
 jobs that failed together do not retry together). Each failure is one log line. The batch layer
-limits the time by `batch.retry_for`. Unexplained errors are retried a few times only, whatever the
+limits the time. Unexplained errors are retried a few times only, whatever the
 limit.
 """
 
@@ -77,7 +77,7 @@ class Retry:
             if self.limit is not None:
                 left = self.limit.total_seconds() - (ended - began)
                 at = datetime.now(UTC) + timedelta(seconds=left)
-                until = f"until {at:%T} UTC; batch.retry_for"
+                until = f"until {at:%T} UTC"
             if isinstance(error, Unexplained):
                 unexplained += 1
                 is_too_often = unexplained >= UNEXPLAINED_TRIES
@@ -126,5 +126,5 @@ class Retry:
                 f"affected; the last error: {error}"
             ) from error
         raise Transient(
-            f"{what}: given up after {number} tries within {self.limit} (batch.retry_for): {error}"
+            f"{what}: given up after {number} tries within {self.limit}: {error}"
         ) from error

@@ -25,16 +25,6 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-def parse_retry_for(value: object) -> timedelta | None:
-    """Parse a duration, or `"for ever"` as None. Raises ValueError for anything else."""
-    if value is None or value == "for ever":
-        return None
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, or 'for ever'") from None
-
-
 def parse_share(value: object) -> float:
     """Parse a share such as `"5 %"` to a number between 0 and 1. Raises ValueError for anything
     else."""
@@ -100,6 +90,5 @@ def web_address(
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Share = Annotated[float, BeforeValidator(parse_share)]
-RetryFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for)]
 Name = Annotated[str, BeforeValidator(parse_name)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(one_or_many), AfterValidator(_each_once)]

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from anabranch.config.base import Frozen, Name, web_address
+from anabranch.config.base import Frozen, Name, one_or_many, web_address
 
 _SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
 _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
@@ -265,20 +265,19 @@ class Lineage(Frozen):
 
 
 class ErasureKeys(Frozen):
-    """The secret key that hashes erased values, and former keys, for the erasures made with
-    them."""
+    """The secret keys that hash erased values: the one for new erasures, then former ones."""
 
-    key: Annotated[SecretStr, Field(min_length=16)] = Field(
+    key: Annotated[
+        tuple[Annotated[SecretStr, Field(min_length=16)], ...],
+        BeforeValidator(one_or_many),
+        Field(min_length=1),
+    ] = Field(
         description=(
             "The secret for the hashes of erased values (`anabranch erase`), 16 characters or "
-            "more. A changed key applies to new erasures."
+            "more. Of a list, the first is for new erasures; erasures that were requested with "
+            "the others need them."
         ),
         examples=["a-secret-of-32-characters-or-more"],
-    )
-    former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = Field(
-        default=(),
-        description="Earlier values of `key`, for erasures that were requested with them.",
-        examples=["[the-former-secret-of-32-characters]"],
     )
 
 

@@ -7,9 +7,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from anabranch.config.base import Frozen, parse_retry_for
+from anabranch.config.base import Frozen, parse_duration
 
 _LEAST = timedelta(days=1)
+
+
+def _parse(value: object) -> timedelta | None:
+    if value is None or value == "for ever":
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'for ever'") from None
 
 
 def _at_least_a_day(value: timedelta | None) -> timedelta | None:
@@ -18,9 +27,7 @@ def _at_least_a_day(value: timedelta | None) -> timedelta | None:
     return value
 
 
-KeptFor = Annotated[
-    timedelta | None, BeforeValidator(parse_retry_for), AfterValidator(_at_least_a_day)
-]
+KeptFor = Annotated[timedelta | None, BeforeValidator(_parse), AfterValidator(_at_least_a_day)]
 
 
 class Keep(Frozen):

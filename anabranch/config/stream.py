@@ -17,7 +17,6 @@ from anabranch.config.base import (
     Frozen,
     Name,
     Names,
-    RetryFor,
     Share,
     between,
     more_than_nothing,
@@ -159,10 +158,6 @@ class Batch(Frozen):
         default=("control", "aborted"),
         description="The kinds of missing offsets that an accepted hour may have.",
     )
-    retry_for: RetryFor = Field(
-        default=timedelta(minutes=15),
-        description="How long a transient error of an hour is retried before the job ends.",
-    )
 
 
 class Quality(Frozen):
@@ -199,10 +194,6 @@ class Files(Frozen):
     )
     sort: Names = Field(default=(), description="The columns by which rows are sorted in files.")
     bloom: Names = Field(default=(), description="Columns with Bloom filters.")
-    statistics: Names | None = Field(
-        default=None,
-        description="Columns with bounds in manifests; default: Iceberg's default.",
-    )
 
 
 class Maintain(Frozen):
@@ -622,8 +613,8 @@ class Stream(Frozen):
                 )
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
-        for key in ("sort", "bloom", "statistics"):
-            for name in getattr(self.files, key) or ():
+        for key in ("sort", "bloom"):
+            for name in getattr(self.files, key):
                 column = by_name.get(name)
                 if column is None:
                     raise ValueError(

@@ -35,12 +35,12 @@ _ROW_GROUP_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class PhysicalDesign:
-    """The sort columns of files, the columns with Bloom filters, and the only columns with bounds
-    in manifests besides sort columns (`bounded`; None: Iceberg's default)."""
+    """The sort columns of files, the columns with Bloom filters, and those with bounds in manifests
+    besides the sort columns and Iceberg's first 100 (`bounded`)."""
 
     sort: tuple[str, ...] = ()
     bloom: tuple[str, ...] = ()
-    bounded: tuple[str, ...] | None = None
+    bounded: tuple[str, ...] = ()
 
     @property
     def properties(self) -> dict[str, str]:
@@ -52,11 +52,8 @@ class PhysicalDesign:
             # Size filters by the row group's distinct values, instead of one megabyte each.
             settings[f"{_BLOOM}-adaptive-enabled"] = "true"
         settings |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
-        if self.bounded is not None:
-            # Counts stay: they show which columns a file has.
-            settings[f"{_METRICS}.default"] = "counts"
         return settings | {
-            f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))
+            f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *self.bounded)
         }
 
     def words(self) -> str:
@@ -65,7 +62,7 @@ class PhysicalDesign:
             for what, names in (
                 ("sort order", self.sort),
                 ("Bloom filters of", self.bloom),
-                ("bounds only of", self.bounded or ()),
+                ("bounds of", self.bounded),
             )
             if names
         ]

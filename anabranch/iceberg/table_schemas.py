@@ -88,6 +88,10 @@ def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
     ]
 
 
+# Iceberg's `write.metadata.metrics.max-inferred-column-defaults`.
+_FIELDS_WITH_BOUNDS = 100
+
+
 # Cached for all streams of a process: parsing the types takes as long as a small publish.
 @lru_cache(maxsize=1 << 12)
 def rows_schema(stream: Stream) -> Schema:
@@ -115,17 +119,13 @@ def rows_columns(stream: Stream) -> Columns:
 
 
 def rows_design(stream: Stream) -> PhysicalDesign:
-    """Return the physical design of the stream's table. A stream that lists columns with bounds
-    also gets bounds of its sort columns, event time and provenance columns: readers filter by
-    these."""
-    files = stream.files
-    if files.statistics is None:
-        return PhysicalDesign(files.sort, files.bloom)
+    """Return the physical design of the stream's table. Event time and provenance columns, which
+    readers filter by, have bounds in a wide table too: Iceberg keeps those of 100 fields."""
+    if len(rows_schema(stream).field_ids) <= _FIELDS_WITH_BOUNDS:
+        return PhysicalDesign(stream.files.sort, stream.files.bloom)
     times = (stream.event_time.column,) if stream.event_time is not None else ()
-    bounded = dict.fromkeys(
-        (*files.sort, *files.statistics, *times, *(name for name, _ in FROM_KAFKA))
-    )
-    return PhysicalDesign(files.sort, files.bloom, tuple(bounded))
+    bounded = (*times, *(name for name, _ in FROM_KAFKA))
+    return PhysicalDesign(stream.files.sort, stream.files.bloom, bounded)
 
 
 def dead_letters_schema() -> Schema:

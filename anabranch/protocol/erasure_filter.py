@@ -98,7 +98,7 @@ def load_filter(
         if (key := keys.get(request.key)) is None:
             raise ConfigurationError(
                 f"erasure.key: expected the key {request.key} of erasure {one.id}, found "
-                f"{', '.join(keys) or 'none'}; add the former key to `erasure.former_keys` in "
+                f"{', '.join(keys) or 'none'}; add the former key to `erasure.key` in "
                 "conf/anabranch.yaml: without it, erased records would come back"
             )
         return HashedValues(
@@ -155,8 +155,7 @@ def keys_of(environment: Environment) -> dict[str, Key]:
     """Return the keys of the configuration by id, the current one first."""
     if environment.erasure is None:
         return {}
-    secrets = (environment.erasure.key, *environment.erasure.former_keys)
-    keys = (Key(secret.get_secret_value().encode()) for secret in secrets)
+    keys = (Key(secret.get_secret_value().encode()) for secret in environment.erasure.key)
     return {key.id: key for key in keys}
 
 

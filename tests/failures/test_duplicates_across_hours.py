@@ -15,6 +15,7 @@ from world import World, event, hours_of_now, past_hour
 from anabranch.common.output import plain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import status as views
+from batch_layer import stream_run
 from speed_layer.job import SpeedJob
 
 Make = Callable[..., World]
@@ -169,12 +170,13 @@ def running_speed_job(one: World) -> Iterator[None]:
 
 
 def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_decided_again_after_it(
-    world: Make,
+    world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is
     rebuilt for ever."""
+    monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=1))
     one = world(
-        batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "1 second"},
+        batch={"grace": "0 seconds", "lookback_hours": 1},
         speed={"trigger": "1 second", "max_offsets_per_trigger": 2},
     )
     one.topic(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cluster_feed import Feed, assert_exact, assert_exact_through_both_layers, middle_of, progress
@@ -21,6 +21,7 @@ from world import World, past_hour
 
 from anabranch.common.errors import Transient
 from anabranch.kafka.security import kafka_python_settings
+from batch_layer import stream_run
 
 PAST, BEFORE = 1, 2  # hours ago
 
@@ -219,15 +220,19 @@ def test_records_are_read_from_a_follower_in_the_clients_rack(
 
 @pytest.mark.timeout(1500)
 def test_without_a_clean_leader_a_partition_waits_and_no_record_is_lost(
-    on_cluster: Make, cluster: KafkaCluster, caplog: pytest.LogCaptureFixture
+    on_cluster: Make,
+    cluster: KafkaCluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The leader dies with records that its follower lacks. With Kafka's default no leader is
     elected, and both jobs wait for the one that has all records."""
+    monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=3))
     one = on_cluster(
         1,
         {"min.insync.replicas": "1"},
         replicas=(1, 2),
-        batch={"grace": "0 seconds", "retry_for": "3 seconds"},
+        batch={"grace": "0 seconds"},
     )
     feed = Feed(cluster, one.name, partitions=1)
     feed.send(100, "kept", middle_of(PAST))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from world import World, hours_of_now, past_hour, spread
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
 from anabranch.job import open_jobs
 from anabranch.offsets.hours import start_of
+from batch_layer import stream_run
 from batch_layer.many_streams import StreamOutcome, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -45,16 +47,15 @@ def events(one: World) -> list[str]:
 
 @pytest.mark.full
 def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
-    world: Callable[..., World], caplog: pytest.LogCaptureFixture
+    world: Callable[..., World], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=3))
     caplog.set_level(logging.INFO)
     backlog = world()
     small = world(beside=backlog)
     refused = world(beside=backlog)
     gone = world(beside=backlog)
-    away = world(
-        beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "3 seconds"}
-    )
+    away = world(beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1})
     every = {one.name: one for one in (backlog, small, refused, gone, away)}
     refused.expect(
         {
@@ -101,7 +102,7 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     } == dict.fromkeys((backlog.name, small.name, refused.name))
     assert isinstance(outcomes[gone.name].error, PositionError)
     assert isinstance(outcomes[away.name].error, Transient)
-    assert "batch.retry_for" in str(outcomes[away.name].error)
+    assert "given up after" in str(outcomes[away.name].error)
     # A stream with a backlog does not make another wait for all of it.
     accepted = [r.getMessage() for r in caplog.records if " accepted hour=" in r.getMessage()]
     assert [small.name in line for line in accepted].index(True) < len(accepted) - 1

@@ -33,8 +33,7 @@ _HEAD = """\
 | 70 | unexpected: an error that a retry does not fix, or without explanation; its cause is in the last lines | after the cause is fixed |
 | 75 | transient | yes: the same command may succeed later |
 
-The speed job retries transient errors for ever, the batch job for `batch.retry_for` (default: `15 minutes` for
-an hour); a publish in between resets the time. An error of unknown cause ends a job with 70 when it occurs for the fifth
+The speed job retries transient errors for ever, the batch job for 15 minutes; a publish in between resets the time. An error of unknown cause ends a job with 70 when it occurs for the fifth
 time without progress ([decision 13](../decisions/0013-unexplained-errors.md)). Other commands try once. A command over
 many streams ends with 0 if each is done, `batch` otherwise with the first of 70, 2, 1 and 75 that a stream has, other
 commands with the code of the first stream that has an error.
@@ -111,10 +110,12 @@ def _section(context: click.Context) -> str:
         parts.append(help_text)
     if isinstance(command, click.Group):
         if isinstance(command, Commands):
-            for title, names in command.sections.items():
-                parts.append(
-                    _table(title, [(name, command.summary(context, name)) for name in names])
+            parts.append(
+                "\n".join(
+                    f"- {title}: " + ", ".join(f"`{name}`" for name in names)
+                    for title, names in command.sections.items()
                 )
+            )
         else:
             shown = [
                 (name, child.get_short_help_str(limit=1000))

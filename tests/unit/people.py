@@ -216,6 +216,6 @@ class People:
 def job_of(environment: config.Environment, lake: Lake, records: int = 12) -> Job:
     """A job with the key of erasures, and a log of so many records."""
     keyed = environment.model_copy(
-        update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))}
+        update={"erasure": ErasureKeys(key=(SecretStr("a key of unit tests"),))}
     )
     return Job(keyed, new_stream(), lake, Broker(log={0: [0] * records}).adapter)

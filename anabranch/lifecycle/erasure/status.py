@@ -339,7 +339,7 @@ def _scan(job: Job, state: State, one: Erasure) -> int:
     if key is None:
         raise ConfigurationError(
             f"erasure.key: expected the key {request.key} of erasure {one.id}, found another; add "
-            "the former key to `erasure.former_keys` in conf/anabranch.yaml"
+            "the former key to `erasure.key` in conf/anabranch.yaml"
         )
     values = Values(
         one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes

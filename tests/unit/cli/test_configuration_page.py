@@ -36,7 +36,6 @@ _EXAMPLES = [
 ]
 # What a key needs beside it.
 _BESIDE: dict[str, Any] = {
-    "erasure.former_keys": {"erasure": {"key": "a-secret-of-this-test-alone"}},
     "views.NAME.aggregates": {"views": {"NAME": {"window": "1 minute"}}},
     "schema.exclude": {"format": "avro"},
     "format.message": {"format": {"type": "protobuf"}},

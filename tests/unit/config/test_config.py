@@ -103,7 +103,6 @@ def test_defaults(conf: Path) -> None:
         timedelta(days=3),
         timedelta(days=1),
     )
-    assert loaded.batch.retry_for == timedelta(minutes=15)
     assert loaded.files.target == 256_000_000
 
 
@@ -118,15 +117,9 @@ def test_a_files_target_is_given_in_bytes_or_with_a_unit(
 
 def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
     files = stream(conf).files
-    assert (files.sort, files.bloom, files.statistics) == ((), (), None)
-    files = stream(
-        conf, files="{sort: event_id, bloom: [event_id, event_time], statistics: []}"
-    ).files
-    assert (files.sort, files.bloom, files.statistics) == (
-        ("event_id",),
-        ("event_id", "event_time"),
-        (),
-    )
+    assert (files.sort, files.bloom) == ((), ())
+    files = stream(conf, files="{sort: event_id, bloom: [event_id, event_time]}").files
+    assert (files.sort, files.bloom) == (("event_id",), ("event_id", "event_time"))
 
 
 @pytest.mark.parametrize(
@@ -203,11 +196,6 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert registry is not None and registry.password is not None
     assert (registry.url, registry.user) == ("https://r.example.com/apis", "u")
     assert "password=SecretStr('**********')" in repr(registry)
-
-
-def test_how_long_the_batch_layer_tries_again(conf: Path) -> None:
-    assert stream(conf, batch="{retry_for: 1 hour}").batch.retry_for == timedelta(hours=1)
-    assert stream(conf, batch="{retry_for: for ever}").batch.retry_for is None
 
 
 def test_small_files_are_rolled_up_unless_it_is_switched_off(conf: Path) -> None:

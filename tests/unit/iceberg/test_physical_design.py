@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from lakes import FIRST, StreamLake, new_lake, new_stream
+from lakes import DDL, FIRST, StreamLake, new_lake, new_stream
 from pyiceberg.table import Transaction
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType
 
 from anabranch.config import Files
+from anabranch.config.columns import parse_columns
 from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of
 from anabranch.iceberg.physical_design import (
     DESIGN,
@@ -59,7 +60,7 @@ def test_without_a_design_a_table_stays_as_it_is(lake: StreamLake) -> None:
 def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> None:
     number = len(lake.table().metadata.metadata_log)
     [sentence] = apply_design(lake.lake, lake.name, DESIGNED)
-    have = "sort order id; Bloom filters of id; bounds only of id, ingest_hour"
+    have = "sort order id; Bloom filters of id; bounds of id, ingest_hour"
     assert sentence == f"from now on batch files of games.events have {have}"
     table = lake.table()
     assert len(table.metadata.metadata_log) == number + 1
@@ -75,7 +76,6 @@ def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> 
     assert {
         k: v for k, v in table.properties.items() if k.startswith("write.metadata.metrics")
     } == {
-        "write.metadata.metrics.default": "counts",
         "write.metadata.metrics.column.id": "truncate(64)",
         "write.metadata.metrics.column.ingest_hour": "truncate(64)",
     }
@@ -92,7 +92,7 @@ def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake)
     set_by_hand(lake, {"write.metadata.metrics.column.n": "full"})
     before = lake.table().properties
     apply_design(lake.lake, lake.name, DESIGNED)
-    assert apply_design(lake.lake, lake.name, PhysicalDesign(("n",), (), None)) == [
+    assert apply_design(lake.lake, lake.name, PhysicalDesign(("n",))) == [
         "from now on batch files of games.events have sort order n"
     ]
     assert BLOOM not in lake.table().properties
@@ -129,13 +129,12 @@ def test_files_claim_the_tables_order_only_if_sorted_by_it(lake: StreamLake) -> 
     ] == [0] * 4
 
 
-def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
+def test_our_own_columns_have_bounds_in_a_wide_table() -> None:
     ours = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
     assert rows_design(new_stream()) == PhysicalDesign()
-    assert rows_design(new_stream(files=Files(sort="n"))).bounded is None
-    assert rows_design(new_stream(files=Files(statistics=()))).bounded == ours
-    both = rows_design(new_stream(files=Files(sort=("n",), statistics=("id", "n")))).bounded
-    assert both == ("n", "id", *ours)
+    assert rows_design(new_stream(files=Files(sort="n"))).bounded == ()
+    wide = ", ".join([DDL, *(f"c{i} INT" for i in range(100))])
+    assert rows_design(new_stream(schema=wide, columns=parse_columns(wide))).bounded == ours
     # Also where the manifests hold bounds of others as Iceberg does by itself.
     assert rows_design(new_stream(files=Files(sort=("n",)))).properties[
         "write.metadata.metrics.column.n"
@@ -145,6 +144,8 @@ def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
 def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(
     lake: StreamLake,
 ) -> None:
+    # As an operator of a table with many columns may set it.
+    set_by_hand(lake, {"write.metadata.metrics.default": "counts"})
     apply_design(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
     table = lake.table()
     rows = pa.table(

@@ -486,9 +486,8 @@ def test_an_erasure_that_is_not_done_goes_on_under_a_new_key(people: People) -> 
     behind = replace(people.job, kafka=Broker(log={0: [0] * 13}).adapter)
     first = run.erase(behind, Publisher(behind.lake, behind.stream), ORDER)
     assert first.erasure.done is None and people.job.environment.erasure is not None
-    keys = ErasureKeys(
-        key=SecretStr("another key of tests"), former_keys=(people.job.environment.erasure.key,)
-    )
+    former = people.job.environment.erasure.key
+    keys = ErasureKeys(key=(SecretStr("another key of tests"), *former))
     job = replace(behind, environment=behind.environment.model_copy(update={"erasure": keys}))
     people._speed([(NEXT, 12)], 13, None)
     done = run.erase(job, Publisher(job.lake, job.stream), ORDER)
@@ -651,12 +650,12 @@ def test_a_key_that_is_missing(people: People) -> None:
     people.erase()
     job, state, key = people.job, people.lake.state(), SecretStr("another key of tests")
     ranges: Any = {FIRST: {0: (0, 8)}}
-    changed = job.environment.model_copy(update={"erasure": ErasureKeys(key=key)})
-    with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.former_keys`"):
+    changed = job.environment.model_copy(update={"erasure": ErasureKeys(key=(key,))})
+    with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.key`"):
         load_filter(changed, job.stream, job.ledger, state, "t", ranges)
     assert job.environment.erasure is not None
     both = changed.model_copy(
-        update={"erasure": ErasureKeys(key=key, former_keys=(job.environment.erasure.key,))}
+        update={"erasure": ErasureKeys(key=(key, *job.environment.erasure.key))}
     )
     left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
     assert left_out is not None and left_out.hours[0].values[0].matches("anna")

@@ -668,7 +668,7 @@ def test_the_timeline_of_an_import_is_read_back() -> None:
 def erasing_job(lake: StreamLake) -> Job:
     """A job with a key of erasures."""
     job = job_of(lake.folder)
-    keys = ErasureKeys(key=SecretStr("a secret of a test"))
+    keys = ErasureKeys(key=(SecretStr("a secret of a test"),))
     return replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
 
 

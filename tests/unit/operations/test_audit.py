@@ -316,7 +316,7 @@ def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLa
 def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: StreamLake) -> None:
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     bury_speed(one)
-    keys = ErasureKeys(key=SecretStr("a key of unit tests"))
+    keys = ErasureKeys(key=(SecretStr("a key of unit tests"),))
     environment = one.environment.model_copy(update={"erasure": keys})
     keyed = replace(
         job(one), environment=environment, kafka=Broker(log={0: [0] * 10, 1: []}).adapter
