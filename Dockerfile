@@ -18,7 +18,8 @@ ENV UV_LINK_MODE=copy \
     UV_COMPILE_BYTECODE=1
 COPY pyproject.toml uv.lock ./
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --frozen --no-dev --extra airflow --extra lineage --extra page --extra protobuf --no-install-project
+    uv sync --frozen --no-dev --extra airflow --extra lineage --extra page --extra postgres --extra protobuf \
+    --no-install-project
 WORKDIR /opt/anabranch/.venv/lib/python3.11/site-packages
 RUN rm -r pyspark/examples pyspark/data pyarrow/include pyarrow/tests pandas/tests \
         pyarrow/*flight* pyspark/jars/netty-*-osx-*.jar pyspark/jars/netty-*-windows-*.jar \

@@ -52,10 +52,11 @@ bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, many
 	@$(if $(filter $(WHAT),$(BENCHMARKS)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
 	@PYTHONPATH=$(CURDIR)/tests/support:$(CURDIR)/tests/unit:$(CURDIR)/examples $(BIN)/python benchmarks/$(WHAT).py $(ARGS)
 
-dist: $(READY) ## build the wheel, the source distribution, and a zip for spark-submit --py-files
+dist: $(READY) ## build wheel, source distribution, a zip for spark-submit --py-files, SBOM, list of licenses
 	@rm -rf dist
 	@$(BIN)/uv build --out-dir dist
 	@for wheel in dist/*.whl; do cp "$$wheel" "$${wheel%-py3-none-any.whl}-py-files.zip"; done
+	@$(BIN)/python scripts/sbom.py dist
 
 clean: ## stop the services; remove the environment and all local data (the jars' cache stays)
 	@if [ -x $(BIN)/anabranch ]; then $(BIN)/anabranch dev down --wipe || true; fi

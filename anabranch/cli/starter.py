@@ -3,7 +3,10 @@ and files for Kubernetes."""
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import distribution
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.resources import shipped
@@ -25,6 +28,7 @@ _SHIPPED = {
     ".dockerignore": (".dockerignore", "_deploy/dockerignore"),
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
     "README.md": ("anabranch/starter_files/README.md", "starter_files/README.md"),
+    "wheels/README": ("anabranch/starter_files/wheels", "starter_files/wheels"),
 }
 # An existing project keeps its own; Anabranch does not need them.
 _LEFT_OUT_IF_THERE = ("README.md", ".gitignore")
@@ -58,4 +62,13 @@ def _sources() -> dict[str, Path]:
     # Files that the compose file mounts, and files for Kubernetes and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
-    return files | {f"deploy/{file.relative_to(deploy)}": file for file in more}
+    files |= {f"deploy/{file.relative_to(deploy)}": file for file in more}
+    return files | {f"wheels/{wheel.name}": wheel for wheel in _installed_from()}
+
+
+def _installed_from() -> list[Path]:
+    """Return the wheel file from which this installation was made, if it is still there: the
+    image installs it where no index has this version."""
+    origin = json.loads(distribution("anabranch").read_text("direct_url.json") or "{}")
+    wheel = Path(unquote(urlsplit(origin.get("url", "")).path))
+    return [wheel] if wheel.suffix == ".whl" and wheel.is_file() else []

@@ -119,8 +119,14 @@ def limit_psycopg2_waits() -> None:
     psycopg2 has no such time-out, and a hanging server, or a proxy that drops answers, keeps the
     TCP connection alive. Applies to the whole process.
     """
-    import psycopg2
-    from psycopg2 import extensions
+    try:
+        import psycopg2
+        from psycopg2 import extensions
+    except ImportError as error:
+        raise ConfigurationError(
+            f"catalog.uri: expected PostgreSQL's driver, found no {error.name}; run `pip install "
+            "'anabranch[postgres]'`"
+        ) from error
 
     def wait(connection: Any) -> None:
         while (state := connection.poll()) != extensions.POLL_OK:

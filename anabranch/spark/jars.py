@@ -4,8 +4,8 @@ them.
 The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so resolving needs only Java
 and the wheel. The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content
 of the two files, so checkouts with different versions do not share a folder. Its subfolders are the
-configurations of ivy.xml. A folder that exists is complete: it is renamed into place once every jar
-has its expected checksum.
+configurations of ivy.xml: the jobs' is that of the installed Spark. A folder that exists is
+complete: it is renamed into place once every jar has its expected checksum.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from anabranch.common.attempts import attempts, doubling
@@ -27,9 +28,20 @@ from anabranch.common.resources import shipped
 from anabranch.spark.home import configure, spark_home
 from anabranch.spark.java import require_java
 
-CONFS = ("spark", "broker", "s3")
+_ALL = ("spark", "spark40", "broker", "s3")
+
+
+def _of_jobs() -> str:
+    """Return the conf of the installed Spark."""
+    try:
+        return "spark40" if version("pyspark").startswith("4.0.") else "spark"
+    except PackageNotFoundError:
+        return "spark"  # `spark_home` names what is missing.
+
+
 # The confs that both jobs need. The development services use the others.
-JOBS = ("spark",)
+JOBS = (_of_jobs(),)
+CONFS = (*JOBS, "broker", "s3")
 ATTEMPTS = 4
 _FIRST_PAUSE = 2.0
 _WRITE_SUMS = "run `anabranch jars --write-sums` to rewrite the file, and review the change"
@@ -42,7 +54,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Jars:
-    """Three class paths, one for each JVM, each in a fixed order."""
+    """Three class paths, one for each JVM, each in a fixed order. `spark`: of the installed
+    Spark."""
 
     folder: Path
     spark: tuple[Path, ...]
@@ -78,7 +91,7 @@ def read_sums(file: Path) -> dict[str, str]:
             continue
         digest, _, name = line.partition("  ")
         if not re.fullmatch(r"[0-9a-f]{64}", digest) or not re.fullmatch(
-            rf"({'|'.join(CONFS)})/[^/\s]+\.jar", name
+            rf"({'|'.join(_ALL)})/[^/\s]+\.jar", name
         ):
             raise Terminal(
                 f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found "
@@ -306,12 +319,13 @@ def _write_sums(progress: Progress) -> Path:
         if folder.exists():
             shutil.rmtree(folder)
         known = len(read_sums(conf / "jars.sha256"))
-        _retrieve(require_java(), conf / "ivy.xml", root.parent / "ivy", folder, known, progress)
+        ivy = root.parent / "ivy"
+        _retrieve(require_java(), conf / "ivy.xml", ivy, folder, known, progress, _ALL)
         file = conf / "jars.sha256"
         head = [
             line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")
         ]
-        body = [f"{digest}  {name}" for name, digest in sums_of(folder).items()]
+        body = [f"{digest}  {name}" for name, digest in sums_of(folder, _ALL).items()]
         file.write_text("\n".join(head + body) + "\n", encoding="utf-8")
         shutil.rmtree(folder)
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -35,6 +36,26 @@ def test_without_a_folder_the_current_one_is_filled(
     assert "next: anabranch dev up, anabranch apply" in said
     again = CliRunner().invoke(main, ["init"])
     assert (again.exit_code, "expected none of its files" in again.output) == (2, True)
+
+
+def test_the_wheel_of_this_installation_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: an image of a version that no index has."""
+    init(str(tmp_path / "of a checkout"))
+    assert [one.name for one in (tmp_path / "of a checkout" / "wheels").iterdir()] == ["README"]
+    wheel = tmp_path / "my dist" / "anabranch-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"a wheel")
+    origin = {"url": wheel.as_uri(), "archive_info": {}}
+
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return json.dumps(origin) if name == "direct_url.json" else None
+
+    monkeypatch.setattr(starter, "distribution", lambda _: Installed())
+    init(str(tmp_path / "of a wheel"))
+    assert (tmp_path / "of a wheel" / "wheels" / wheel.name).read_bytes() == b"a wheel"
 
 
 def test_an_existing_readme_is_not_overwritten(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -230,12 +231,25 @@ def test_the_jars_of_the_image_come_from_the_ivy_that_pyspark_ships() -> None:
 
 def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f'ARG ANABRANCH="anabranch[airflow,lineage]=={project["version"]}"' in DOCKERFILES[
-        1
-    ].read_text(encoding="utf-8")
+    text = DOCKERFILES[1].read_text(encoding="utf-8")
+    argument = re.search(r'^ARG ANABRANCH="anabranch\[(.*)\]==(.*)"$', text, re.MULTILINE)
+    assert argument is not None and argument[2] == project["version"]
+    extras = re.findall(r"--extra (\w+)", DOCKERFILES[0].read_text(encoding="utf-8"))
+    assert argument[1].split(",") == extras
     assert {SERVICES[name]["image"] for name in OURS} == {
         f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"
     }
+
+
+def test_a_new_users_image_has_the_packages_of_the_lock() -> None:
+    export = "export --frozen --no-dev --all-extras --no-hashes --no-emit-project --no-annotate"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("uv"), *export.split(), "--no-header"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    written = (ROOT / "deploy" / "constraints.txt").read_text(encoding="utf-8")
+    expected = f"# Written by: uv {export}\n{done.stdout}"
+    assert written == expected, "run the command in its first line, after a change of uv.lock"
 
 
 def test_the_images_have_the_uv_that_the_checkout_is_made_with() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -174,3 +175,11 @@ def test_a_rest_server_that_does_not_answer_times_out(monkeypatch: pytest.Monkey
         )
         with pytest.raises(Transient, match="Read timed out"):
             lake.exists("games.events")
+
+
+def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(
+        ConfigurationError, match=r"found no psycopg2; run `pip install 'anabranch\[postgres\]'`"
+    ):
+        catalog_properties(environment(uri="postgresql+psycopg2://u:p@h/db"))

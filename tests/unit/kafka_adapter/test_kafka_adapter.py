@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from kafka import codec, errors
+from kafka.record import default_records, util
 from kafka.structs import OffsetAndTimestamp
 from packaging.requirements import Requirement
 
@@ -30,6 +32,7 @@ from anabranch.common.errors import (
 from anabranch.kafka import answers, client, client_errors, kafka_python_fixes, security
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
+PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
@@ -281,7 +284,14 @@ def test_an_installation_has_the_package_of_each_codec() -> None:
     """The development environment may have one of them only because another tool brings it."""
     installed = installed_with("anabranch")
     assert set(client_errors.CODEC_PACKAGES.values()) <= installed
-    assert "crc32c" in installed, "kafka-python checks batches in pure Python without it"
+    declared = {
+        one.name: one.extras
+        for one in map(
+            Requirement,
+            tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"],
+        )
+    }
+    assert "google-crc32c" in declared and "crc32c" not in declared["kafka-python"]
     assert "deptry" not in installed
     assert codec.has_gzip() and codec.has_snappy() and codec.has_lz4() and codec.has_zstd()
 
@@ -355,3 +365,10 @@ def test_a_topic_that_may_not_be_described_takes_no_ends_from_others(
     assert "--operation Describe --topic secret" in str(
         adapter.stable_ends_of({"secret": [0]})["secret"]
     )
+
+
+def test_the_checksum_of_a_batch_is_that_of_the_standard() -> None:
+    """Its values are those of RFC 3720, B.4; google-crc32c computes them."""
+    zeros = memoryview(bytes(40))[8:]
+    assert default_records.calc_crc32c(zeros) == util.calc_crc32c(zeros) == 0x8A9136AA
+    assert default_records.calc_crc32c.__module__ == kafka_python_fixes.__name__

@@ -37,14 +37,24 @@ def test_every_direct_dependency_of_ivy_xml_has_a_checksum_in_its_conf() -> None
     direct = ElementTree.parse(CONF / "ivy.xml").findall("./dependencies/dependency")
     assert direct
     for dependency in direct:
-        conf = dependency.attrib["conf"].partition("->")[0]
-        assert f"{conf}/{dependency.attrib['name']}-{dependency.attrib['rev']}.jar" in listed
+        for conf in dependency.attrib["conf"].replace("->default", "").split(";"):
+            assert f"{conf}/{dependency.attrib['name']}-{dependency.attrib['rev']}.jar" in listed
 
 
 def test_every_conf_has_jars() -> None:
-    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == set(
-        jars.CONFS
-    )
+    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == {
+        "spark",
+        "spark40",
+        "broker",
+        "s3",
+    }
+
+
+def test_the_jobs_jars_are_those_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jars.CONFS[0] == jars.JOBS[0] in ("spark", "spark40")
+    for installed, conf in (("4.0.1", "spark40"), ("4.1.3", "spark")):
+        monkeypatch.setattr(jars, "version", lambda _, found=installed: found)
+        assert jars._of_jobs() == conf
 
 
 def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
