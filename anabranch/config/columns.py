@@ -152,8 +152,16 @@ def _explain(ddl: str) -> str | None:
     return None
 
 
+def parts_of(kind: str) -> tuple[str, list[str]]:
+    """Return the name and the parts of a column's type (`Column.type`): `map<string,int>` is map,
+    of string and int; the parts of a struct are `name:type`."""
+    match = re.fullmatch(r"(\w+)(?:[<(](.*)[>)])?", kind)
+    assert match is not None, kind
+    return match[1], _split(match[2]) if match[2] else []
+
+
 def _split(ddl: str) -> list[str]:
-    """Split DDL at the commas between columns."""
+    """Split DDL, or the parts of a type, at the commas outside of brackets."""
     columns, depth = [""], 0
     for character in ddl:
         depth += (character in "<(") - (character in ">)")

@@ -24,6 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anabranch.config.columns import parts_of
+
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999 (UTC), in microseconds since 1970; dates of every reader include them."""
 
@@ -78,10 +80,9 @@ class Unreadable(ValueError):
 
 def arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type of a column's type (`anabranch.config.columns.Column.type`)."""
-    if kind in SIMPLE:
-        return SIMPLE[kind]
-    name, inner = re.fullmatch(r"(\w+)[<(](.*)[>)]", kind).groups()  # type: ignore[union-attr]
-    parts = _parts(inner)
+    name, parts = parts_of(kind)
+    if not parts:
+        return SIMPLE[name]
     if name == "decimal":
         return pa.decimal128(int(parts[0]), int(parts[1]))
     if name == "array":
@@ -103,18 +104,6 @@ def name_of(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return next(name for name, simple in SIMPLE.items() if simple == kind)
-
-
-def _parts(inner: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
-    for character in inner:
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def moments(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, list[int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -26,12 +24,10 @@ from pyiceberg.types import (
 )
 
 from anabranch.config import Stream, View
+from anabranch.config.columns import parts_of
 from anabranch.config.views import WINDOW_START, group_column
 from anabranch.iceberg.physical_design import PhysicalDesign
 from anabranch.iceberg.schema_evolution import Columns
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 _PRIMITIVES: dict[str, IcebergType] = {
     "string": StringType(),
@@ -55,44 +51,35 @@ FROM_KAFKA = (
 """The provenance columns of a row, which follow the stream's own columns."""
 
 
-def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
-    """Return the Iceberg type of Spark's simple string. `ids`: a counter of nested field ids, which
+def iceberg_type(kind: str, ids: list[int]) -> IcebergType:
+    """Return the Iceberg type of a column's type (`Column.type`), with ids after `ids[0]`, which
     is advanced."""
-    from sqlglot import parse_one
 
-    quoted = re.sub(r"(\w+):", r"`\1`:", spark_type)  # a field's name may be an SQL keyword
-    return _convert(parse_one(f"CAST(NULL AS {quoted})", dialect="spark").args["to"], ids)
-
-
-def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
     def next_id() -> int:
         ids[0] += 1
         return ids[0]
 
-    name, inner = kind.this.name, kind.expressions
-    if name == "ARRAY":
-        return ListType(next_id(), _convert(inner[0], ids), element_required=False)
-    if name == "MAP":
+    name, parts = parts_of(kind)
+    if name == "array":
+        return ListType(next_id(), iceberg_type(parts[0], ids), element_required=False)
+    if name == "map":
         key, value = next_id(), next_id()
-        return MapType(
-            key, _convert(inner[0], ids), value, _convert(inner[1], ids), value_required=False
-        )
-    if name == "STRUCT":
+        return MapType(key, iceberg_type(parts[0], ids), value, iceberg_type(parts[1], ids), False)
+    if name == "struct":
+        fields = (part.partition(":") for part in parts)
         return StructType(
-            *(NestedField(next_id(), f.name, _convert(f.args["kind"], ids)) for f in inner)
+            *(NestedField(next_id(), name, iceberg_type(of, ids)) for name, _, of in fields)
         )
-    if name == "DECIMAL":
-        return DecimalType(int(inner[0].name), int(inner[1].name))
-    return _PRIMITIVES[
-        {"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())
-    ]
+    if name == "decimal":
+        return DecimalType(int(parts[0]), int(parts[1]))
+    return _PRIMITIVES[name]
 
 
 # Iceberg's `write.metadata.metrics.max-inferred-column-defaults`.
 _FIELDS_WITH_BOUNDS = 100
 
 
-# Cached for all streams of a process: parsing the types takes as long as a small publish.
+# Cached for all streams of a process.
 @lru_cache(maxsize=1 << 12)
 def rows_schema(stream: Stream) -> Schema:
     """Return the schema of the stream's table: its own columns, then the provenance columns."""

@@ -51,6 +51,7 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
         "anabranch/_deploy/docker-compose.yml",
         "anabranch/starter_files/Dockerfile",
         "anabranch/starter_files/gitignore",
+        "anabranch/_deploy/deploy/constraints.txt",
         "anabranch/_deploy/deploy/dotenv.sh",
         "anabranch/_deploy/deploy/kubernetes/speed.yaml",
         "anabranch/_deploy/deploy/prometheus/alerts.yml",
@@ -62,6 +63,7 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
         "pyproject.toml",
         "README.md",
         "LICENSE",
+        "NOTICE",
         "tests/support/world.py",
         "conf/jvm/ivy.xml",
     } <= names
@@ -145,13 +147,18 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
     ).startswith("# ")
 
 
+@pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
 def test_the_commands_of_the_new_folders_readme_run_in_their_order(
-    installed: Path, tmp_path: Path
+    built: Path, resolution: str, tmp_path: Path
 ) -> None:
-    """As a new user types them, from the wheel alone; with ports that are free instead of the usual
-    ones."""
+    """As a new user types them, from the wheel alone, at both ends of its ranges of versions; with
+    ports that are free instead of the usual ones."""
+    [wheel] = built.glob("*.whl")
+    installed = install(wheel, tmp_path / "venv", "[airflow]", resolution)
     folder = tmp_path / "mine"
     run(installed / "anabranch", "init", folder)
+    [copied] = (folder / "wheels").glob("*.whl")
+    assert copied.read_bytes() == wheel.read_bytes()
     [block] = re.findall(
         r"## Try it\n\n```sh\n(.*?)```",
         (folder / "README.md").read_text(encoding="utf-8"),

@@ -29,9 +29,10 @@ def build_wheel(folder: Path, checkout: Path = ROOT) -> Path:
     return wheel
 
 
-def install(wheel: Path, folder: Path, extras: str = "") -> Path:
+def install(wheel: Path, folder: Path, extras: str = "", resolution: str = "highest") -> Path:
     """Create an environment with the wheel and its declared dependencies, and return its bin
-    folder."""
+    folder. `resolution`: `highest` or `lowest-direct` versions of them."""
+    python = folder / "bin" / "python"
     run(UV, "venv", "--python", sys.executable, folder)
-    run(UV, "pip", "install", "--python", folder / "bin" / "python", f"{wheel}{extras}")
+    run(UV, "pip", "install", "--python", python, "--resolution", resolution, f"{wheel}{extras}")
     return folder / "bin"
