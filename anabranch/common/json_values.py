@@ -1,12 +1,14 @@
-"""Dataclasses from and to their JSON values."""
+"""Dataclasses from and to their JSON values, and JSON texts that a table stores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from anabranch.common.errors import Terminal
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -26,6 +28,32 @@ def parse(kind: type[T], text: str | bytes) -> T:
     any other text, whatever its types, numbers and depth."""
     made: T = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     return made
+
+
+def read_property(
+    properties: Mapping[str, str], key: str, read: Callable[[str], T], default: str = "{}"
+) -> T:
+    """Return `read` of a table's property. Raises Terminal as `read_stored`."""
+    return read_stored(f"property {key}", properties.get(key, default), read)
+
+
+def read_stored(what: str, text: str, read: Callable[[str], T]) -> T:
+    """Return `read` of a text that Anabranch wrote. Raises Terminal, which names it as `what`, for
+    every other text: another program has changed it."""
+    try:
+        return read(text)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise Terminal(
+            f"{what}: expected the text that Anabranch wrote, found {text[:100]!r} "
+            f"({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}); "
+            'restore it from an earlier metadata file: docs/runbooks.md, "The state of a branch '
+            'is gone"'
+        ) from error
+    except RecursionError as error:
+        raise Terminal(
+            f"{what}: expected the text that Anabranch wrote, found one of many levels; restore it "
+            'from an earlier metadata file: docs/runbooks.md, "The state of a branch is gone"'
+        ) from error
 
 
 def to_json(value: Any) -> Any:

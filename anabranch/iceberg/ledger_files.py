@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -38,6 +39,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Summary, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, SetPropertiesUpdate
 
+from anabranch.common.json_values import parse, read_property
 from anabranch.iceberg.expiry import plan_plain_expiry
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
@@ -266,7 +268,7 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
         since, summary = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC), snapshot.summary
         properties = summary.additional_properties if summary is not None else {}
         if RECORDED in properties:
-            ids.update(json.loads(properties[RECORDED]))
+            ids.update(read_property(properties, RECORDED, partial(parse, list[str])))
         elif PUBLISH_ID not in properties or (
             summary is not None and summary.operation == Operation.APPEND
         ):

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Refused, Transient
+from anabranch.common.json_values import parse, read_property
 from anabranch.config import Environment
 from anabranch.iceberg import admin
 from anabranch.iceberg.files import Stored, list_files, same_file
@@ -66,7 +68,7 @@ def own_files(lake: Lake, table: Table, paths: Iterable[str] = ()) -> OwnFiles:
     # By folder, whether the names there are of this table alone.
     folders = {f"{location}/data": False, f"{location}/metadata": False}
     has_objects = table.properties.get("write.object-storage.enabled", "").lower() == "true"
-    for path in json.loads(table.properties.get(FOLDERS, "[]")):
+    for path in _remembered(table):
         folders[path] = False
     for key in _PATHS & table.properties.keys():
         path = table.properties[key]
@@ -91,7 +93,7 @@ def _shared(lake: Lake, table: Table, folders: Mapping[str, bool]) -> set[str]:
     for other in lake.every_table() if elsewhere else ():
         location = other.location().rstrip("/")
         paths = [other.properties[key].rstrip("/") for key in _PATHS & other.properties.keys()]
-        paths += json.loads(other.properties.get(FOLDERS, "[]"))
+        paths += _remembered(other)
         both = elsewhere.keys() & map(
             same_file, (f"{location}/data", f"{location}/metadata", *paths)
         )
@@ -108,12 +110,16 @@ def _shared(lake: Lake, table: Table, folders: Mapping[str, bool]) -> set[str]:
     return shared
 
 
+def _remembered(table: Table) -> list[str]:
+    return read_property(table.properties, FOLDERS, partial(parse, list[str]), "[]")
+
+
 def remember(lake: Lake, table: Table, own: OwnFiles) -> None:
     """Record the folders of a table's files in its properties. Later, neither another property nor
     a file that a snapshot refers to may name them. Raises Transient."""
     inside = f"{table.location().rstrip('/')}/"
     folders = sorted(folder for folder in own.folders if not folder.startswith(inside))
-    if folders != json.loads(table.properties.get(FOLDERS, "[]")):
+    if folders != _remembered(table):
 
         def write(_: Table, tx: Transaction) -> None:
             tx.set_properties({FOLDERS: json.dumps(folders)})

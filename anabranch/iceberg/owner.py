@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import from_json, to_json
+from anabranch.common.json_values import parse, read_property, read_stored, to_json
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 
@@ -46,7 +47,8 @@ class Owner:
 
     @staticmethod
     def from_json(text: str) -> Owner:
-        return from_json(Owner, json.loads(text))
+        """Raises Terminal for any text but that of `to_json`."""
+        return read_stored(f"property {OWNER}", text, partial(parse, Owner))
 
 
 def read_owner(table: Table) -> Owner | None:
@@ -55,7 +57,8 @@ def read_owner(table: Table) -> Owner | None:
     text = table.properties.get(OWNER)
     if text is None:
         return None
-    found = json.loads(text).get("format", "none")
+    properties = read_property(table.properties, OWNER, partial(parse, dict[str, Any]))
+    found = properties.get("format", "none")
     if found != FORMAT:
         raise ConfigurationError(
             f"table {'.'.join(table.name())}: expected format {FORMAT} of Anabranch's tables, "

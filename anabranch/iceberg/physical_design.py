@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER_ID, NullOrder, SortDirection, SortField
 from pyiceberg.transforms import IdentityTransform
 
+from anabranch.common.json_values import parse, read_property
 from anabranch.iceberg import admin
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def plan_design(
     """Return the changes from a table with these properties to the wanted design. `sorted_by`: the
     columns of its sort order; None for an order that no design has. Pure.
     """
-    before = json.loads(properties.get(DESIGN, "{}"))
+    before = read_property(properties, DESIGN, partial(parse, dict[str, list[str]]))
     settings = wanted.properties
     if wanted != PhysicalDesign():
         settings[DESIGN] = json.dumps({"sort": wanted.sort, "properties": sorted(settings)})

@@ -16,7 +16,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import from_json, to_json
+from anabranch.common.json_values import parse, to_json
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.position import (
     Offsets,
@@ -244,7 +244,7 @@ class Timeline:
 # Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _timeline_of(text: str) -> Timeline:
-    return from_json(Timeline, json.loads(text))
+    return parse(Timeline, text)
 
 
 def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from anabranch.common.json_values import parse
+
 Offsets = dict[int, int]
 Ranges = dict[int, tuple[int, int]]
 
@@ -25,12 +27,19 @@ class Position:
 
     @staticmethod
     def from_json(text: str) -> Position:
-        data = json.loads(text)
-        return Position(data["topic_id"], from_keys(data["partitions"]))
+        """Raises ValueError for any text but that of `to_json`."""
+        stored = parse(_Stored, text)
+        return Position(stored.topic_id, stored.partitions)
 
     def with_partitions(self, partitions: tuple[int, ...]) -> Position:
         """Return the position with these partitions too; new ones begin at offset 0."""
         return Position(self.topic_id, dict.fromkeys(partitions, 0) | self.offsets)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    topic_id: str
+    partitions: dict[int, int]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ColumnsChanged, Refused, Terminal
+from anabranch.common.json_values import read_property
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
@@ -204,7 +205,7 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
         return []
     if not set(BRANCHES) <= table.metadata.refs.keys():
         return []  # the next run does it
-    position = Position.from_json(branch_properties(table, "speed")[POSITION])
+    position = read_property(branch_properties(table, "speed"), POSITION, Position.from_json)
     if position.topic_id:
         topic = kafka.describe(stream.topic)
         if topic is None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from anabranch.common.json_values import read_property
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import Staged, branch_properties, heads
@@ -89,8 +90,10 @@ def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) ->
 def removed_at(table: Table) -> datetime | None:
     """Return the time (UTC) when records were last removed from the archive, or None; older
     snapshots have them."""
-    text = branch_properties(table, "main").get(_REMOVED)
-    return datetime.fromisoformat(text) if text is not None else None
+    properties = branch_properties(table, "main")
+    if _REMOVED not in properties:
+        return None
+    return read_property(properties, _REMOVED, datetime.fromisoformat)
 
 
 def _removed(now: datetime) -> dict[str, str]:

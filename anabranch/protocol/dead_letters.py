@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 
 from anabranch.common.errors import Transient
+from anabranch.common.json_values import parse, read_property, read_stored
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
@@ -95,8 +97,8 @@ class Complete:
 
     @staticmethod
     def from_json(text: str) -> Complete:
-        value = json.loads(text)
-        return Complete(value["content"], frozenset(value["ids"]))
+        """Raises Terminal for any text but that of `to_json`."""
+        return read_stored("statement of complete dead letters", text, partial(parse, Complete))
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def plan_commit(
     id, hour = str(item["id"]), item.get("hour")
     remembered, staged = _remembered(table), staged_snapshot(table, id)
     waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
-    lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
+    lost = _lost(table)
     now_lost = {h: r for h, r in lost.items() if h != hour} | (
         {str(hour): item["revision"]} if hour and lacks else {}
     )
@@ -280,7 +282,7 @@ def may_lack(state: State) -> bool:
 
 def plan_lost(table: Table, state: State) -> dict[str, int]:
     """Return the result of `lost_hours` from a loaded dead letters table. Pure."""
-    lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
+    lost = _lost(table)
     return {
         h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r
     }
@@ -378,7 +380,12 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
 
 
 def _remembered(table: Table) -> dict[str, list[str]]:
-    return {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in BRANCHES}
+    read = partial(parse, list[str])
+    return {b: read_property(branch_properties(table, b), DONE, read, "[]") for b in BRANCHES}
+
+
+def _lost(table: Table) -> dict[str, int]:
+    return read_property(branch_properties(table, "batch"), LOST, partial(parse, dict[str, int]))
 
 
 def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:

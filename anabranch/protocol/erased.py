@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
-from anabranch.common.json_values import from_json, to_json
+from anabranch.common.json_values import parse, read_property, to_json
 from anabranch.offsets.position import Offsets, Ranges, clip
 
 ERASURES = "anabranch.erasures"
@@ -101,7 +102,9 @@ class Erasures:
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Erasures:
-        return Erasures(from_json(tuple[Erasure, ...], json.loads(properties.get(ERASURES, "[]"))))
+        return Erasures(
+            read_property(properties, ERASURES, partial(parse, tuple[Erasure, ...]), "[]")
+        )
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Erasures:

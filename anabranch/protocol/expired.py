@@ -11,8 +11,9 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
-from anabranch.common.json_values import from_json, to_json
+from anabranch.common.json_values import parse, read_property, to_json
 from anabranch.offsets.hours import hours_between, shift, spans_of
 
 EXPIRED = "anabranch.expired"
@@ -59,7 +60,7 @@ class Expired:
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Expired:
-        return from_json(Expired, json.loads(properties.get(EXPIRED, "{}")))
+        return read_property(properties, EXPIRED, partial(parse, Expired))
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Expired:

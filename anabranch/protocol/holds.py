@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import JsonFields, from_json, to_json
+from anabranch.common.json_values import JsonFields, parse, read_property, to_json
 from anabranch.offsets.hours import hour_of, is_hour, shift, span_of
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Holds:
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Holds:
-        return from_json(Holds, json.loads(properties.get(HOLDS, "{}")))
+        return read_property(properties, HOLDS, partial(parse, Holds))
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Holds:

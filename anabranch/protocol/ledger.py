@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch.common.errors import Refused, Transient
-from anabranch.common.json_values import from_json
+from anabranch.common.json_values import parse, read_stored
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.version import VERSION
 from anabranch.iceberg.lake import Lake
@@ -510,12 +511,13 @@ def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetim
     diffs = {
         text
         for text in rows["diff"].unique().to_pylist()
-        if text and _differs(from_json(Diff, json.loads(text)))
+        if text and _differs(read_stored("ledger, diff", text, partial(parse, Diff)))
     }
     gaps = {
         text
         for text in rows["gaps"].unique().to_pylist()
-        if text and json.loads(text).get("retention")
+        if text
+        and read_stored("ledger, gaps", text, partial(parse, dict[str, int])).get("retention")
     }
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
     hours = frozenset(
@@ -618,10 +620,12 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     columns = {name: table[name].to_pylist() for name in table.column_names}
     topic_ids = columns.pop("topic_id", ())
     for name in (c for c in _JSON if c in columns and c != "cut"):
-        parse = PARSED.get(name, _unchanged)
+        read = _reader(PARSED.get(name, _unchanged))
         # Most rows have one of few values.
         values = {
-            text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text
+            text: read_stored(f"ledger, {name}", text, read)
+            for text in table[name].unique().to_pylist()
+            if text
         }
         columns[name] = [values.get(text) for text in columns[name]]
     if "cut" in columns:
@@ -641,8 +645,17 @@ def _cut(
     hour have the same."""
     if key not in known:
         topic_id, ranges = key
-        known[key] = cut_from(topic_id, json.loads(ranges)) if ranges else None
+        known[key] = (
+            read_stored("ledger, cut", ranges, _reader(partial(cut_from, topic_id)))
+            if ranges
+            else None
+        )
     return known[key]
+
+
+def _reader(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """Return a reader of the JSON text of what `parse` takes."""
+    return lambda text: parse(json.loads(text))
 
 
 def _unchanged(value: Any) -> Any:

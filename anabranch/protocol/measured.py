@@ -17,6 +17,7 @@ from typing import Any
 
 from anabranch.common.counters import TALLY, Counts, Tally
 from anabranch.common.cpu import count_cpu
+from anabranch.common.json_values import parse, read_stored
 from anabranch.protocol.ledger_row import Layer
 
 MEASURED = "anabranch.measured"
@@ -103,8 +104,13 @@ class Measured:
 
 def read_measured(text: str | None) -> dict[Layer, Measured]:
     """Return the measurements in a value of the property, by layer; layers without any are absent.
-    Pure."""
-    return {layer: Measured.from_json(data) for layer, data in json.loads(text or "{}").items()}
+    Pure. Raises Terminal."""
+
+    def read(text: str) -> dict[Layer, Measured]:
+        by_layer = parse(dict[Layer, dict[str, dict[str, Any]]], text)
+        return {layer: Measured.from_json(data) for layer, data in by_layer.items()}
+
+    return read_stored("measurements", text or "{}", read)
 
 
 class Meter:

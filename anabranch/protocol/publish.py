@@ -46,6 +46,7 @@ from anabranch.protocol.state import (
     State,
     plan_after,
     read_state,
+    read_waiting,
 )
 from anabranch.protocol.watermarks import Watermarks, plan_watermarks
 
@@ -186,7 +187,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             (DECISIONS, decisions, confirmed.decisions),
             (DEAD_LETTERS, publish.dead_letters, confirmed.letters),
         ):
-            waiting = [i for i in json.loads(before.get(key, "[]")) if i["id"] not in done]
+            waiting = [i for i in read_waiting(before, key) if i["id"] not in done]
             properties[key] = json.dumps([*waiting, *new], default=str)
         changes.append(replace(change, properties=properties))
     if not merged and content != state.content:

@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import PositionError, Refused, Terminal
-from anabranch.common.json_values import from_json
+from anabranch.common.json_values import parse, read_property, read_stored
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import MERGED
@@ -176,8 +176,8 @@ def plan_after(
         timeline=timeline,
         accepted=_accepted(lists) if ACCEPTED in lists else state.accepted,
         settled_before=batch.get(SETTLED, state.settled_before),
-        overrides=json.loads(main[OVERRIDES]) if OVERRIDES in main else state.overrides,
-        retained_hours=tuple(json.loads(main[KEPT])) if KEPT in main else state.retained_hours,
+        overrides=_overrides(main) if OVERRIDES in main else state.overrides,
+        retained_hours=_kept(main) if KEPT in main else state.retained_hours,
         expired=Expired.from_properties(main) if EXPIRED in main else state.expired,
         erasures=Erasures.from_properties(main) if ERASURES in main else state.erasures,
     )
@@ -207,7 +207,9 @@ def read_state(table: Table) -> State:
     )
     # Every publish writes the timeline, and the newest one counts: a branch that is set back loses
     # no seal, no end of an hour and no adoption (decision 36).
-    timeline = _with_imported(Timeline.from_json(properties[newest][TIMELINE]), properties["batch"])
+    timeline = _with_imported(
+        read_property(properties[newest], TIMELINE, Timeline.from_json), properties["batch"]
+    )
     accepted, waiting = read_accepted(properties)
     # Decision 50: the furthest of the three branches counts, so a branch that is set back restores
     # no expired hour.
@@ -222,17 +224,17 @@ def read_state(table: Table) -> State:
     return State(
         table=table,
         heads=snapshots.heads(table),
-        position=Position.from_json(properties["speed"][POSITION]),
+        position=read_property(properties["speed"], POSITION, Position.from_json),
         timeline=timeline,
         accepted=accepted,
         settled_before=properties["batch"].get(SETTLED, timeline.first),
-        overrides=json.loads(properties["main"].get(OVERRIDES, "{}")),
+        overrides=_overrides(properties["main"]),
         # From all branches, each id once: a publish writes its decisions on each branch that it
         # moves, and one of them may be set back before the ledger has the row.
-        decisions=tuple(map(LedgerRow.from_waiting, _union(properties.values(), DECISIONS))),
+        decisions=tuple(map(waiting_row, _union(properties.values(), DECISIONS))),
         dead_letters=_union(properties.values(), DEAD_LETTERS),
-        merged=json.loads(properties["main"].get(MERGED, "{}")),
-        retained_hours=tuple(json.loads(properties["main"].get(KEPT, "[]"))),
+        merged=read_property(properties["main"], MERGED, partial(parse, dict[str, str])),
+        retained_hours=_kept(properties["main"]),
         content={b: properties[b].get(CONTENT, "") for b in ("speed", "batch")},
         branch_properties=properties,
         expired=expired,
@@ -261,18 +263,19 @@ def state_of(table: Table, snapshot_id: int) -> State:
             f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to be one of main, "
             "found no state of hours in it; name a tag or a snapshot of main"
         )
+    timeline = read_property(properties, TIMELINE, Timeline.from_json)
     return State(
         table=table,
         heads=dict.fromkeys(snapshots.BRANCHES, snapshot_id),
-        position=Position.from_json(properties[POSITION]),
-        timeline=Timeline.from_json(properties[TIMELINE]),
+        position=read_property(properties, POSITION, Position.from_json),
+        timeline=timeline,
         accepted=_accepted(properties),
-        settled_before=properties.get(SETTLED, Timeline.from_json(properties[TIMELINE]).first),
-        overrides=json.loads(properties.get(OVERRIDES, "{}")),
+        settled_before=properties.get(SETTLED, timeline.first),
+        overrides=_overrides(properties),
         decisions=(),
         dead_letters=(),
-        merged=json.loads(properties.get(MERGED, "{}")),
-        retained_hours=tuple(json.loads(properties.get(KEPT, "[]"))),
+        merged=read_property(properties, MERGED, partial(parse, dict[str, str])),
+        retained_hours=_kept(properties),
         content={},
         branch_properties={"main": properties},
         expired=Expired.from_properties(properties),
@@ -296,7 +299,7 @@ def read_accepted(
     # `main` has the rows of the speed layer of an hour with such an override: on a recreated
     # `batch` they would count as accepted rows.
     is_recreated = MERGED in properties["batch"] and CONTENT not in properties["batch"]
-    overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if is_recreated else {}
+    overridden = _overrides(properties["batch"]) if is_recreated else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
     accepted |= {h: known[h] for h in main_only_hours(properties)}
     # Their cuts stay, so that the hours are rebuilt within the same offsets.
@@ -314,13 +317,46 @@ def main_only_hours(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, .
 
 
 def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
-    return dict(_accepted_of(properties.get(ACCEPTED, "{}")))
+    return dict(read_property(properties, ACCEPTED, _accepted_of))
+
+
+def _overrides(properties: Mapping[str, str]) -> dict[str, Layer]:
+    return read_property(properties, OVERRIDES, partial(parse, dict[str, Layer]))
+
+
+def _kept(properties: Mapping[str, str]) -> tuple[str, ...]:
+    return read_property(properties, KEPT, partial(parse, tuple[str, ...]), "[]")
+
+
+def read_waiting(properties: Mapping[str, str], key: str) -> list[dict[str, Any]]:
+    """Return the entries that wait under `key` on a branch. Raises Terminal."""
+
+    def read(text: str) -> list[dict[str, Any]]:
+        entries = parse(list[dict[str, Any]], text)
+        # Each has an id and a time.
+        if not all(isinstance(entry["id"], str) and entry["at"] for entry in entries):
+            raise ValueError("an entry without an id or a time")
+        return entries
+
+    return read_property(properties, key, read, "[]")
+
+
+def read_losses(properties: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the losses that the speed branch records (`lost_entries`). Raises Terminal."""
+    return read_property(properties, LOST, partial(parse, list[dict[str, Any]]), "[]")
+
+
+def waiting_row(item: Mapping[str, Any]) -> LedgerRow:
+    """Return a decision that waits for the ledger. Raises Terminal."""
+    return read_stored(
+        f"property {DECISIONS}", json.dumps(item), lambda _: LedgerRow.from_waiting(item)
+    )
 
 
 # Enough for the three branches of every stream of a process.
 @lru_cache(maxsize=1 << 10)
 def _accepted_of(text: str) -> Mapping[str, Accepted]:
-    return from_json(dict[str, Accepted], json.loads(text))
+    return parse(dict[str, Accepted], text)
 
 
 # The accepted hours that a branch lists individually; the ledger has all of them.
@@ -406,7 +442,7 @@ def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
     entry with the span and the count of their offsets, and losses of accepted hours are removed,
     since the ledger has their account.
     """
-    entries = [*json.loads(state.branch_properties["speed"].get(LOST, "[]")), *new]
+    entries = [*read_losses(state.branch_properties["speed"]), *new]
     folded: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries[:-REMEMBERED_LOSSES]:
         hours = tuple(entry["hours"])
@@ -424,7 +460,7 @@ def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str,
     """Return the entries that wait under `key` on any branch, each id once, oldest first."""
     items: dict[str, dict[str, Any]] = {}
     for branch in properties:
-        for item in json.loads(branch.get(key, "[]")):
+        for item in read_waiting(branch, key):
             items.setdefault(item["id"], item)
     return tuple(sorted(items.values(), key=lambda item: str(item["at"])))
 

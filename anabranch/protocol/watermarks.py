@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from anabranch.common.json_values import read_property
 from anabranch.offsets.hours import end_of, shift
 from anabranch.offsets.position import Offsets
 from anabranch.protocol.state import State
@@ -45,8 +46,9 @@ class Watermarks:
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Watermarks:
-        fresh = properties.get(FRESH_THROUGH)
-        moment = datetime.fromisoformat(fresh) if fresh else None
+        moment = None
+        if properties.get(FRESH_THROUGH):
+            moment = read_property(properties, FRESH_THROUGH, datetime.fromisoformat)
         return Watermarks(properties.get(COMPLETE_THROUGH) or None, moment)
 
 

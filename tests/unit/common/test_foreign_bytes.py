@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,31 @@ import pytest
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.health import read_record
+from anabranch.common.json_values import parse, read_property
+from anabranch.iceberg.orphans import FOLDERS
+from anabranch.iceberg.owner import FORMAT, Owner
 from anabranch.lifecycle.importing.file_sink import read_log
+from anabranch.offsets.hours import Cut, Timeline
+from anabranch.offsets.position import Position
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import Complete
+from anabranch.protocol.erased import ERASURES, Erasure, Erasures
+from anabranch.protocol.expired import EXPIRED, Expired
+from anabranch.protocol.holds import HOLDS, Hold, Holds
 from anabranch.protocol.maintained import MAINTAINED, read_runs
+from anabranch.protocol.measured import read_measured
 from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
+from anabranch.protocol.state import (
+    ACCEPTED,
+    DEAD_LETTERS,
+    DECISIONS,
+    POSITION,
+    TIMELINE,
+    Accepted,
+    read_accepted,
+    read_waiting,
+    waiting_row,
+)
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn
 from anabranch.subjects.json_schema_columns import json_schema_fields
@@ -97,7 +121,78 @@ class Decoder:
     is_other: Callable[[Any], bool] = lambda _: False
 
 
-DECODERS = {
+HOUR = "2026-11-20T13"
+CUT = Cut("t", {0: (1, 5)})
+AT = datetime(2026, 11, 20, 13, tzinfo=UTC)
+ERASURE = Erasure("i", "c", AT, AT, HOUR, "t", {0: 5}, 1, HOUR, {HOUR: 1}, False, AT, AT)
+HOLD = Hold(HOUR, HOUR, "u", AT, "w")
+
+
+def of_property(key: str, read: Callable[[dict[str, str]], object]) -> Callable[[str], object]:
+    return lambda text: read({key: text})
+
+
+def is_empty(found: object) -> bool:
+    return found in ([], {}, ({}, {}), Holds(), Expired(), Erasures())
+
+
+# State that publishes write to properties of the tables, which other programs can set.
+STORED = {
+    "position": Decoder(
+        of_property(POSITION, lambda p: read_property(p, POSITION, Position.from_json)),
+        {"topic_id": "t", "partitions": {"0": 5}},
+    ),
+    "timeline": Decoder(
+        of_property(TIMELINE, lambda p: read_property(p, TIMELINE, Timeline.from_json)),
+        json.loads(Timeline(HOUR, HOUR, {0: 1}, {HOUR: {0: 5}}, {HOUR: CUT}).to_json()),
+    ),
+    "accepted hours": Decoder(
+        of_property(ACCEPTED, lambda p: read_accepted({"batch": p, "main": {}})),
+        {HOUR: Accepted(1, CUT, True, (HOUR,)).as_dict()},
+        is_empty,
+    ),
+    "waiting decisions": Decoder(
+        of_property(DECISIONS, lambda p: [*map(waiting_row, read_waiting(p, DECISIONS))]),
+        [ledger.decision(HOUR, "accepted", 1, CUT, AT, "i").as_waiting()],
+        is_empty,
+    ),
+    "waiting dead letters": Decoder(
+        of_property(DEAD_LETTERS, lambda p: read_waiting(p, DEAD_LETTERS)),
+        [{"id": "i", "at": TIME, "layer": "speed", "paths": ["p"]}],
+        is_empty,
+    ),
+    "expired hours": Decoder(
+        of_property(EXPIRED, Expired.from_properties),
+        json.loads(Expired(HOUR, ((HOUR, HOUR),), AT).to_json()),
+        is_empty,
+    ),
+    "holds": Decoder(
+        of_property(HOLDS, Holds.from_properties),
+        json.loads(Holds((HOLD,), AT).to_json()),
+        is_empty,
+    ),
+    "erasures": Decoder(
+        of_property(ERASURES, Erasures.from_properties),
+        json.loads(Erasures((ERASURE,)).to_json()),
+        is_empty,
+    ),
+    "measurements": Decoder(
+        read_measured,
+        {"speed": {"seconds": {"stage": [1.5, {"1": 2}]}, "counts": {"a": {"b": 1}}}},
+        is_empty,
+    ),
+    "owner": Decoder(
+        Owner.from_json, {"stream": "s", "topic": "t", "cluster_id": "c", "format": FORMAT}
+    ),
+    "complete dead letters": Decoder(Complete.from_json, {"content": "c", "ids": ["i"]}),
+    "folders": Decoder(
+        of_property(FOLDERS, lambda p: read_property(p, FOLDERS, partial(parse, list[str]), "[]")),
+        ["s3://b/f"],
+        is_empty,
+    ),
+}
+DECODERS: dict[str, Decoder] = {
+    **STORED,
     "manifest": Decoder(lambda text: Manifest.decode("path", text.encode()), MANIFEST),
     "begun": Decoder(
         lambda text: Begun.decode(text.encode()),
