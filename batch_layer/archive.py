@@ -17,12 +17,13 @@ from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import Staged, heads
-from anabranch.iceberg.staging import read_snapshot, stage
+from anabranch.iceberg.staging import stage
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import archive
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
+from batch_layer.lost_files import LostFiles
 from batch_layer.packed_rows import PLACE_COLUMNS
 
 LOG = logging.getLogger(__name__)
@@ -30,16 +31,12 @@ LOG = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
-def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFrame:
+def read_archive(job: Job, spark: SparkSession, lost: LostFiles, hour: str, cut: Cut) -> DataFrame:
     """Return the archived records of an hour, in the columns of Spark's Kafka source and
     `ingest_hour`."""
     name = job.stream.archive_table
-    rows = read_snapshot(
-        spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"]
-    )
-    return as_kafka_records(
-        rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id))
-    )
+    rows = lost.read(spark, name, heads(job.lake.load(name))["main"], [hour])
+    return as_kafka_records(rows.where(F.col("topic_id") == cut.topic_id))
 
 
 def as_kafka_records(rows: DataFrame) -> DataFrame:
@@ -57,7 +54,13 @@ def as_kafka_records(rows: DataFrame) -> DataFrame:
 
 
 def write_archive(
-    job: Job, spark: SparkSession, decoded: DataFrame, hour: str, cut: Cut, state: State
+    job: Job,
+    spark: SparkSession,
+    lost: LostFiles,
+    decoded: DataFrame,
+    hour: str,
+    cut: Cut,
+    state: State,
 ) -> None:
     """Archive the records of an hour that its archive lacks. `decoded`: records that Kafka gave,
     with their bytes, without the records that the erasures of `state` remove; read more than once.
@@ -74,7 +77,7 @@ def write_archive(
         *(f"kafka_{name} AS {name}" for name in ("key", "value", "headers")),
     )
     for _ in range(_ATTEMPTS):
-        if _write(job, spark, records, hour, cut, state):
+        if _write(job, spark, lost, records, hour, cut, state):
             return
     raise Transient(
         f"archive hour {hour} of {job.stream.name}: expected unchanged files in one of "
@@ -83,7 +86,13 @@ def write_archive(
 
 
 def _write(
-    job: Job, spark: SparkSession, records: DataFrame, hour: str, cut: Cut, state: State
+    job: Job,
+    spark: SparkSession,
+    lost: LostFiles,
+    records: DataFrame,
+    hour: str,
+    cut: Cut,
+    state: State,
 ) -> bool:
     """Try to archive the records. Return True if nothing is left to archive."""
     lake, stream, catalog = job.lake, job.stream, job.environment.catalog.name
@@ -91,7 +100,7 @@ def _write(
     # `has`, but not in `had`, and the commit is refused. Else its records would be archived twice.
     had = _paths(lake.load(stream.archive_table), hour)
     if had:
-        there = read_archive(job, spark, hour, cut).selectExpr(
+        there = read_archive(job, spark, lost, hour, cut).selectExpr(
             "partition AS kafka_partition", "offset AS kafka_offset"
         )
         records = records.join(there, PLACE_COLUMNS, "left_anti")

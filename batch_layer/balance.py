@@ -19,6 +19,8 @@ from anabranch.protocol.ledger_row import Account, HourAccount
 
 Gaps = dict[str, Offsets]
 EXPLAINED = ("control", "aborted", "compacted", "retention")
+GONE = ("compacted", "retention")
+"""Classes of offsets that once had records."""
 UNEXPLAINED = "unexplained"
 """Offsets without an explanation. No stream allows them, and no operator can accept them."""
 

@@ -27,13 +27,7 @@ from anabranch.iceberg.hour_files import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target_of
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import (
-    by_own_spec,
-    read_snapshot,
-    read_staged,
-    stage,
-    stage_files,
-)
+from anabranch.iceberg.staging import by_own_spec, read_staged, stage, stage_files
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.offsets import hours
@@ -50,6 +44,7 @@ from anabranch.records.reshape import fit_to_table
 from batch_layer.archive import write_archive
 from batch_layer.balance import (
     EXPLAINED,
+    GONE,
     Balance,
     Counted,
     Gaps,
@@ -71,6 +66,7 @@ from batch_layer.duplicates import (
     no_duplicates,
     without_empty_texts,
 )
+from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import (
     ReadCounts,
     count,
@@ -147,11 +143,11 @@ class _Unheld:
 
 
 class HourBuilder:
-    def __init__(self, job: Job, spark: SparkSession) -> None:
-        self._job, self._spark = job, spark
+    def __init__(self, job: Job, spark: SparkSession, lost: LostFiles) -> None:
+        self._job, self._spark, self._lost = job, spark, lost
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
-        self.reader = HourReader(job, spark)
+        self.reader = HourReader(job, spark, self._lost)
         self.passes = Passes(spark)
 
     def use(self, spark: SparkSession) -> None:
@@ -161,7 +157,7 @@ class HourBuilder:
     def follow(self, job: Job) -> None:
         """Continue with the stream's new columns."""
         self._job, self._stream = job, job.stream
-        self.reader = HourReader(job, self._spark)
+        self.reader = HourReader(job, self._spark, self._lost)
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
@@ -175,7 +171,8 @@ class HourBuilder:
                 self.passes.begin("write the archive")
                 # Decision 55: before the rows, so that a refused hour is archived too, and Kafka
                 # may delete its records.
-                write_archive(self._job, self._spark, frames.read.to_archive, hour, cut, state)
+                whole = frames.read.to_archive
+                write_archive(self._job, self._spark, self._lost, whole, hour, cut, state)
             # Steps 2 to 5: stage, then check the staged files.
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
@@ -193,11 +190,7 @@ class HourBuilder:
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together)
-            batch = (
-                self._read_table(state.heads["batch"])
-                .where(F.col("ingest_hour") == hour)
-                .select(*PLACE_COLUMNS)
-            )
+            batch = self._read_table(state.heads["batch"], [hour]).select(*PLACE_COLUMNS)
             kept = frames.duplicates.leave_out(frames.read.good(self._stream, PLACE_COLUMNS))
             if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
                 return None
@@ -210,8 +203,11 @@ class HourBuilder:
         key = self._stream.key
         if not key:
             return False
+        # Their events are unknown, and later hours may have dropped an event that they had.
+        if self._lost.of_hour(built.hour, "main"):
+            return True
         new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
-        old = self._read_table(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
+        old = self._read_table(state.heads["main"], [built.hour])
         new, old = (
             without_empty_texts(rows, key).where(names_event(key)).select(*key)
             for rows in (new, old)
@@ -309,14 +305,13 @@ class HourBuilder:
         # Hours that are rebuilt together are read as staged, not as `main` serves them: an event
         # that a new revision drops there would be dropped here too, and be in no hour.
         not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
-        main = self._read_table(state.heads["main"])
         return (
-            main.where(F.col("ingest_hour").isin(not_rebuilt)),
+            self._read_table(state.heads["main"], not_rebuilt),
             *(read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged),
         )
 
-    def _read_table(self, snapshot_id: int) -> DataFrame:
-        return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
+    def _read_table(self, snapshot_id: int, hours: Sequence[str]) -> DataFrame:
+        return self._lost.read(self._spark, self._stream.table, snapshot_id, hours)
 
     def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int, state: State) -> Built:
         stream, lake = self._stream, self._job.lake
@@ -422,11 +417,15 @@ class HourBuilder:
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         objections += self._too_many(balance, built)
+        objections += self._lost_records(balance, built.hour)
         reach(Step.BATCH_BALANCED)
         # Step 4: compare. The account records a difference; only an expectation of step 5 on the
         # number of rows can refuse the hour for it.
         self.passes.begin("compare with the speed layer")
         unread = coverage.unread_ranges(state, built.hour, cut)
+        if self._lost.of_hour(built.hour, "speed"):
+            # Which of its rows are gone is not known.
+            unread = dict(cut.ranges)
         if hashes is not None and duplicates.few is not None:
             differing = compare_hashes(*hashes, duplicates.few, unread)
         else:
@@ -473,6 +472,20 @@ class HourBuilder:
             found.append(f"{text}; correct `key`, or accept that they are dropped")
         return found
 
+    def _lost_records(self, balance: Balance, hour: str) -> list[str]:
+        """Return an objection to records that only lost files can have had."""
+        lost = self._lost.of_hour(hour)
+        number = sum(sum(balance.gaps.get(name, {}).values()) for name in GONE)
+        if not lost or not number:
+            return []
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return [
+            f"lost files: expected {lost[0].words}{more}, found none in storage, and {number} "
+            "records that neither Kafka nor another file has; restore the file from a backup or "
+            "from the bucket's versions, then run it again; else publish the hour without them: "
+            f"`anabranch batch {self._stream.name} --hour {hour} --restate --accept --why TEXT`"
+        ]
+
     def _layers(
         self,
         frames: _Frames,
@@ -485,7 +498,7 @@ class HourBuilder:
         both in the schema of the comparison."""
         speed = rows.limit(0)
         if of_speed:
-            speed = self._read_table(state.heads["speed"]).where(F.col("ingest_hour") == hour)
+            speed = self._read_table(state.heads["speed"], [hour])
             speed = speed if frames.erased is None else without(speed, frames.erased)
         return layer_diff.to_common_schema(speed, rows, state.table, of_speed)
 
@@ -508,7 +521,10 @@ class HourBuilder:
                 if row.decision in ("accepted", "expired") and row.good is not None
             ]
 
-        if why := coverage.uncovered_reason(state, "speed", hour):
+        why = coverage.uncovered_reason(state, "speed", hour)
+        if why is None and self._lost.of_hour(hour, "speed"):
+            why = "files of the speed layer are gone"
+        if why is not None:
             return RowCountBaseline(why=why, previous=previous)
         # Rows that the batch layer drops as duplicates are no difference, so leave them out.
         good = sum(balance.good.distinct.values())

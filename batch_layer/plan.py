@@ -28,13 +28,11 @@ from anabranch.protocol.state import (
     empty_hours_changes,
     plan_after,
 )
-from batch_layer.balance import Balance, Counted
+from batch_layer.balance import GONE, Balance, Counted
 
 # The account of an hour without records.
 EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)
 
-# Offsets in gaps of these classes once had records.
-_GONE = ("compacted", "retention")
 # Maximum number of empty hours that a commit accepts, so that few rows wait for the ledger.
 ACCEPTED_AT_ONCE = 48
 
@@ -199,7 +197,7 @@ def may_yet_be_served(
     yet. In an hour with such gaps, the unread parts must be the same when the hour is published.
     """
     gone = {
-        h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)
+        h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in GONE)
     }
     return frozenset(
         f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}"

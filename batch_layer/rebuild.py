@@ -29,13 +29,14 @@ from pyspark.sql import SparkSession
 from pyspark.version import __version__ as SPARK_VERSION
 
 from anabranch.common.counters import TALLY, Tally
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields
 from anabranch.common.progress import Progress
 from anabranch.config import Stream
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
+from anabranch.iceberg.lost_files import reports_missing_file
 from anabranch.iceberg.reading_tags import held_snapshots
 from anabranch.iceberg.snapshots import has_landed
 from anabranch.job import Job
@@ -54,10 +55,11 @@ from anabranch.protocol.retention import require_kept
 from anabranch.protocol.sealing import Sealed, require_sealed, seal
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.spark.session import explain_spark, explained
+from anabranch.spark.session import explained
 from anabranch.subjects.resolve import with_columns_of
 from batch_layer import plan, refusals
 from batch_layer.build import Built, HourBuilder
+from batch_layer.lost_files import LostFiles
 from batch_layer.sources import KAFKA
 
 LOG = logging.getLogger(__name__)
@@ -117,10 +119,13 @@ class Rebuilder:
         self._job, self._spark = job, spark
         self._parent, self._root = parent, root
         self._stream: Stream = job.stream
-        self._hours = HourBuilder(job, spark)
+        self._lost = LostFiles(job)
+        self._hours = HourBuilder(job, spark, self._lost)
         self.publisher = Publisher(job.lake, job.stream)
         self._meter = Meter("batch", tally)
         self.accepted_with_seal: list[Result] = []
+        # Hours whose rows are incomplete, with the reason: a file of theirs is gone.
+        self.without_files: dict[str, str] = {}
         # The publish that an earlier attempt of this run began, and its result if it landed, by
         # hour.
         self._begun: dict[str, tuple[str, Result]] = {}
@@ -233,19 +238,9 @@ class Rebuilder:
         LOG.info("stream %s: rebuilding hour=%s offsets=%d", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                # The speed layer's publishes expire snapshots. Keep these until the build has read
-                # them.
-                with (
-                    fields(hour=hour),
-                    held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
-                ):
-                    result = self._rebuild(state, hour, cut, before, request)
-            except AnabranchError:
-                raise
-            except Exception as error:
-                # For example a lost executor, with its part of the decoded hour. Nothing is
-                # published.
-                raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
+                result = self._rebuild_without_lost(state, hour, cut, before, request)
+            finally:
+                self._lost.release()
             if result is not None:
                 return result
             LOG.info(
@@ -259,6 +254,37 @@ class Rebuilder:
             f"hour {hour}: expected an unchanged look-back in one of {_ATTEMPTS} attempts, found "
             "changes in each; run it again"
         )
+
+    def _rebuild_without_lost(
+        self, state: State, hour: str, cut: Cut, before: int, request: RebuildRequest
+    ) -> Result | None:
+        """Build and publish as `_rebuild`; again without the files that storage has lost."""
+        while True:
+            try:
+                # The speed layer's publishes expire snapshots. Keep these until the build has read
+                # them.
+                with (
+                    fields(hour=hour),
+                    held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
+                    # For example a lost executor, with its part of the decoded hour. Nothing is
+                    # published.
+                    explained(self._spark, f"rebuild hour {hour}"),
+                ):
+                    return self._rebuild(state, hour, cut, before, request)
+            except Transient as error:
+                if not (reports_missing_file(error) and self._find_lost(state, hour)):
+                    raise
+
+    def _find_lost(self, state: State, hour: str) -> bool:
+        """Look for lost files in the hours that a rebuild of `hour` reads; return whether there
+        are more than before."""
+        later = [h for h in state.accepted if h > hour]
+        found = self._lost.find(state, {hour, *self._hours.lookback(hour), *later})
+        for one in found:
+            # The rows of another branch are not served, or are decoded again with the hour.
+            if {"batch", "main"} & {*one.branches} and one.hour != hour:
+                self.without_files[one.hour] = f"file {one.path} is gone"
+        return bool(found)
 
     @property
     def stream(self) -> Stream:
@@ -321,7 +347,9 @@ class Rebuilder:
             return self._refuse(
                 state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, request.act
             )
-        reasons = {hour: plan.acceptance_reason(first.objections, request.accept, request.why)}
+        lost = [f"without {one.words}: it is gone" for one in self._lost.of_hour(hour)]
+        reason = request.why or "; ".join(lost) or None
+        reasons = {hour: plan.acceptance_reason(first.objections, request.accept, reason)}
         why = f"decided again after {hour}"
         reasons |= {b.hour: plan.acceptance_reason(b.objections, True, why) for b in built[1:]}
         act = plan.act_to_record(request.act, before, first.objections, request.accept)

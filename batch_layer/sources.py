@@ -39,6 +39,7 @@ from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.duplicates import key_hash, names_event, without_empty_texts
+from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read
 from batch_layer.packed_rows import PLACE_COLUMNS, PackedRows, read_packed
 from batch_layer.sizes import in_one_task
@@ -160,8 +161,8 @@ class HourRecords:
 
 
 class HourReader:
-    def __init__(self, job: Job, spark: SparkSession) -> None:
-        self._job, self._spark = job, spark
+    def __init__(self, job: Job, spark: SparkSession, lost: LostFiles) -> None:
+        self._job, self._spark, self._lost = job, spark, lost
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
         self._schemas = open_schemas(job.environment, job.stream)
@@ -278,7 +279,10 @@ class HourReader:
         ]
         if self._stream.archive is not None:
             # Bytes first: rows lack fields that were added to the schema since.
-            stored.insert(0, self._decode(read_archive(self._job, self._spark, hour, cut), ARCHIVE))
+            stored.insert(
+                0,
+                self._decode(read_archive(self._job, self._spark, self._lost, hour, cut), ARCHIVE),
+            )
         if hour in state.retained_hours:
             # Rows of the speed layer that only `main` still has.
             stored += self._rows_and_letters(
@@ -333,8 +337,11 @@ class HourReader:
     def repairable(self) -> dict[str, int]:
         """Return the number of dead letters of `main` that decode now, by hour."""
         letters = self._job.lake.load(self._stream.dead_letters_table)
+        of_main = read_snapshot(
+            self._spark, self._catalog, self._stream.dead_letters_table, heads(letters)["main"]
+        )
         rows = (
-            self._decode(self._letters_as_records(heads(letters)["main"]), DEAD_LETTERS)
+            self._decode(as_kafka_records(of_main), DEAD_LETTERS)
             .where("NOT is_dead")
             .groupBy("ingest_hour")
             .count()
@@ -352,26 +359,14 @@ class HourReader:
         tables."""
         # A snapshot from before a column was added is read without it.
         columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
-        rows = to_schema(
-            read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns
-        )
+        spark, stream, read = self._spark, self._stream, self._lost.read
+        rows = to_schema(read(spark, stream.table, snapshots[0], [hour]), columns)
+        letters = read(spark, stream.dead_letters_table, snapshots[1], [hour])
         return [
             # These rows were checked when they were accepted.
-            records.as_decoded(rows.where(F.col("ingest_hour") == hour), self._stream).withColumn(
-                _SOURCE, F.lit(sources[0])
-            ),
-            self._decode(
-                self._letters_as_records(snapshots[1]).where(F.col("ingest_hour") == hour),
-                sources[1],
-            ),
+            records.as_decoded(rows, stream).withColumn(_SOURCE, F.lit(sources[0])),
+            self._decode(as_kafka_records(letters), sources[1]),
         ]
-
-    def _letters_as_records(self, snapshot_id: int) -> DataFrame:
-        """Return dead letters as raw Kafka records."""
-        letters = read_snapshot(
-            self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id
-        )
-        return as_kafka_records(letters)
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         return self._with_source(self._decoded(raw), source, one_in)

@@ -186,8 +186,8 @@ class StreamRun:
         return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
 
     def _restate_incomplete(self) -> None:
-        """Restate accepted hours whose dead letters were lost, then those whose look-back was
-        incomplete."""
+        """Restate accepted hours whose dead letters or files were lost, then those whose look-back
+        was incomplete."""
         with self._turn():
             state = self._call(self._rebuilder.load)
             is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))
@@ -196,6 +196,10 @@ class StreamRun:
                 if is_complete
                 else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
             )
+            lost |= self._call(
+                lambda: todo.with_lost_files(self._job, state, self._rebuilder.without_files)
+            )
+            self._rebuilder.without_files.clear()
         for h, request in lost.items():
             self._attempt(h, request, state)
         with self._turn():

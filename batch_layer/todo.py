@@ -66,6 +66,16 @@ def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
     return _restatements(job, state, why)
 
 
+def with_lost_files(job: Job, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
+    """Return a request to restate each accepted hour that lost a file (`why`). Leaves out hours
+    whose restatement was refused."""
+    lookback = job.stream.lookback_hours
+    kept = {
+        h: w for h, w in sorted(why.items()) if h in state.accepted and is_kept(state, h, lookback)
+    }
+    return _restatements(job, state, kept)
+
+
 def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
     """Return a request to restate each accepted hour whose look-back the speed layer has read
     completely since. Leaves out hours whose restatement was refused."""

@@ -61,6 +61,10 @@ class MetadataGone(ConfigurationError):
     """The catalog names a metadata file that storage does not have."""
 
 
+class FileGone(ConfigurationError):
+    """A table names a data file that storage does not have."""
+
+
 class TableMissing(Terminal):
     """A stream's table does not exist: before `anabranch apply`."""
 

@@ -24,8 +24,9 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, NotIn
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.common.errors import Refused, Transient
+from anabranch.common.errors import FileGone, Refused, Transient
 from anabranch.common.temporary import temporary_folder
+from anabranch.iceberg.lost_files import reports_missing_file
 from anabranch.iceberg.manifests import (
     HOUR,
     HourManifest,
@@ -144,13 +145,19 @@ def is_reading_failure(error: Exception) -> bool:
 
 @contextmanager
 def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator[None]:
-    """Raise Transient if DuckDB or PyArrow cannot read a file within the block; other errors pass
-    unchanged."""
+    """Raise Transient if DuckDB or PyArrow cannot read a file within the block, FileGone if storage
+    does not have it; other errors pass unchanged."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         if not is_reading_failure(error):
             raise
+        if reports_missing_file(error):
+            raise FileGone(
+                f"{expected}, found that storage does not have one: {str(error).splitlines()[0]}; "
+                "`anabranch audit STREAM` names the file, its hour and the remedy, unless a "
+                "program has expired the snapshot meanwhile: then run it again"
+            ) from error
         raise Transient(f"{expected}, found: {error}{remedy}") from error
 
 

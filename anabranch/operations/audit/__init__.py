@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import FileGone
 from anabranch.common.progress import Progress
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.lost_files import LostFile, find_lost_files
 from anabranch.job import Job
-from anabranch.offsets.hours import IMPORTED, Cut, shift
+from anabranch.offsets.hours import IMPORTED, Cut, hours_between, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip
 from anabranch.operations.audit.checks import (
     Audited,
@@ -84,6 +86,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     )
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
     more += check_expired(expired, lake.rows, {"main": lake.main, "batch": lake.batch})
+    more += _lost(job, lake, hours, {path for one in audited for path in one.gone})
     return build_report(
         job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])], len(expired)
     )
@@ -98,6 +101,49 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
     return _Lake(
         state, letters, newest, main, batch, speed, files_by_hour(letters, "main"), _erased(rows)
+    )
+
+
+def _lost(
+    job: Job, lake: _Lake, hours: tuple[str, str] | None, known: Collection[str]
+) -> list[Disagreement]:
+    """Return a disagreement for each served file that storage lacks, on any branch, apart from
+    those in `known`."""
+    lost = find_lost(job, lake.state, None if hours is None else hours_between(*hours))
+    for one in lost.unserved:
+        LOG.warning(
+            "audit: a file of the speed layer is gone, the batch layer serves its hour "
+            "hour=%s file=%s",
+            one.hour,
+            one.path,
+        )
+    return [
+        Disagreement(one.hour, None, "storage", f"the data file {one.words}", "none")
+        for one in lost.served
+        if one.path not in known
+    ]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Lost files of both tables: those that readers of `main` or a layer need, and those of the
+    speed layer in hours that the batch layer serves."""
+
+    served: tuple[LostFile, ...] = ()
+    unserved: tuple[LostFile, ...] = ()
+
+
+def find_lost(job: Job, state: State, hours: Collection[str] | None = None) -> Lost:
+    """Look for lost files on every branch, in `hours` or all. Raises Transient, Terminal."""
+    tables = (state.table, job.lake.load(job.stream.dead_letters_table))
+    lost = [one for table in tables for one in find_lost_files(job.environment, table, hours)]
+
+    def is_served(one: LostFile) -> bool:
+        return one.branches != ("speed",) or state.served_by(one.hour) == "speed"
+
+    return Lost(
+        tuple(one for one in lost if is_served(one)),
+        tuple(one for one in lost if not is_served(one)),
     )
 
 
@@ -234,9 +280,12 @@ def _unrepeated(
     stream = job.stream
     if not is_kept(lake.state, hour, stream.lookback_hours):
         return None  # The rows that some of them repeat have expired.
-    with open_comparison(lake.state.table, hour, stream.key, stream.lookback_hours) as comparison:
-        extra = row.diff.extra if row.diff is not None else 0
-        return max(0, comparison.unrepeated() - extra)
+    extra = row.diff.extra if row.diff is not None else 0
+    try:
+        with open_comparison(lake.state.table, hour, stream.key, stream.lookback_hours) as compared:
+            return max(0, compared.unrepeated() - extra)
+    except FileGone:
+        return None  # `_lost` names it.
 
 
 def _unknown(lake: _Lake) -> Sequence[Disagreement]:

@@ -73,6 +73,7 @@ class Issue(StrEnum):
     BACKLOG = "stream.backlog"
     OVERDUE = "stream.overdue"
     LEDGER = "stream.ledger"
+    LOST_FILE = "stream.lost-file"
     REGISTRY_AWAY = "registry.away"
     REGISTRY_RIGHTS = "registry.rights"
     SUBJECT_MISSING = "registry.subject-missing"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.lost_files import LostFile
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
-from anabranch.operations.audit import audit
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.audit import Lost, audit, find_lost
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
     StreamStatus,
@@ -21,6 +22,7 @@ from anabranch.operations.reports.status import (
     unexplained_words,
 )
 from anabranch.protocol.shares import percent
+from anabranch.protocol.state import load_state
 
 # Number of hours to audit; more would take too long, since an audit reads all their files.
 _AUDITED = 3
@@ -29,10 +31,11 @@ _AUDITED = 3
 @dataclass(frozen=True)
 class StreamFacts:
     """Facts about a stream. `disagreements`: differences between ledger and files by hour, for the
-    newest hours only."""
+    newest hours only. `lost`: files that storage lacks, on every branch."""
 
     status: StreamStatus
     disagreements: Mapping[str, Sequence[str]]
+    lost: Lost = field(default_factory=Lost)
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
@@ -47,10 +50,13 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
             if last is not None
             else None
         )
+        lost = find_lost(job, load_state(job.lake, stream.table))
+    gone = {one.hour for one in lost.served}
     by_hour: dict[str, list[str]] = {}
     for disagreement in counted.disagreements if counted is not None else ():
-        by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
-    return StreamFacts(view, by_hour)
+        if disagreement.hour not in gone:
+            by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
+    return StreamFacts(view, by_hour, lost)
 
 
 def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
@@ -78,6 +84,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
                 remedy,
             )
         )
+    made += _lost_files(stream, facts)
     for hour, left in view.unexplained.items():
         expected = "only explained differences between the layers"
         made.append(
@@ -138,6 +145,29 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
             "" if view.overdue.reason is None else " --dry-run"
         )
         made.append(warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
+    return made
+
+
+def _lost_files(stream: Stream, facts: StreamFacts) -> list[Finding]:
+    """Return a finding for each hour with lost files."""
+    made, waiting = [], {*facts.status.backlog, *facts.status.to_seal, *facts.status.refused}
+    for is_served, lost in ((True, facts.lost.served), (False, facts.lost.unserved)):
+        by_hour: dict[str, list[LostFile]] = {}
+        for one in lost:
+            by_hour.setdefault(one.hour, []).append(one)
+        for hour, files in by_hour.items():
+            found = f"none of {files[0].words}"
+            found += f", and {len(files) - 1} more" if len(files) > 1 else ""
+            remedy = f"anabranch batch {stream.name} --hour {hour}"
+            if hour <= (facts.status.newest_accepted or "") and hour not in waiting:
+                remedy += " --restate"
+            if not is_served:
+                remedy = "nothing: the batch layer serves the hour"
+            made.append(
+                (error if is_served else info)(
+                    Issue.LOST_FILE, f"{stream.name} {hour}", "its files in storage", found, remedy
+                )
+            )
     return made
 
 

@@ -24,6 +24,7 @@ from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import State
 from batch_layer.balance import Balance, Counted
 from batch_layer.build import Built, HourBuilder
+from batch_layer.lost_files import LostFiles
 from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -128,7 +129,7 @@ def test_row_counts_of_expired_hours_are_compared(lake: StreamLake) -> None:
         if hour == day[3]:
             rows.append(ledger.decision(hour, "expired", 1, None, NOW, new_id()))
         lake.ledger.record(rows)
-    builder = HourBuilder(job_of(lake), cast(Any, None))
+    builder = HourBuilder(job_of(lake), cast(Any, None), LostFiles(job_of(lake)))
     balance = Balance(cut(HOURS[3]), Counted(), Counted(), {}, {})
     assert (
         builder._row_count_baseline(HOURS[3], balance, NO_DIFF, lake.state()).previous(3)

@@ -1,0 +1,97 @@
+"""Files that a table names and storage does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.remote_errors import full_text
+from anabranch.config import Environment
+from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.hour_files import files_by_branch
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+# Folders beyond this number are listed by their common parent.
+_FOLDERS = 30
+
+# A missing file in the words of S3's error codes, botocore, PyArrow, DuckDB, the AWS SDK for Java
+# and Java.
+_MISSING = (
+    "NoSuchKey",
+    "NO_SUCH_KEY",
+    "FileNotFound",
+    "RESOURCE_NOT_FOUND",
+    "Path does not exist",
+    "Location does not exist",
+    "NoSuchFileException",
+    "No such file",
+    "error occurred (404)",
+    "Status Code: 404",
+    "HTTP status 404",
+)
+
+
+@dataclass(frozen=True)
+class LostFile:
+    """A data file that branches of a table name and storage does not have."""
+
+    table: str
+    hour: str
+    path: str
+    branches: tuple[str, ...]
+    rows: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.path}, which {' and '.join(self.branches)} of {self.table} names"
+
+
+def reports_missing_file(error: BaseException) -> bool:
+    """Return whether an error is about a missing file, by its text. Pure."""
+    text = full_text(error)
+    return any(word in text for word in _MISSING)
+
+
+def missing_paths(environment: Environment, paths: Iterable[str]) -> set[str]:
+    """Return the paths that storage does not have, by listing their folders. Raises Transient and
+    Terminal if storage does not list them: such a file is not missing."""
+    wanted = {same_file(path): path for path in paths}
+    folders = {path.rpartition("/")[0] for path in wanted.values()}
+    if len(folders) > _FOLDERS:
+        folders = {_common_parent(folders)}
+    for folder in folders:
+        for stored in list_files(environment, folder):
+            wanted.pop(same_file(stored.path), None)
+    return set(wanted.values())
+
+
+def _common_parent(folders: Collection[str]) -> str:
+    parts = [folder.split("/") for folder in (min(folders), max(folders))]
+    same = [one for one, other in zip(*parts, strict=False) if one == other]
+    # The scheme, the empty part after it, and a bucket at least.
+    return "/".join(parts[0][: max(3, len(same))])
+
+
+def find_lost_files(
+    environment: Environment, table: Table, hours: Collection[str] | None = None
+) -> list[LostFile]:
+    """Return the lost files of a table's branches in `hours` (None: all), oldest hour first. Raises
+    Transient, Terminal."""
+    branches: dict[str, list[str]] = {}
+    found = {}
+    for branch, by_hour in files_by_branch(table, hours).items():
+        for hour, files in by_hour.items():
+            for path, file in files.items():
+                branches.setdefault(path, []).append(branch)
+                found[path] = (hour, file.record_count)
+    name = ".".join(table.name())
+    return sorted(
+        (
+            LostFile(name, found[path][0], path, tuple(branches[path]), found[path][1])
+            for path in missing_paths(environment, found)
+        ),
+        key=lambda lost: (lost.hour, lost.path),
+    )

@@ -1,0 +1,112 @@
+"""A data file that the table names is gone from storage: rebuilds go on, and make up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from commands import call
+from world import World, event, past_hour, spread
+
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.hour_files import files_by_branch
+from anabranch.offsets.hours import start_of
+from anabranch.operations.audit import audit
+
+Make = Callable[..., World]
+
+
+def two_hours(world: Make, **stream: object) -> tuple[World, str, str]:
+    """Two ended hours of 20 and 10 records, the second with one event of the first, all read by the
+    speed layer."""
+    one = world(**stream)
+    first, second = past_hour(2), past_hour(1)
+    one.topic()
+    one.send(spread(first, 20, "a"))
+    again = start_of(second)
+    one.send([*spread(second, 10, "b"), (0, again, event("a-3", again))])
+    one.apply()
+    one.speed()
+    return one, first, second
+
+
+def lose(one: World, branch: str, hour: str, at_most: int = 100) -> list[str]:
+    table = one.lake.load(one.job.stream.table)
+    paths = sorted(files_by_branch(table)[branch][hour])[:at_most]
+    assert paths
+    delete_files(one.job.environment, paths)
+    return paths
+
+
+def exact(one: World) -> None:
+    """`main` has each event once, from its first record."""
+    assert one.contents() == [r for r in one.acknowledged() if r != repeated(one)]
+    assert audit(one.job, None, with_kafka=True).disagreements == []
+
+
+def repeated(one: World) -> tuple[int, int, str]:
+    return one.sent[-1].partition, one.sent[-1].offset, "a-3"
+
+
+def test_a_lost_file_of_an_accepted_hour_is_made_up_for(world: Make) -> None:
+    one, first, _ = two_hours(world)
+    assert [r.decision for r in one.batch()] == ["accepted", "accepted"]
+    [path] = lose(one, "batch", first)
+    found = audit(one.job, None, with_kafka=False).disagreements
+    assert [d.message for d in found if path in d.message and d.hour == first]
+    asked = call(one, "query", f"SELECT count(player) FROM {one.job.stream.table}", expect=2)
+    assert path.rpartition("/")[2] in asked and "anabranch audit" in asked
+    remedy = f"anabranch batch {one.name} --hour {first} --restate"
+    findings = call(one, "doctor", one.name, expect=1)
+    assert path in findings and remedy in findings
+    [result] = one.batch(first, restate=True)
+    assert (result.decision, result.revision) == ("accepted", 2)
+    assert path in (result.reason or "")
+    exact(one)
+
+
+def test_a_lost_file_of_the_speed_layer_stops_no_hour(world: Make) -> None:
+    one, first, _ = two_hours(world)
+    paths = lose(one, "speed", first)
+    results = one.batch()
+    assert [r.decision for r in results] == ["accepted", "accepted"]
+    assert paths[0] in (results[0].reason or "")
+    diff = results[0].account.diff
+    assert diff is not None and diff.missing == diff.unread
+    # The batch layer's files are whole; the audit names those that the speed layer still lacks.
+    one_lost = audit(one.job, None, with_kafka=True).disagreements
+    assert [d.hour for d in one_lost] == [first] * len(paths)
+    assert all("branch speed" in d.message for d in one_lost)
+    assert one.contents() == [r for r in one.acknowledged() if r != repeated(one)]
+
+
+def test_a_lost_file_of_the_look_back_is_made_up_for_by_the_same_run(world: Make) -> None:
+    one, first, second = two_hours(world)
+    assert [r.decision for r in one.batch(first)] == ["accepted"]
+    [path] = lose(one, "batch", first)
+    results = one.batch()
+    assert [(r.hour, r.decision, r.revision) for r in results] == [
+        (first, "accepted", 2),
+        (second, "accepted", 1),
+    ]
+    assert path in (results[0].reason or "")
+    exact(one)
+
+
+@pytest.mark.full
+def test_a_lost_file_whose_records_kafka_has_deleted_refuses_only_its_hour(world: Make) -> None:
+    one, first, second = two_hours(world)
+    [path] = lose(one, "speed", first, 1)
+    one.delete_records({0: 10, 1: 10})
+    refused, accepted = one.batch()
+    assert (refused.hour, refused.decision) == (first, "refused")
+    for word in (path, "restore", "--accept"):
+        assert word in (refused.reason or "")
+    assert (accepted.hour, accepted.decision) == (second, "accepted")
+    [again] = one.batch(first, accept=True, why="the file cannot be restored")
+    assert again.decision == "accepted"
+    kept = set(one.contents())
+    assert (
+        kept < set(one.acknowledged())
+        and {r for r in one.acknowledged() if r[1] >= 10} - {repeated(one)} <= kept
+    )
