@@ -40,6 +40,7 @@ from anabranch.iceberg.lost_files import reports_missing_file
 from anabranch.iceberg.reading_tags import held_snapshots
 from anabranch.iceberg.snapshots import has_landed
 from anabranch.job import Job
+from anabranch.kafka.source import is_out_of_memory
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, dead_letters, ledger, merge
@@ -265,13 +266,15 @@ class Rebuilder:
                 # them.
                 with (
                     fields(hour=hour),
-                    held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
+                    held_snapshots(self._job.lake, self._stream.table, state.heads.values(), hour),
                     # For example a lost executor, with its part of the decoded hour. Nothing is
                     # published.
                     explained(self._spark, f"rebuild hour {hour}"),
                 ):
                     return self._rebuild(state, hour, cut, before, request)
             except Transient as error:
+                if is_out_of_memory(error):
+                    self._hours.reader.out_of_memory[hour] += 1
                 if not (reports_missing_file(error) and self._find_lost(state, hour)):
                     raise
 

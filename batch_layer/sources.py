@@ -10,6 +10,7 @@ omits records for an unknown reason.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,10 +23,12 @@ from pyspark.sql import functions as F
 from anabranch import records
 from anabranch.common.errors import PositionError
 from anabranch.config import Stream
+from anabranch.iceberg.reading_tags import count_deaths
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import read_snapshot
 from anabranch.job import Job
-from anabranch.kafka.source import apply_to_records, no_records
+from anabranch.kafka.large_records import AHEAD, TOO_LARGE
+from anabranch.kafka.source import apply_to_records, find_large, no_records, read_without_large
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Position, Ranges, Topic, size, trim
@@ -168,6 +171,9 @@ class HourReader:
         self._schemas = open_schemas(job.environment, job.stream)
         self._secret = job.environment.masking_secret
         self._workers_left_most = False
+        self._around_large: DataFrame | None = None
+        self.out_of_memory = Counter[str]()
+        """How often executors died in this process, by hour."""
 
     def use(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -189,6 +195,7 @@ class HourReader:
             to_archive = cached(self._decoded(raw))
             return self._with_source(to_archive, KAFKA, one_in)
 
+        large = self._find_large(hour, ranges, state)
         by_workers = self._by_workers(hour, ranges, one_in) if ranges and is_packed else None
         certain = by_workers[0] if by_workers is not None else None
         has_decoded = certain is None or certain.left_count > 0
@@ -201,6 +208,9 @@ class HourReader:
             decoded = decode(no_records(self._spark).withColumn("ingest_hour", F.lit(hour)))
         # Ask again: retention may have deleted records during the read.
         ranges = {} if gone else self._ranges_in_kafka(hour, cut)
+        if large is not None:
+            dead = self._with_source(large, KAFKA)
+            decoded, has_decoded = cached(decoded.unionByName(dead)), True
         decoded = in_one_task(decoded, cut.offsets)
         return HourRecords(
             decoded, ranges, certain=certain, has_decoded=has_decoded, to_archive=to_archive
@@ -223,7 +233,27 @@ class HourReader:
             return use(raw.withColumn("ingest_hour", F.lit(hour)))
 
         kafka, topic = self._job.environment.kafka, self._stream.topic
+        if self._around_large is not None:
+            return with_hour(self._around_large)
         return apply_to_records(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
+
+    def _find_large(self, hour: str, ranges: Ranges, state: State) -> DataFrame | None:
+        """Return the hour's records that are too large to be read, as dead ones, if earlier
+        rebuilds of the hour died. The next read leaves them out."""
+        self._around_large = None
+        deaths = count_deaths(state.table, hour) + self.out_of_memory[hour]
+        if not deaths or not ranges:
+            return None
+        spark, kafka, topic = self._spark, self._job.environment.kafka, self._stream.topic
+        described = self._job.kafka.describe(topic)
+        ends = self._job.kafka.stable_ends(described) if described is not None else {}
+        ahead = {p: (s, max(e, min(e + AHEAD, ends.get(p, 0)))) for p, (s, e) in ranges.items()}
+        if not find_large(spark, self._job.kafka, topic, ahead, deaths):
+            return None
+        self._around_large, large = read_without_large(
+            spark, kafka, self._job.kafka, topic, ranges, deaths
+        )
+        return records.too_large(spark, self._stream, large, lambda _: hour) if large else None
 
     def _pack_spec(self, hour: str) -> PackSpec | None:
         """Return how workers pack the hour's rows; None if each record's bytes are needed beside
@@ -341,7 +371,9 @@ class HourReader:
             self._spark, self._catalog, self._stream.dead_letters_table, heads(letters)["main"]
         )
         rows = (
-            self._decode(as_kafka_records(of_main), DEAD_LETTERS)
+            self._decode(
+                as_kafka_records(of_main.where(F.col("error_code") != TOO_LARGE)), DEAD_LETTERS
+            )
             .where("NOT is_dead")
             .groupBy("ingest_hour")
             .count()
@@ -362,10 +394,13 @@ class HourReader:
         spark, stream, read = self._spark, self._stream, self._lost.read
         rows = to_schema(read(spark, stream.table, snapshots[0], [hour]), columns)
         letters = read(spark, stream.dead_letters_table, snapshots[1], [hour])
+        is_large = F.col("error_code") == TOO_LARGE
         return [
             # These rows were checked when they were accepted.
             records.as_decoded(rows, stream).withColumn(_SOURCE, F.lit(sources[0])),
-            self._decode(as_kafka_records(letters), sources[1]),
+            self._decode(as_kafka_records(letters.where(~is_large)), sources[1]),
+            # Without its bytes, the record would be decoded as another one.
+            self._with_source(records.as_dead(letters.where(is_large), stream), sources[1]),
         ]
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:

@@ -514,6 +514,8 @@ class GroupJob:
         # Step 3: stage.
         by_topic = {self._members[name].job.stream.topic: name for name in prepared}
         began = time.monotonic()
+        for name in prepared:
+            self._members[name].batches.note_reading(due[name].ranges)
         try:
             staged = stage_group(
                 self._read(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JError
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch import records
@@ -35,8 +35,15 @@ from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
-from anabranch.kafka.source import is_unreadable, read_around
-from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
+from anabranch.kafka.large_records import AHEAD, LogRecord, Stretch
+from anabranch.kafka.source import (
+    find_large,
+    is_out_of_memory,
+    is_unreadable,
+    read_around,
+    read_without_large,
+)
+from anabranch.offsets.position import Offsets, Ranges, clip, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
@@ -74,6 +81,7 @@ from speed_layer.plan import (
     plan_write,
     readable_after,
 )
+from speed_layer.reading_note import ReadingNote
 
 LOG = logging.getLogger(__name__)
 
@@ -114,6 +122,13 @@ class MicroBatches:
         self._decided: ResolvedState | None = None
         self._compaction = Compaction(lake, stream, tally)
         self._dead_share = DeadShare(lake, stream)
+        self._note = ReadingNote(f"{job.environment.catalog.warehouse} {stream.table}")
+        # Where the process before this one died, how many did in a row, and the ranges near records
+        # that are too large to be read.
+        self._suspects: Ranges = {}
+        self._deaths = 0
+        self._near_large: list[Ranges] | None = None
+        self._is_reading = False
         self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
         self._lacks_commit_right = False
@@ -146,6 +161,8 @@ class MicroBatches:
 
     def close(self) -> None:
         self._executor.shutdown()
+        if not self._is_reading:
+            self._note.remove()
         self._compaction.close()
 
     def submit(
@@ -239,7 +256,7 @@ class MicroBatches:
         Return None if a new decision is needed first (`needs_decision`), or if Spark has to read
         the records (`publish`)."""
         decided, plan = self._decided, self._plan_ahead(ranges)
-        if decided is None or plan is None:
+        if decided is None or plan is None or self._is_near_large(ranges):
             return None
         # Only Spark filters erased records.
         is_whole = not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
@@ -271,6 +288,7 @@ class MicroBatches:
     ) -> int:
         """Publish `ranges`, whose records workers have staged. `read` loads them again if the
         staged rows are no longer valid. Returns and raises like `publish`."""
+        self._is_reading = False
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._complete(prepared, certain)
             _count(staged)
@@ -440,7 +458,7 @@ class MicroBatches:
         """Stage the records loaded by `read`, by the last decision. Return None if a new decision
         is needed first, or if Spark cannot read one of the records."""
         decided, plan = self._decided, self._plan_ahead(ranges)
-        if decided is None or plan is None:
+        if decided is None or plan is None or self._is_near_large(ranges):
             return None
         # Fail fast if the catalog is down: Spark would retry for minutes without an error.
         self._lake.load(self._stream.table)
@@ -457,15 +475,69 @@ class MicroBatches:
     ) -> StagedBatch:
         """Stage the records loaded by `read`. If Spark cannot read a record, stage the records
         around it."""
+        if self._is_near_large(plan.todo):
+            return self._stage_without_large(read, plan, decided)
         try:
             return self._stage(read(), plan, decided)
         except (PySparkException, Py4JError) as error:
+            if is_out_of_memory(error):
+                # Of an executor.
+                self._deaths += 1
+                return self._stage_without_large(read, plan, decided)
             if not is_unreadable(error):
                 raise
             self.has_read_around = True
             session, topic = read().sparkSession, self._stream.topic
             around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
             return self._stage(around, plan, decided)
+
+    def find_large(self, spark: SparkSession, position: Offsets) -> None:
+        """Look for records that are too large to be read, where the process before this one died.
+        Without effect after the first call. Raises Transient."""
+        if self._near_large is not None:
+            return
+        noted, found = self._note.before, list[Stretch]()
+        topic = self._kafka.describe(self._stream.topic) if noted.ranges else None
+        if topic is not None:
+            self._suspects = noted.suspects(position, self._kafka.stable_ends(topic))
+        if self._suspects:
+            self._deaths = noted.deaths + 1
+            found = find_large(spark, self._kafka, self._stream.topic, self._suspects, self._deaths)
+        self._near_large = [{one.partition: (one.start, one.end)} for one in found]
+
+    def _is_near_large(self, ranges: Ranges) -> bool:
+        return any(
+            max(start - AHEAD, ranges[p][0]) < min(end, ranges[p][1])
+            for one in self._near_large or ()
+            for p, (start, end) in one.items()
+            if p in ranges
+        )
+
+    def note_reading(self, ranges: Ranges) -> None:
+        """Note that the records of `ranges` are read now, for the next start."""
+        self._is_reading = True
+        self._note.write(ranges, self._deaths if clip(ranges, self._suspects) else 0)
+
+    def _stage_without_large(
+        self, read: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
+    ) -> StagedBatch:
+        """Stage a plan's records. Those that are too large to be read become dead letters."""
+        session, stream = read().sparkSession, self._stream
+        self.has_read_around = True
+        around, large = read_without_large(
+            session, self._environment.kafka, self._kafka, stream.topic, plan.todo, self._deaths
+        )
+
+        def hour_of(record: LogRecord) -> str:
+            return next(
+                hour
+                for hour, ranges in plan.by_hour.items()
+                if record.partition in ranges
+                and ranges[record.partition][0] <= record.offset < ranges[record.partition][1]
+            )
+
+        dead = records.too_large(session, stream, large, hour_of) if large else None
+        return self._stage(around, plan, decided, dead)
 
     def _measured(
         self, state: State, staged: StagedBatch, hours: Mapping[str, str], publishing: float
@@ -476,10 +548,19 @@ class MicroBatches:
             seconds.append((READABLE, waited))
         return self._meter.to_properties(state.branch_properties["main"], seconds)
 
-    def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
-        """Stage a plan's rows and dead letters, for the topic and columns of the decision."""
+    def _stage(
+        self,
+        frame: DataFrame,
+        plan: Plan,
+        decided: ResolvedState,
+        dead: DataFrame | None = None,
+    ) -> StagedBatch:
+        """Stage a plan's rows and dead letters, for the topic and columns of the decision. `dead`:
+        dead letters beside those of `frame`."""
         began = time.monotonic()
-        staged = self._with_listed_ids(lambda: self._stage_all(frame, plan, decided))
+        self.note_reading(plan.todo)
+        staged = self._with_listed_ids(lambda: self._stage_all(frame, plan, decided, dead))
+        self._is_reading = False
         _count(staged)
         return replace(staged, seconds=time.monotonic() - began)
 
@@ -495,7 +576,9 @@ class MicroBatches:
                 if not self._schemas.learn(unlisted_ids(error)):
                     raise
 
-    def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
+    def _stage_all(
+        self, frame: DataFrame, plan: Plan, decided: ResolvedState, dead_too: DataFrame | None
+    ) -> StagedBatch:
         topic_id = decided.position.topic_id
         # Trim only if needed: changing bounds in the query plan would recompile it for each
         # micro-batch.
@@ -512,8 +595,8 @@ class MicroBatches:
             topic_id,
             plan.by_hour,
         )
-        if left_out is not None:
-            return self._stage_without_erased(frame, plan, decided, left_out)
+        if left_out is not None or dead_too is not None:
+            return self._stage_judged(frame, plan, decided, left_out, dead_too)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
         # Count the records before each row is copied. A retried task may count twice, which only
@@ -528,24 +611,35 @@ class MicroBatches:
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
 
-    def _stage_without_erased(
-        self, frame: DataFrame, plan: Plan, decided: ResolvedState, left_out: ErasureFilter
+    def _stage_judged(
+        self,
+        frame: DataFrame,
+        plan: Plan,
+        decided: ResolvedState,
+        left_out: ErasureFilter | None,
+        dead_too: DataFrame | None,
     ) -> StagedBatch:
+        """Stage rows and dead letters of all records, decoded once, without erased ones."""
         topic_id = decided.position.topic_id
         # Decision 51: the publish compares these marks with the branches. Without them, rows that
         # were staged before an erasure's request would bring erased records back.
         marks = erasure_marks(decided.state, topic_id, plan.by_hour)
-        left = decoded = self._decode(frame, plan, with_errors=True).cache()
+        decoded = self._decode(frame, plan, with_errors=True)
+        if dead_too is not None:
+            decoded = decoded.unionByName(dead_too.drop(records.UNKNOWN))
+        left = decoded = decoded.cache()
         try:
-            left = without(decoded, find_erased(decoded, left_out)).cache()
+            if left_out is not None:
+                left = without(decoded, find_erased(decoded, left_out)).cache()
             rows = self._stage_rows(left, plan, decided)
             count = left.count()
             dead = self._stage_dead(left, plan, topic_id) if count > rows.rows else None
-            LOG.info(
-                "stream %s: left out erased records count=%d",
-                self._stream.name,
-                decoded.count() - count,
-            )
+            if left_out is not None:
+                LOG.info(
+                    "stream %s: left out erased records count=%d",
+                    self._stream.name,
+                    decoded.count() - count,
+                )
         finally:
             left.unpersist()
             decoded.unpersist()

@@ -58,6 +58,7 @@ class StreamStart:
         # Before the position is read: a merge or a ledger row of a crashed publish is completed
         # first.
         state = self._batches.recover()
+        self._batches.find_large(self._spark, state.position.offsets)
         reach(Step.SPEED_RECOVERED)
         require_columns(state.table, self._job.stream)
         check_clock(self._job.lake, state)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import AnabranchError, JvmGone, Transient
 from anabranch.iceberg.commits import Commit, Tag
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import READING
@@ -25,19 +25,37 @@ LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Iterator[None]:
+def held_snapshots(
+    lake: Lake, table_name: str, snapshots: Iterable[int], what: str = ""
+) -> Iterator[None]:
     """Keep commits from expiring these snapshots inside the context, for at most half a day. Moves
     no head, so it causes no publish to be refused. Raises Transient if a snapshot is already
     expired, or if other commits come first for a quarter of a minute.
+
+    If the process or its JVM dies meanwhile, the tags stay, and `count_deaths` finds them by
+    `what`.
     """
-    tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}
+    name = f"{READING}{what}-{uuid.uuid4().hex}" if what else f"{READING}{uuid.uuid4().hex}"
+    tags = {f"{name}-{i}": snapshot for i, snapshot in enumerate(dict.fromkeys(snapshots))}
     # Decision 39: the speed layer expires all but the newest hundred snapshots, 100 s with a
     # trigger of 2 s; a rebuild reads for longer.
     _hold(lake, table_name, tags)
     try:
         yield
-    finally:
+    except JvmGone:
+        raise
+    except BaseException:
         _release(lake, table_name, tags)
+        raise
+    _release(lake, table_name, tags)
+
+
+def count_deaths(table: Table, what: str) -> int:
+    """Return how many reads of `what` have not ended: their processes died, or are still reading.
+    Pure."""
+    begin = f"{READING}{what}-"
+    tags = [name for name in table.metadata.refs if name.startswith(begin)]
+    return len({name.rpartition("-")[0] for name in tags})
 
 
 def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:

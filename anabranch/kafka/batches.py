@@ -168,33 +168,17 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Explanation:
 def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
     """Classify the missing offsets covered by a fetch from `at`. Return the offset after its last
     whole batch; None if it has no whole batch. Raises Terminal for a batch before format 2."""
-    waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
-    aborting: set[int] = set()
     reached: int | None = None
-    for batch in _batches(fetched.records):
+    for batch, kind in classified_batches(fetched, at):
         start = at if reached is None else reached
-        if batch.magic < 2:
-            # It has no base offset and no flags, so the class of an offset before it is unknown.
-            raise Terminal(
-                f"read record batches from offset {start} on: expected message format 2, of Kafka "
-                f"0.11 and newer, found format {batch.magic}: copy the topic to a new one, and "
-                "read that"
-            )
         first, end = batch.base_offset, batch.next_offset
         if start < first:
             explained.mark(start, first, COMPACTED)
         reached = max(start, end)
-        if batch.is_transactional:
-            while waiting and waiting[-1][1] < end:
-                aborting.add(waiting.pop()[0])
-        if not explained.has_missing(first, end) and not batch.is_control_batch:
+        if not explained.has_missing(first, end):
             continue
-        if batch.is_control_batch:
-            explained.mark(first, end, CONTROL)
-            if _is_abort(batch):
-                aborting.discard(batch.producer_id)
-        elif batch.is_transactional and batch.producer_id in aborting:
-            explained.mark(first, end, ABORTED)
+        if kind is not None:
+            explained.mark(first, end, kind)
         elif batch.records_count == end - first:
             explained.mark(first, end, PRESENT)
         else:
@@ -205,11 +189,32 @@ def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
     return reached
 
 
-def _batches(records: bytes) -> Iterator[Any]:
-    """Yield the whole batches of fetched bytes; the last may be truncated."""
-    parsed = MemoryRecords(records)
+def classified_batches(fetched: Fetched, at: int) -> Iterator[tuple[Any, str | None]]:
+    """Yield the whole batches of a fetch from offset `at`, each with the class of its offsets:
+    CONTROL or ABORTED; None if a consumer receives its records. The last fetched batch may be
+    truncated. Raises Terminal for a batch before format 2."""
+    waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
+    aborting: set[int] = set()
+    parsed = MemoryRecords(fetched.records)
     while (batch := parsed.next_batch()) is not None:
-        yield batch
+        if batch.magic < 2:
+            # It has no base offset and no flags, so the class of an offset before it is unknown.
+            raise Terminal(
+                f"read record batches from offset {at} on: expected message format 2, of Kafka "
+                f"0.11 and newer, found format {batch.magic}: copy the topic to a new one, and "
+                "read that"
+            )
+        if batch.is_transactional:
+            while waiting and waiting[-1][1] < batch.next_offset:
+                aborting.add(waiting.pop()[0])
+        if batch.is_control_batch:
+            yield batch, CONTROL
+            if _is_abort(batch):
+                aborting.discard(batch.producer_id)
+        else:
+            is_aborted = batch.is_transactional and batch.producer_id in aborting
+            yield batch, ABORTED if is_aborted else None
+        at = max(at, batch.next_offset)
 
 
 def _record_offsets(batch: Any) -> set[int]:

@@ -43,6 +43,7 @@ from anabranch.kafka.answers import (
 from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing, fetch_batches
 from anabranch.kafka.client_errors import FAILURES, explained, explaining, missing_right
 from anabranch.kafka.kafka_python_fixes import connect
+from anabranch.kafka.large_records import Stretch, find_large
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
 from anabranch.offsets.position import (
@@ -636,6 +637,20 @@ class KafkaAdapter:
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         """Return for each partition why a consumer does not receive these offsets, all below the
         last stable offset. Reads the record batches around them (`anabranch.kafka.batches`)."""
+        fetch = self._fetch_of(topic)
+        return {p: explain_missing(partial(fetch, p), m) for p, m in sorted(missing.items())}
+
+    def find_large(self, topic: str, ranges: Ranges, limit: int) -> list[Stretch]:
+        """Return the stretches of `ranges`, all below the last stable offset, that have a record of
+        more than `limit` bytes. Reads the record batches (`anabranch.kafka.large_records`)."""
+        fetch = self._fetch_of(topic)
+        return [
+            stretch
+            for p, (start, end) in sorted(ranges.items())
+            for stretch in find_large(partial(fetch, p), p, start, end, limit)
+        ]
+
+    def _fetch_of(self, topic: str) -> Callable[[int, int, int], Fetched]:
         leaders: dict[int, int] = {}
 
         def fetch(partition: int, offset: int, size: int) -> Fetched:
@@ -651,7 +666,7 @@ class KafkaAdapter:
                 ),
             )
 
-        return {p: explain_missing(partial(fetch, p), m) for p, m in sorted(missing.items())}
+        return fetch
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
         if self._describe(topic) is not None:

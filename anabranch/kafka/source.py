@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from anabranch.common.remote_errors import full_text
 from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.kafka.large_records import POLLED, LogRecord, Stretch
 from anabranch.kafka.security import spark_options
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
 
@@ -43,6 +44,9 @@ _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
 _PIECE = 20_000
 # The driver reads at most this many ranges: each makes Spark's plan longer.
 _DRIVER_RANGES = 32
+# Java has several copies of a record at once, in each task. The limit (bytes) is at least this
+# many, however often a reader died.
+_COPIES, _SMALLEST_LIMIT = 32, 4 << 20
 # How long a read of many topics waits for one record: longer than the client's retry of a request.
 _JOINT_POLL_MS = 12_000
 
@@ -53,10 +57,13 @@ def read_ranges(
     topic: str,
     ranges: Ranges,
     group: str | None = None,
+    polled: int | None = None,
 ) -> DataFrame:
     """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
-    explicitly; each action reads again. `group` as in `read_topics`."""
+    explicitly; each action reads again. `group` as in `read_topics`. `polled`: the consumers'
+    `max.poll.records`."""
     options = _options(kafka) | ({"kafka.group.id": group} if group is not None else {})
+    options |= {"kafka.max.poll.records": str(polled)} if polled is not None else {}
     return _read(spark, options, {topic: ranges})
 
 
@@ -195,9 +202,77 @@ def read_around(
         for r in records
     ]
     frames = [read_ranges(spark, kafka, topic, part) for part in plan_spark_ranges(ranges, taken)]
+    return _union(spark, rows, frames)
+
+
+def find_large(
+    spark: SparkSession, adapter: KafkaAdapter, topic: str, ranges: Ranges, deaths: int
+) -> list[Stretch]:
+    """Return the stretches near records that are too large to be read. `deaths`: the number of
+    readers in a row that died in these ranges; the limit halves with each. Raises Transient."""
+    limit = max(_SMALLEST_LIMIT, _memory(spark) // (_COPIES << (deaths - 1)))
+    LOG.warning(
+        "topic %s: a process died while it read these offsets, looking for records of more than "
+        "%d bytes ranges=%s",
+        topic,
+        limit,
+        ranges_to_keys(ranges),
+    )
+    return adapter.find_large(topic, ranges, limit)
+
+
+def read_without_large(
+    spark: SparkSession,
+    kafka: Kafka,
+    adapter: KafkaAdapter,
+    topic: str,
+    ranges: Ranges,
+    deaths: int,
+) -> tuple[DataFrame, list[LogRecord]]:
+    """Return the DataFrame of `read_ranges` without the records that are too large to be read, and
+    these records, without their bytes. The driver reads the records near them. `deaths` as in
+    `find_large`. Raises Transient."""
+    stretches = find_large(spark, adapter, topic, ranges, deaths)
+    large = [r for one in stretches for r in one.records if r.size is not None]
+    for record in large:
+        LOG.error(
+            "topic %s: a record is too large to be read, it becomes a dead letter partition=%d "
+            "offset=%d bytes=%d",
+            topic,
+            record.partition,
+            record.offset,
+            record.size,
+        )
+    taken = [{one.partition: (one.start, one.end)} for one in stretches]
+    rows = [_row(topic, r) for one in stretches for r in one.records if r.size is None]
+    frames = [
+        read_ranges(spark, kafka, topic, part, polled=POLLED)
+        for part in plan_spark_ranges(ranges, taken)
+    ]
+    return _union(spark, rows, frames), large
+
+
+def _memory(spark: SparkSession) -> int:
+    """Return the maximum memory (bytes) of the JVM that reads records."""
+    context: Any = spark.sparkContext
+    if context.master.startswith("local"):
+        return int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())
+    memory = context.getConf().get("spark.executor.memory", "1g")
+    return int(context._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(memory))
+
+
+def _union(
+    spark: SparkSession, rows: Sequence[tuple[Any, ...]], frames: Sequence[DataFrame]
+) -> DataFrame:
     return reduce(
         lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS)
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an executor died, or Java's memory was exhausted. Pure."""
+    text = full_text(error)
+    return any(word in text for word in ("OutOfMemoryError", "ExecutorLostFailure"))
 
 
 def _unreadable_pieces(
@@ -256,7 +331,7 @@ def plan_spark_ranges(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
 def _row(topic: str, record: Any) -> tuple[Any, ...]:
     """Return a record of kafka-python in the columns of Spark's reader."""
     headers = [(key, value) for key, value in record.headers] or None
-    at = _time_of(record.timestamp)
+    at = time_of(record.timestamp)
     return (
         record.key,
         record.value,
@@ -269,7 +344,8 @@ def _row(topic: str, record: Any) -> tuple[Any, ...]:
     )
 
 
-def _time_of(millis: int) -> datetime | None:
+def time_of(millis: int) -> datetime | None:
+    """Return Kafka's timestamp; None for a year that Python's dates do not have."""
     try:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
     except OverflowError:

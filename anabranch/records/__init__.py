@@ -7,11 +7,11 @@ DataFrame -> DataFrame and lazy. A record that cannot become a row gets an error
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.config import Stream
@@ -19,6 +19,8 @@ from anabranch.config.columns import Column
 from anabranch.decode import Decoder, DecodeSpec, decode_spec
 from anabranch.decode.headers import AS_TEXT, headers_of
 from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.kafka.large_records import TOO_LARGE, LogRecord
+from anabranch.kafka.source import time_of
 from anabranch.offsets.hours import HourRange
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges
@@ -128,6 +130,52 @@ class _DecodeTask:
             columns.append(headers_of(batch.column("headers")))
         own = ["is_dead", "error_code", "error_text", UNKNOWN, *(BYTES if self.with_bytes else ())]
         return pa.RecordBatch.from_arrays(columns, [*decoded.rows.column_names, *own])
+
+
+_LETTER = (
+    "kafka_partition INT, kafka_offset BIGINT, kafka_timestamp TIMESTAMP, ingest_hour STRING, key "
+    f"BINARY, value BINARY, headers {_HEADERS}, error_code STRING, error_text STRING"
+)
+
+
+def too_large(
+    spark: SparkSession,
+    stream: Stream,
+    large: Iterable[LogRecord],
+    hour_of: Callable[[LogRecord], str],
+) -> DataFrame:
+    """Return records that are too large to be read in the columns of `decode`, with errors and
+    unknown fields, as dead ones without their bytes."""
+    rows = [
+        (
+            r.partition,
+            r.offset,
+            time_of(r.timestamp),
+            hour_of(r),
+            None,
+            None,
+            None,
+            TOO_LARGE,
+            f"expected a record that fits the memory of a job, found {r.size} bytes",
+        )
+        for r in large
+    ]
+    return as_dead(spark.createDataFrame(rows, _LETTER), stream)
+
+
+def as_dead(letters: DataFrame, stream: Stream) -> DataFrame:
+    """Return dead letters with the columns of `decode`, with their errors."""
+    return letters.selectExpr(
+        *(f"CAST(NULL AS {column.type}) AS `{column.name}`" for column in stream.columns),
+        *_KAFKA_COLUMNS,
+        "to_date(coalesce(kafka_timestamp, to_timestamp(ingest_hour, \"yyyy-MM-dd'T'HH\"))) "
+        "AS event_date",
+        "true AS is_dead",
+        "error_code",
+        "error_text",
+        *(f"{name.removeprefix('kafka_')} AS {name}" for name in BYTES),
+        f"CAST(NULL AS array<string>) AS {UNKNOWN}",
+    )
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from lakes import StreamLake, new_lake
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import JvmGone, Transient
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import lake
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
-from anabranch.iceberg.reading_tags import held_snapshots
+from anabranch.iceberg.reading_tags import count_deaths, held_snapshots
 from anabranch.iceberg.snapshots import READING, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
@@ -115,6 +115,21 @@ def test_tags_of_a_killed_rebuild_are_dropped_at_their_age(tmp_path: Path) -> No
     )
     held.__exit__(None, None, None)
     assert not reading(one)
+
+
+def test_reads_that_died_are_counted_by_what_they_read(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    snapshots = one.state().heads.values()
+    for _ in range(2):
+        with pytest.raises(JvmGone), held_snapshots(one.lake, one.name, snapshots, HOUR):
+            raise JvmGone
+        # An error that does not end the process is no death.
+        with pytest.raises(ValueError), held_snapshots(one.lake, one.name, snapshots, HOUR):
+            raise ValueError
+        with held_snapshots(one.lake, one.name, snapshots, HOUR):
+            pass
+    assert count_deaths(one.table(), HOUR) == 2
+    assert count_deaths(one.table(), "2026-11-20T13") == 0
 
 
 def test_no_fail_point_of_a_publish_is_one_of_a_rebuilds_tags(

@@ -1,0 +1,78 @@
+"""A note of the offsets of a stream that a process reads, for the next start: if the process dies,
+one of their records may be the cause.
+
+The note is a file in the temporary folder, which outlives a restart of a container. If it is lost,
+the next start reads these offsets as any others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from anabranch.common.json_values import parse
+from anabranch.kafka.large_records import AHEAD
+from anabranch.offsets.position import Offsets, Ranges
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The offsets that a process read last, and how many processes in a row died before."""
+
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    deaths: int = 0
+
+    def suspects(self, position: Offsets, ends: Offsets) -> Ranges:
+        """Return the offsets that were not published, of which a record may have ended the process.
+        `ends`: of the log. Pure."""
+        found = {
+            p: (max(start, position[p]), min(end + AHEAD, ends.get(p, 0)))
+            for p, (start, end) in self.ranges.items()
+            if p in position and position[p] < end
+        }
+        return {p: (start, end) for p, (start, end) in found.items() if start < end}
+
+
+class ReadingNote:
+    """The note of one table's speed layer. `before`: what the last process left, if it died."""
+
+    def __init__(self, table: str) -> None:
+        name = hashlib.sha256(table.encode()).hexdigest()[:24]
+        self._file = Path(tempfile.gettempdir()) / f"anabranch-reading-{os.getuid()}-{name}"
+        self.before = self._load()
+
+    def write(self, ranges: Ranges, deaths: int) -> None:
+        """Note that these offsets are read now. A failure is only logged, at debug level."""
+        part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        try:
+            part.unlink(missing_ok=True)
+            with part.open("x", encoding="utf-8") as file:
+                json.dump(asdict(Noted(dict(ranges), deaths)), file)
+            part.replace(self._file)
+        except OSError as error:
+            LOG.debug("note of the offsets that are read: not written: %s", error)
+
+    def remove(self) -> None:
+        """Remove the note: the process ends by itself."""
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            LOG.debug("note of the offsets that were read: not removed: %s", error)
+
+    def _load(self) -> Noted:
+        try:
+            # Another user's file would name other offsets.
+            if self._file.lstat().st_uid == os.getuid():
+                return parse(Noted, self._file.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            LOG.debug("note of the offsets that were read: not read: %s", error)
+        return Noted()

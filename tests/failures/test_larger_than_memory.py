@@ -1,0 +1,83 @@
+"""A small record in the log whose value is larger than Java's memory: it ends a process once, and is
+then a dead letter in both layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from commands import run, started
+from world import Record, World, past_hour, spread
+
+from anabranch.kafka.client import new_producer
+from anabranch.kafka.large_records import TOO_LARGE
+from anabranch.offsets.hours import start_of
+from anabranch.operations.audit import audit
+
+MEMORY, SIZE = "512m", 250_000_000
+
+
+def send_bomb(one: World, hour: str) -> int:
+    """Send a record of a quarter of a megabyte whose value has a quarter of a gigabyte."""
+    producer = new_producer(
+        one.job.environment.kafka,
+        max_request_size=2**31 - 1,
+        compression_type="gzip",
+        request_timeout_ms=60_000,
+    )
+    try:
+        at = int(start_of(hour).timestamp() * 1000) + 1
+        sent = producer.send(one.name, b"0" * SIZE, b"k", [], 0, at).get(timeout=120)
+    finally:
+        producer.close()
+    return int(sent.offset)
+
+
+def run_to_its_end(one: World, *arguments: str) -> str:
+    """Run a command that dies, since Java has no memory left."""
+    with started(one, *arguments) as command:
+        code = command.wait()
+        assert code != 0 and "OutOfMemoryError" in command.log, (code, command.log[-3000:])
+        return command.log
+
+
+def exact(one: World, bomb: int, sent: list[Record]) -> None:
+    assert one.offsets() == sorted((r.partition, r.offset) for r in sent)
+    [letter] = one.dead()
+    assert (letter["kafka_offset"], letter["error_code"]) == (bomb, TOO_LARGE)
+    assert letter["value"] is None and str(SIZE // 10**6) in letter["error_text"]
+
+
+def test_a_record_larger_than_memory_ends_a_process_once_in_each_layer(
+    world: Callable[..., World],
+) -> None:
+    one, hour = world(), past_hour(1)
+    other = world(beside=one)
+    conf = one.environment_file["spark"]["conf"] | {"spark.driver.memory": MEMORY}
+    one.set_environment(spark=one.environment_file["spark"] | {"conf": conf})
+    for each in (one, other):
+        each.topic(1)
+        each.apply()
+    one.send(spread(hour, 30, "a", partitions=1))
+    bomb = send_bomb(one, hour)
+    one.send(spread(hour, 30, "b", partitions=1))
+    other.send(spread(hour, 20, "c", partitions=1))
+
+    run_to_its_end(one, "speed", "--all", "--available-now")
+    log = run(one, "speed", "--all", "--available-now")
+
+    assert f"offset={bomb} bytes=2500" in log, log[-3000:]
+    exact(one, bomb, one.sent)
+    assert other.offsets() == sorted((r.partition, r.offset) for r in other.sent)
+
+    run_to_its_end(one, "batch", one.name)
+    run(one, "batch", one.name)
+
+    exact(one, bomb, one.sent)
+    assert {d["layer"] for d in one.dead()} == {"batch"}
+    assert one.state.accepted[hour].revision == 1
+    assert audit(one.job, None, with_kafka=False).disagreements == []
+    # Its records come from the table once Kafka has deleted them.
+    one.delete_records({0: bomb + 5})
+    [again] = one.batch(hour, restate=True)
+    assert (again.decision, again.account.dead) == ("accepted", 1)
+    exact(one, bomb, one.sent)

@@ -1,0 +1,107 @@
+"""Large records, found in the bytes of record batches as a broker sends them."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import pytest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.util import calc_crc32c
+
+from anabranch.kafka.batches import Fetched
+from anabranch.kafka.large_records import POLLED, Stretch, find_large
+
+LIMIT = 100_000
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+Value = bytes | None
+
+
+class Log:
+    """A partition's batches: each a base offset and the values of consecutive records."""
+
+    def __init__(self, codec: int = 1) -> None:
+        self.codec, self.end = codec, 0
+        self.batches: list[tuple[int, int, bytes]] = []
+
+    def add(self, *values: Value, aborted: bool = False) -> Log:
+        builder = DefaultRecordBatchBuilder(
+            2, self.codec, aborted, 7 if aborted else -1, 0, 0, 1 << 40
+        )
+        for delta, value in enumerate(values):
+            headers = [("h", b"x"), ("n", None)]
+            builder.append(delta, 1_000 + delta, b"k%d" % delta, value, headers)
+        data = bytearray(builder.build())
+        struct.pack_into(">q", data, 0, self.end)
+        struct.pack_into(">I", data, 17, calc_crc32c(memoryview(data)[21:]))
+        self.batches.append((self.end, self.end + len(values), bytes(data)))
+        self.end += len(values)
+        return self
+
+    def fetch(self, offset: int, size: int) -> Fetched:
+        """A few batches at a time."""
+        data = [data for _, end, data in self.batches if end > offset][:3]
+        first = min((s for s, e, _ in self.batches if e > offset), default=0)
+        return Fetched(b"".join(data), ((7, first),), 0, self.end)
+
+
+def find(log: Log, start: int = 0, end: int | None = None) -> list[Stretch]:
+    return find_large(log.fetch, 3, start, log.end if end is None else end, LIMIT)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=[*CODECS])
+def test_a_large_record_beside_others_is_found(codec: int) -> None:
+    log = Log(codec)
+    for _ in range(2 * POLLED):
+        log.add(b"a")
+    log.add(b"before", b"0" * (LIMIT + 1), b"after", None).add(b"b")
+    base = 2 * POLLED
+    [stretch] = find(log)
+    assert (stretch.partition, stretch.start, stretch.end) == (3, base - POLLED, base + 4)
+    records = {r.offset: r for r in stretch.records}
+    assert [*records] == list(range(base - POLLED, base + 4))
+    large = records[base + 1]
+    assert large.size is not None and large.size > LIMIT and large.value is None
+    assert {o for o, r in records.items() if r.size is not None} == {base + 1}
+    assert (records[base].key, records[base].value) == (b"k0", b"before")
+    assert records[base + 2].headers == (("h", b"x"), ("n", None))
+    assert (records[base + 2].value, records[base + 3].value) == (b"after", None)
+    assert records[base + 2].timestamp == 1_002
+
+
+def test_a_batch_of_many_small_records_is_no_large_record() -> None:
+    assert find(Log().add(*[b"0" * (LIMIT // 2)] * 100)) == []
+
+
+def test_records_of_an_aborted_transaction_are_never_read() -> None:
+    assert find(Log().add(b"0" * (LIMIT + 1), aborted=True).add(b"a")) == []
+
+
+def test_stretches_near_each_other_are_one() -> None:
+    large = b"0" * (LIMIT + 1)
+    log = Log().add(large).add(b"a").add(large)
+    for _ in range(2 * POLLED):
+        log.add(b"b")
+    log.add(large)
+    first, second = find(log)
+    assert (first.start, first.end) == (0, 3)
+    assert (second.start, second.end) == (log.end - 1 - POLLED, log.end)
+    assert [r.size is not None for r in first.records] == [True, False, True]
+
+
+def test_only_offsets_of_the_range_are_returned() -> None:
+    log = Log().add(b"a", b"0" * (LIMIT + 1), b"c")
+    [stretch] = find(log, 2, 3)
+    assert (stretch.start, stretch.end) == (2, 3)
+    assert [r.offset for r in stretch.records] == [2]
+
+
+@pytest.mark.parametrize("codec", [CODECS["gzip"], CODECS["lz4"], CODECS["zstd"]])
+def test_memory_does_not_grow_with_the_record(codec: int) -> None:
+    log = Log(codec).add(b"0" * 200_000_000, b"after")
+    tracemalloc.start()
+    [stretch] = find(log)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [r.value for r in stretch.records] == [None, b"after"]
+    assert most < 40_000_000
