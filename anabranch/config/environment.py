@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from anabranch.config.base import Frozen, Name, one_or_many, web_address
+from anabranch.config.kafka_security import Security
 
 _SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
 _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
@@ -39,8 +40,7 @@ def _brokers(value: str) -> str:
 
 
 class Kafka(Frozen):
-    """The brokers and their client settings: `security` takes Kafka's client properties
-    (`security.protocol`, `sasl.*`), `client_rack` is `client.rack` (KIP-392)."""
+    """The brokers and their client settings; `client_rack` is `client.rack` (KIP-392)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(
         min_length=1,
@@ -55,11 +55,14 @@ class Kafka(Frozen):
             "from a replica in this rack."
         ),
     )
-    security: dict[str, SecretStr] = Field(
-        default={},
-        description="Client properties of Kafka, for both clients that Anabranch uses.",
+    security: Security = Field(
+        default=None,
+        description=(
+            "The identity, for both clients of Kafka that Anabranch uses: client properties "
+            "[by mechanism](../how-to/deploy/services.md#kafka)."
+        ),
         examples=[
-            "{security.protocol: SASL_SSL, sasl.mechanism: SCRAM-SHA-512, sasl.username: jobs, "
+            "{sasl.mechanism: SCRAM-SHA-512, sasl.username: jobs, "
             'sasl.password: "${KAFKA_PASSWORD}"}'
         ],
     )

@@ -14,10 +14,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from anabranch.config.columns import NO_COLUMNS
+from anabranch.config.kafka_security import TAGS
 from anabranch.config.plain import REFERENCE
 
 # Values under these keys never appear in a message.
-_SECRETS = frozenset({"security", "properties", "conf", "erasure"})
+_SECRETS = frozenset({"properties", "conf", "erasure"})
 _SECRET = re.compile(
     r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE
 )
@@ -25,7 +26,14 @@ _LONGEST = 200
 # Greedy up to the last @, since a password may contain a slash or an @.
 _USER = re.compile(r"//.*@", re.DOTALL)
 _COLLECTION_ERRORS = frozenset(
-    {"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"}
+    {
+        "dict_type",
+        "model_type",
+        "model_attributes_type",
+        "tuple_type",
+        "list_type",
+        "union_tag_not_found",
+    }
 )
 # Replacements of Pydantic's messages by error type.
 _MESSAGES = {
@@ -36,7 +44,7 @@ _MESSAGES = {
     "model_attributes_type": "expected a mapping of keys",
     "tuple_type": "expected a list",
     "list_type": "expected a list",
-    "union_tag_not_found": "expected a key type",
+    "union_tag_not_found": "expected a mapping of keys",
 }
 _SHOULD = re.compile(r"^\w+ should (?:have |be |match )?")
 _FORMS = {
@@ -73,11 +81,11 @@ def explain_mistakes(
 
 
 def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
-    loc, kind = tuple(problem["loc"]), problem["type"]
+    loc, kind = tuple(part for part in problem["loc"] if part not in TAGS), problem["type"]
     key = ".".join(map(str, loc))
     where = f"{key}: " if key else ""
     if kind == "extra_forbidden":
-        return unknown_key(str(loc[-1]), _known(model, loc[:-1]), key)
+        return unknown_key(str(loc[-1]), _known(model, problem["loc"][:-1]), key)
     message = _MESSAGES.get(kind, problem["msg"].removeprefix("Value error, "))
     if kind == "missing" and loc == ("schema",):
         message = f"{NO_COLUMNS}, found none"
@@ -171,7 +179,7 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
             if part in (name, f.alias)
             for m in models_of(f)
         ]
-        models = inner or models
+        models = inner or [m for m in models if m is TAGS.get(part)] or models
     names = {field.alias or name for one in models for name, field in one.model_fields.items()}
     is_stream = models == [model] and model.model_fields.keys() >= INTERNAL_FIELDS
     return sorted(names - INTERNAL_FIELDS - {"name"} if is_stream else names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -10,9 +9,6 @@ from urllib.parse import unquote
 from pydantic import BaseModel, SecretStr
 
 from anabranch.config.mistakes import is_secret
-
-# In `sasl.jaas.config`.
-_PASSWORD = re.compile(r"""password\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
 
 
 def secrets_of(model: BaseModel) -> set[str]:
@@ -31,7 +27,6 @@ def _secrets_in(key: str, value: Any) -> Iterator[str]:
             yield from secrets_of(value)
         case Mapping():
             for name, item in value.items():
-                # Not `security.protocol`.
                 if is_secret(str(name)):
                     yield from _secrets_in(str(name), item)
         case tuple() | list():
@@ -51,4 +46,4 @@ def _forms(key: str, text: str) -> Iterator[str]:
             _, _, password = text.partition("://")[2].rpartition("@")[0].partition(":")
             yield from (password, unquote(password))
     else:
-        yield from (text, *_PASSWORD.findall(text))
+        yield text

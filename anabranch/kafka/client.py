@@ -756,7 +756,7 @@ class KafkaAdapter:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
         except errors.KafkaTimeoutError:
             cause = FAILURES.since(began, self._kafka.bootstrap_servers)
-            if cause is not None and "timed out" not in cause:
+            if cause is not None and "timed out" not in str(cause):
                 raise
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 

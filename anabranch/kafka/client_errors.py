@@ -13,6 +13,7 @@ from kafka import errors
 from anabranch import config
 from anabranch.common.errors import AnabranchError, CodecMissing, MissingRight
 from anabranch.common.remote_errors import explain, is_denied, one_line
+from anabranch.config.kafka_security import MskIam
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
 # The brokers' authorization errors, the resource's option of kafka-acls.sh, and the options that
@@ -64,16 +65,16 @@ class FailureHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._failures: deque[tuple[float, str, str]] = deque(maxlen=50)
+        self._failures: deque[tuple[float, str, Exception]] = deque(maxlen=50)
 
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
         # A timeout says nothing new; the line logged before it says why no broker answered.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
-            self._failures.append((time.monotonic(), record.threadName or "", one_line(failure)))
+            self._failures.append((time.monotonic(), record.threadName or "", failure))
 
-    def since(self, began: float, servers: str) -> str | None:
+    def since(self, began: float, servers: str) -> Exception | None:
         """Return the most specific failure of clients of these brokers since `began`; None if there
         was none. That is the last about credentials or rights, else the last from a broker or the
         network, else the last of a connection that our own timeout ended."""
@@ -82,10 +83,15 @@ class FailureHandler(logging.Handler):
             for at, thread, failure in reversed(self._failures)
             if at >= began and (thread == IO_THREAD + servers or not thread.startswith(IO_THREAD))
         ]
-        heard = (f for f in failures if not f.endswith(_CUT_OFF))
-        return next((f for f in failures if is_denied(f)), None) or next(
+        heard = (f for f in failures if not str(f).endswith(_CUT_OFF))
+        return next((f for f in failures if _is_of_identity(f)), None) or next(
             heard, next(iter(failures), None)
         )
+
+
+def _is_of_identity(failure: Exception) -> bool:
+    """Return whether a failure is about credentials or rights."""
+    return isinstance(failure, AnabranchError) or is_denied(one_line(failure))
 
 
 FAILURES = FailureHandler()
@@ -125,7 +131,11 @@ def explained(
         # The error is the id of the partition's leader: -1 for none, or a broker that just stopped.
         error = errors.LeaderNotAvailableError(f"broker {error}")
     doing = f"{doing} at {kafka.bootstrap_servers}"
-    cause = FAILURES.since(began, kafka.bootstrap_servers)
+    failure = FAILURES.since(began, kafka.bootstrap_servers)
+    if isinstance(failure, AnabranchError):
+        # Of the source of tokens, keys or tickets (`kafka.security`).
+        return type(failure)(f"{doing}: {failure}")
+    cause = one_line(failure) if failure is not None else ""
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
     if (waits := _WAITS.get(type(error))) is not None:
         reason += f": {waits}"
@@ -135,6 +145,12 @@ def explained(
 
 
 def missing_right(kafka: config.Kafka, doing: str, found: str, right: str) -> MissingRight:
+    if isinstance(kafka.security, MskIam):
+        return MissingRight(
+            f"{doing} at {kafka.bootstrap_servers}: {found}; allow it in the policy of the AWS "
+            "keys, as deploy/msk/jobs.json and deploy/msk/egress.json do; then start it again",
+            "a policy such as deploy/msk/jobs.json",
+        )
     secured = " --command-config client.properties" if kafka.security else ""
     command = (
         f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers}{secured} --add "

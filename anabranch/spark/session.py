@@ -26,7 +26,7 @@ from anabranch.common.errors import (
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.common.signals import in_own_thread
 from anabranch.config import S3, Environment
-from anabranch.spark.settings import exposed_keys, runs_here, session_settings
+from anabranch.spark.settings import exposed_keys, kafka_properties, runs_here, session_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ def open_session(
     # Some S3 servers other than AWS do not support the SDK's newer checksums.
     jvm.java.lang.System.setProperty("aws.requestChecksumCalculation", "WHEN_REQUIRED")
     jvm.java.lang.System.setProperty("aws.responseChecksumValidation", "WHEN_REQUIRED")
+    for key, value in kafka_properties(environment).items():
+        jvm.java.lang.System.setProperty(key, value)
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(
             "org.apache.iceberg.spark.SparkCatalog"

@@ -16,6 +16,8 @@ REDACTED = re.compile(
 """The keys whose values Spark redacts (`spark.redaction.regex`): Spark's default words, and the
 names of keys and headers of catalogs and object stores. Python's and Java's syntax."""
 
+EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
+
 
 def runs_here(master: str | None) -> bool:
     """Return whether tasks run on the driver's machine, with its Python. Other machines do not have
@@ -97,4 +99,15 @@ def session_settings(environment: Environment) -> dict[str, str]:
             }
     settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
     settings |= environment.spark.conf
+    if ours := kafka_properties(environment):
+        options = [f'-D{key}="{value}"' for key, value in ours.items()]
+        configured = settings.get(EXECUTOR_JAVA, "")
+        settings[EXECUTOR_JAVA] = " ".join([*options, configured]).strip()
     return settings
+
+
+def kafka_properties(environment: Environment) -> dict[str, str]:
+    """Return the system properties that Java's client of Kafka needs, on the driver and on
+    executors."""
+    security = environment.kafka.security
+    return security.system_properties() if security is not None else {}

@@ -1,30 +1,61 @@
-"""Kafka over TLS with a password or a certificate, from one block of configuration for Spark and
-kafka-python."""
+"""Each identity of `kafka.security`, from one block of configuration for Spark and kafka-python, at
+one broker that takes them all: exact over the ends of tokens, tickets and keys; mistakes are named.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import re
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from commands import started
+from commands import Command, call, paused_at, run, started
+from identities import NAMES, SECONDS, Identities, running_identities
+from kafka.admin import ACLOperation, ResourceType
+from kafka_tools import write_scripts
+from kerberos import gssapi_folder
 from pyspark.sql import SparkSession
-from secure_broker import SecureBroker, running_secure_broker
+from secure_broker import ACCESS_KEY, USER, SecureBroker
 from world import World, closed_at_the_end, past_hour, spread
 
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, MissingRight
+from anabranch.common.fail_points import Step
+from anabranch.kafka.client import create_topic
+from anabranch.kafka.source import read_ranges
+from anabranch.spark.session import explain_spark
+from anabranch.spark.settings import kafka_properties
 
+CLIENT = "sasl.oauthbearer.client.credentials.client"
+EXPIRING = ("oauth", "oauth-file", "msk", "kerberos")
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DENIED = "check the user's rights with kafka-acls"
-REFUSED = "check kafka.security: user, password and certificates"
+REFUSED = "check kafka.security: "
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    with running_secure_broker(tmp_path_factory.mktemp("broker")) as server:
-        yield server
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identities]:
+    """All identities, for this process and for commands."""
+    with (
+        running_identities(tmp_path_factory.mktemp("identities")) as running,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        for name, value in running.environment.items():
+            patched.setenv(name, value)
+        patched.syspath_prepend(str(gssapi_folder()))
+        yield running
+
+
+@pytest.fixture
+def broker(identities: Identities) -> SecureBroker:
+    return identities.broker
 
 
 Make = Callable[[], World]
@@ -48,19 +79,60 @@ def plain_world(
         yield make
 
 
-@pytest.mark.parametrize("how", ["scram", "plain", "mutual"])
-def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(
-    plain_world: Make, broker: SecureBroker, how: str
+@pytest.mark.parametrize("how", NAMES)
+@pytest.mark.timeout(900)
+def test_each_identity_is_exact_over_the_end_of_its_tokens(
+    plain_world: Make, identities: Identities, how: str
 ) -> None:
-    one = plain_world()
-    broker.allow(one.name, f"anabranch-{one.name}")
-    one.set_environment(kafka=broker.security(how))
+    one, hour = plain_world(), past_hour(1)
+    identities.broker.allow(one.name, f"anabranch-{one.name}")
+    identities.broker.grant(ResourceType.TOPIC, one.name, ACLOperation.WRITE)
+    one.set_environment(kafka=identities.broker.security(how))
     one.apply()
-    one.speed()
+
+    def outlive(paused: Command) -> None:
+        """Let every token, ticket and key of the paused command expire."""
+        if how == "msk":
+            identities.keys.renew()
+        time.sleep(SECONDS + 2 if how in EXPIRING else 0)
+        paused.resume()
+
+    # In the middle of a micro-batch.
+    with paused_at(one, Step.SPEED_DECIDED, "speed", one.name) as speed:
+        outlive(speed)
+        speed.until(lambda: one.published == len(one.sent), "the records to be published")
+        # Over the ends of tokens of connections in use.
+        ends = time.monotonic() + (SECONDS + 5 if how in EXPIRING else 0)
+        while True:
+            one.send_now(20, f"at-{len(one.sent)}")
+            speed.until(lambda: one.published == len(one.sent), "the records to be published")
+            if time.monotonic() > ends:
+                break
+            time.sleep(2)
+        assert "transient" not in speed.log, speed.log
+        one.send_now(20, "killed")
+        speed.kill()
+    run(one, "speed", one.name, "--available-now")
     assert one.contents() == one.acknowledged()
-    [result] = [r for r in one.batch() if r.account.offsets]
-    assert (result.decision, result.account.good) == ("accepted", 20)
+
+    # In the middle of an hour.
+    with paused_at(one, Step.BATCH_DECODED, "batch", one.name) as batch:
+        outlive(batch)
+        assert batch.wait(400) == 0, batch.log
+    assert one.state.served_by(hour) == "batch"
+    call(one, "audit", one.name)
     assert one.contents() == one.acknowledged()
+    if how == "oauth":
+        clients = {agent.partition("/")[0] for agent in identities.tokens.issued}
+        assert {"python-requests", "Java"} <= clients, clients
+
+
+def set_java_properties(spark: SparkSession, one: World, section: dict[str, Any]) -> None:
+    """Use an identity, also in the tests' session, which was opened without it."""
+    one.set_environment(kafka=section)
+    jvm: Any = spark.sparkContext._jvm
+    for key, value in kafka_properties(one.job.environment).items():
+        jvm.java.lang.System.setProperty(key, value)
 
 
 def assert_refused_everywhere(
@@ -94,9 +166,12 @@ def assert_refused(one: World, command: list[str], texts: tuple[str, ...]) -> No
         ("plain", {"sasl.password": "wrong"}, "SaslAuthenticationFailed"),
         ("scram", {"ssl.truststore.location": "OTHER"}, "CERTIFICATE_VERIFY_FAILED"),
         ("mutual", {"ssl.truststore.location": "OTHER"}, "CERTIFICATE_VERIFY_FAILED"),
+        ("oauth", {f"{CLIENT}.secret": "wrong"}, "invalid_client"),
+        ("msk", {"aws.profile": "none"}, "(none) could not be found"),
+        ("kerberos", {"sasl.kerberos.principal": "other"}, "No key table entry"),
     ],
 )
-def test_a_wrong_password_or_an_unknown_authority_is_named_and_terminal(
+def test_a_wrong_identity_or_an_unknown_authority_is_named_and_terminal(
     plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], message: str
 ) -> None:
     changes = {
@@ -111,3 +186,108 @@ def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: Secure
     assert_refused_everywhere(
         plain_world(), broker, broker.security("scram"), "TopicAuthorization", DENIED
     )
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong", "found"),
+    [
+        ("scram", {"sasl.password": "wrong"}, "SaslAuthentication"),
+        ("oauth", {f"{CLIENT}.secret": "wrong"}, "401"),
+        ("msk", {"aws.profile": "none"}, "none"),
+        ("msk", {"sasl.mechanism": "AWS_MSK_IAM", "jar": "none"}, "anabranch jars"),
+        ("kerberos", {"sasl.kerberos.principal": "other"}, "LoginException"),
+    ],
+)
+def test_java_alone_names_a_wrong_identity_too(
+    plain_world: Make,
+    identities: Identities,
+    spark: SparkSession,
+    how: str,
+    wrong: dict[str, str],
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Executors may differ from the driver, whose Python asks Kafka first."""
+    one = plain_world()
+    if wrong.pop("jar", None):
+        monkeypatch.setattr("anabranch.config.kafka_security.MSK_PACKAGE", "software.amazon.none")
+    section = identities.broker.security(how, **wrong)
+    set_java_properties(spark, one, section)
+    kafka = one.job.environment.kafka
+    with pytest.raises(Exception, match=r".") as raised:
+        read_ranges(spark, kafka, one.name, {0: (0, 1)}).collect()
+    explained = explain_spark(spark, "read", raised.value)
+    assert isinstance(explained, ConfigurationError), repr(raised.value)
+    assert found in str(explained) and re.search(
+        r"kafka\.security|anabranch jars", str(explained)
+    ), str(explained)
+
+
+def by_acls(one: World, identities: Identities, folder: Path, role: str, topic: str) -> None:
+    """Grant a user a role's rights by deploy/kafka/acls.sh."""
+    write_scripts(folder)
+    command = [str(DEPLOY / "kafka/acls.sh"), identities.broker.plain, f"User:{USER}", role]
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    subprocess.run([*command, one.name, topic], env=os.environ | path, check=True, timeout=300)
+
+
+def by_policy(one: World, identities: Identities, folder: Path, role: str, topic: str) -> None:
+    """Grant an access key what a policy of deploy/msk allows, as the ACLs that Amazon names for each
+    action (https://docs.aws.amazon.com/msk/latest/developerguide/kafka-actions.html)."""
+    text = (DEPLOY / f"msk/{role}.json").read_text()
+    for name, value in (("TARGET", topic), ("STREAM", one.name), ("TOPIC", topic)):
+        text = text.replace(name, value)
+    for statement in json.loads(text)["Statement"]:
+        kind, _, resource = statement["Resource"].rpartition(":")[2].partition("/CLUSTER/*")
+        actions = statement["Action"]
+        for action in [actions] if isinstance(actions, str) else actions:
+            if (acl := _ACLS[action.removeprefix("kafka-cluster:")]) is not None:
+                name = resource.removeprefix("/") or "kafka-cluster"
+                assert acl[0].name == kind.upper().replace("-", "_")
+                identities.broker.grant(acl[0], name, acl[1], users=(ACCESS_KEY,))
+
+
+_ACLS = {
+    "Connect": None,
+    "DescribeTopic": (ResourceType.TOPIC, ACLOperation.DESCRIBE),
+    "DescribeTopicDynamicConfiguration": (ResourceType.TOPIC, ACLOperation.DESCRIBE_CONFIGS),
+    "ReadData": (ResourceType.TOPIC, ACLOperation.READ),
+    "WriteData": (ResourceType.TOPIC, ACLOperation.WRITE),
+    "AlterGroup": (ResourceType.GROUP, ACLOperation.READ),
+    "DescribeGroup": (ResourceType.GROUP, ACLOperation.DESCRIBE),
+    "WriteDataIdempotently": (ResourceType.CLUSTER, ACLOperation.IDEMPOTENT_WRITE),
+    "DescribeTransactionalId": (ResourceType.TRANSACTIONAL_ID, ACLOperation.DESCRIBE),
+    "AlterTransactionalId": (ResourceType.TRANSACTIONAL_ID, ACLOperation.WRITE),
+}
+
+
+@pytest.mark.parametrize(("grant", "how"), [(by_acls, "scram"), (by_policy, "msk")])
+def test_the_rights_of_deploy_are_enough_and_no_more(
+    plain_world: Make,
+    identities: Identities,
+    spark: SparkSession,
+    tmp_path: Path,
+    grant: Callable[..., None],
+    how: str,
+) -> None:
+    one, target = plain_world(), "accepted"
+    topic = f"{one.name}-{target}"
+    create_topic(one.job.environment.kafka, topic, 1)
+    set_java_properties(spark, one, identities.broker.security(how))
+    with pytest.raises(MissingRight):
+        one.apply()
+    grant(one, identities, tmp_path, "jobs", one.name)
+    one.configure(egress=[{"name": target, "topic": topic}])
+    one.reopen()
+    one.apply()
+    one.speed()
+    one.kafka.check_commits(f"anabranch-{one.name}")
+    one.batch()
+    call(one, "audit", one.name)
+    assert one.contents() == one.acknowledged()
+    with pytest.raises(Exception, match="TopicAuthorization"):
+        one.send_now(1, "denied")
+    denied = call(one, "egress", one.name, expect=2)
+    assert (DENIED if how == "scram" else "deploy/msk/egress.json") in denied
+    grant(one, identities, tmp_path, "egress", topic)
+    call(one, "egress", one.name)

@@ -10,11 +10,10 @@ from anabranch.common.file_lock import locked
 from anabranch.spark.jars import cache_folder, ensure_jars
 from anabranch.spark.java import require_java
 
-_VERSION = "4.2.0"
 # Its dependencies are among the broker's jars.
-_IVY = f"""<ivy-module version="2.0"><info organisation="tests" module="kafka-tools"/>
+_IVY = """<ivy-module version="2.0"><info organisation="tests" module="kafka-tools"/>
 <configurations><conf name="default"/></configurations><dependencies>
-<dependency org="org.apache.kafka" name="kafka-tools" rev="{_VERSION}" conf="default->master" transitive="false"/>
+<dependency org="org.apache.kafka" name="kafka-tools" rev="{version}" conf="default->master" transitive="false"/>
 </dependencies></ivy-module>"""
 _CLASSES = {
     "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
@@ -27,13 +26,15 @@ _CLASSES = {
 def write_scripts(folder: Path) -> None:
     """Write the scripts of the tools into a folder. The jar that the broker lacks is downloaded
     once into the cache."""
-    home = cache_folder() / "bin" / f"kafka-tools-{_VERSION}"
-    jar = home / f"kafka-tools-{_VERSION}.jar"
+    broker = ensure_jars().broker
+    [version] = [jar.stem.partition("-")[2] for jar in broker if jar.stem.startswith("kafka_2.13-")]
+    home = cache_folder() / "bin" / f"kafka-tools-{version}"
+    jar = home / f"kafka-tools-{version}.jar"
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.parent / "kafka-tools.lock", 900, lambda: None):
         if not jar.exists():
-            retrieve(_IVY, home, "[artifact]-[revision].[ext]")
-    class_path = ":".join(map(str, (jar, *ensure_jars().broker)))
+            retrieve(_IVY.format(version=version), home, "[artifact]-[revision].[ext]")
+    class_path = ":".join(map(str, (jar, *broker)))
     for name, main in _CLASSES.items():
         java = f"{require_java()} -XX:TieredStopAtLevel=1 -cp {class_path} {main}"
         (folder / name).write_text(f'#!/bin/sh\nexec {java} "$@"\n')

@@ -3,11 +3,13 @@ and ACLs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import trustme
 from cryptography.hazmat.primitives import serialization
@@ -21,6 +23,9 @@ from anabranch.spark.java import require_java
 
 USER, PASSWORD = "alice", 'pass"word\\with;all'
 CLIENT = "reader"
+ACCESS_KEY = "AKIATEST"  # of AWS_MSK_IAM
+USERS = (USER, CLIENT, ACCESS_KEY, "anabranch")
+_LISTS = ("listeners", "advertised.listeners", "listener.security.protocol.map")
 
 
 @dataclass(frozen=True)
@@ -33,19 +38,27 @@ class SecureBroker:
     ca: Path
     other_ca: Path
     client: Path
+    sections: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """The `kafka` sections of identities at further listeners."""
 
-    def security(self, how: str, **changes: str) -> dict[str, Any]:
-        """Return the `kafka` section of a configuration for `scram`, `plain` or `mutual` (TLS)."""
+    def security(self, how: str, **changes: str | None) -> dict[str, Any]:
+        """Return the `kafka` section of a configuration for `scram`, `plain` or `mutual` (TLS), or
+        for one of `sections`; a change to None removes a key."""
+        section = self.sections.get(how) or self._section(how)
+        keys = section["security"] | changes
+        return section | {"security": {k: v for k, v in keys.items() if v is not None}}
+
+    def _section(self, how: str) -> dict[str, Any]:
         common = {"ssl.truststore.location": str(self.ca)}
         if how == "mutual":
             properties = {"security.protocol": "SSL", "ssl.keystore.location": str(self.client)}
-            return {"bootstrap_servers": self.tls, "security": common | properties | changes}
+            return {"bootstrap_servers": self.tls, "security": common | properties}
         mechanism = {"scram": "SCRAM-SHA-512", "plain": "PLAIN"}[how]
         properties = {
             "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": USER,
             "sasl.password": PASSWORD,
         }  # fmt: skip
-        return {"bootstrap_servers": self.sasl, "security": common | properties | changes}
+        return {"bootstrap_servers": self.sasl, "security": common | properties}
 
     def allow(self, topic: str, group: str) -> None:
         """Grant the operations of docs/how-to/deploy/services.md: READ, DESCRIBE and
@@ -59,8 +72,14 @@ class SecureBroker:
         )
         self.grant(ResourceType.GROUP, group, ACLOperation.READ)
 
-    def grant(self, kind: ResourceType, name: str, *operations: ACLOperation) -> None:
-        """Grant both users these operations."""
+    def grant(
+        self,
+        kind: ResourceType,
+        name: str,
+        *operations: ACLOperation,
+        users: Sequence[str] = USERS,
+    ) -> None:
+        """Grant users these operations."""
         admin = KafkaAdminClient(bootstrap_servers=self.plain)
         try:
             admin.create_acls(
@@ -72,12 +91,18 @@ class SecureBroker:
                         ACLPermissionType.ALLOW,
                         ResourcePattern(kind, name),
                     )
-                    for principal in (f"User:{USER}", f"User:{CLIENT}")
+                    for principal in (f"User:{user}" for user in users)
                     for operation in operations
                 ]
             )
         finally:
             admin.close()
+
+
+def _with_ca(section: dict[str, Any], ca: Path) -> dict[str, Any]:
+    if section["security"].get("security.protocol") == "SASL_PLAINTEXT":
+        return section
+    return section | {"security": section["security"] | {"ssl.truststore.location": str(ca)}}
 
 
 def _write(certificate: trustme.LeafCert, file: Path) -> None:
@@ -91,9 +116,14 @@ def _write(certificate: trustme.LeafCert, file: Path) -> None:
 
 @contextmanager
 def running_secure_broker(
-    folder: Path, properties: Mapping[str, str] | None = None
+    folder: Path,
+    properties: Mapping[str, str] | None = None,
+    classes: Sequence[Path] = (),
+    java_options: str = "",
+    sections: Mapping[str, dict[str, Any]] | None = None,
 ) -> Iterator[SecureBroker]:
-    """Run a new broker within a `with`; `properties` are added to its own."""
+    """Run a new broker within a `with`; `properties` are added to its own, and `classes` to its
+    class path."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, other = trustme.CA(), trustme.CA()
     server = authority.issue_cert(HOST)
@@ -125,15 +155,17 @@ def running_secure_broker(
         ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
-        **(properties or {}),
     }
+    for key, value in (properties or {}).items():
+        more[key] = f"{more[key]},{value}" if key in _LISTS else value
     daemon = Daemon("kafka", "Kafka", folder)
     java, jars = require_java(), ensure_jars().broker
     scram = ["--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"]
     try:
-        process = kafka_broker.start(
-            daemon, java, jars, port, sasl, tls, more=more, format_options=scram
-        )
+        with patch.dict(os.environ, {"JAVA_TOOL_OPTIONS": java_options} if java_options else {}):
+            process = kafka_broker.start(
+                daemon, java, [*jars, *classes], port, sasl, tls, more=more, format_options=scram
+            )
         daemon.await_answer(process, lambda: kafka_broker.answers(port), kafka_broker.READY_SECONDS)
         yield SecureBroker(
             f"{HOST}:{port}",
@@ -142,6 +174,9 @@ def running_secure_broker(
             files["ca"],
             files["other"],
             files["client"],
+            {}
+            if sections is None
+            else {name: _with_ca(one, files["ca"]) for name, one in sections.items()},
         )
     finally:
         if (running := daemon.process()) is not None:

@@ -270,7 +270,10 @@ def test_durations_that_no_calendar_has(value: str) -> None:
     [
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
         (
-            ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "),
+            ENVIRONMENT.replace(
+                "kafka: {",
+                "kafka: {security: {sasl.mechanism: PLAIN, sasl.username: u, sasl.password: 20262}, ",
+            ),
             "sasl.password",
             "int",
         ),
@@ -449,8 +452,8 @@ def test_secrets_in_messages_of_libraries_are_hidden(
     (conf / "anabranch.yaml").write_text(
         ENVIRONMENT.replace("sqlite:///c.db", f"postgresql+psycopg2://u:{secrets[0]}@h/c").replace(
             "kafka: {",
-            f"""kafka: {{security: {{security.protocol: SASL_SSL, sasl.password: {secrets[1]},
-            sasl.jaas.config: 'Module required username="user-of-kafka" password="{secrets[2]}";'}}, """,
+            f"""kafka: {{security: {{sasl.mechanism: PLAIN, sasl.username: user-of-kafka,
+            sasl.password: {secrets[1]}, ssl.key.password: {secrets[2]}}}, """,
         )
         + f"s3: {{access_key: access-key-id, secret_key: {secrets[3]}}}\n"
     )

@@ -229,8 +229,8 @@ def test_the_configuration_makes_a_driver_in_its_pod(
         session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"]
         == mounted
     )
-    security = environment.kafka.security["ssl.truststore.location"].get_secret_value()
-    assert Path(security).parent == Path(mounted)
+    assert environment.kafka.security is not None
+    assert Path(environment.kafka.security.truststore or "").parent == Path(mounted)
 
 
 @pytest.mark.parametrize("name", named("CronJob"))

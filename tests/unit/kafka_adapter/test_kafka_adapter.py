@@ -29,7 +29,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.kafka import answers, client, client_errors, kafka_python_fixes, security
+from anabranch.kafka import answers, client, client_errors, kafka_python_fixes
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
@@ -192,7 +192,8 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
         failures.emit(
             logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
         )
-    assert failures.since(0, "kafka:9092") == f"KafkaConnectionError: {most}"
+    found = failures.since(0, "kafka:9092")
+    assert isinstance(found, errors.KafkaConnectionError) and most in str(found)
     assert failures.since(time.monotonic() + 1, "kafka:9092") is None
 
 
@@ -202,7 +203,7 @@ def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
     record = logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
     record.threadName = f"{IO_THREAD}kafka:9092"
     failures.emit(record)
-    assert failures.since(0, "kafka:9092") == "KafkaConnectionError: 111 ECONNREFUSED"
+    assert failures.since(0, "kafka:9092") is error
     assert failures.since(0, "mirror:9092") is None
 
 
@@ -237,16 +238,6 @@ def select_descriptors() -> Iterator[str]:
         with suppress(FileNotFoundError):
             if "eventpoll" in (target := str(path.readlink())):
                 yield target
-
-
-def test_a_missing_certificate_file_is_reported_at_once(tmp_path: Path) -> None:
-    missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
-    with pytest.raises(
-        ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"
-    ):
-        security.kafka_python_settings(
-            config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing})
-        )
 
 
 def test_data_before_the_end_of_a_connection_is_read() -> None:

@@ -1,5 +1,5 @@
-"""Each component with a key that may do what its policy of deploy/s3 says, and with one that may
-not."""
+"""Each component with a key that may do what its policies of deploy/s3 and deploy/glue say, and with
+one that may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from botocore.exceptions import ClientError
 from commands import run
 from world import World, past_hour, spread
 
-POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+# The policies of Glue for those of S3.
+GLUE = {"apply": "apply", "reader": "reader"}
 ASKING = (
     ["hours"],
     ["history", "--hour", "HOUR"],
@@ -34,9 +36,16 @@ def aws(tmp_path: Path) -> Iterator[Aws]:
 
 
 class Lake:
-    """A stream whose commands reach S3 with one of the policies' keys."""
+    """A stream whose commands reach S3 and Glue with one of the policies' keys."""
 
-    def __init__(self, aws: Aws, environment: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        aws: Aws,
+        environment: dict[str, Any],
+        folder: Path,
+        variables: pytest.MonkeyPatch,
+    ) -> None:
+        self._variables = variables
         self.aws = aws
         # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own; and the
         # deletion of several objects by each of them, moto by the bucket.
@@ -47,27 +56,43 @@ class Lake:
             "EXPORTS": "exports",
         }
         policies = {}
-        for file in sorted(POLICIES.glob("*.json")):
-            policies[file.stem] = reduce(
-                lambda text, name: text.replace(name, names[name]), names, file.read_text()
+        for file in sorted((DEPLOY / "s3").glob("*.json")):
+            policy = json.loads(
+                reduce(lambda text, name: text.replace(name, names[name]), names, file.read_text())
             )
+            glue = (DEPLOY / "glue" / f"{GLUE.get(file.stem, 'jobs')}.json").read_text()
+            # Moto judges the actions of Glue, not its resources.
+            policy["Statement"] += [s | {"Resource": "*"} for s in json.loads(glue)["Statement"]]
+            policies[file.stem] = json.dumps(policy)
         everything = {
             "Version": "2012-10-17",
-            "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+            "Statement": [{"Effect": "Allow", "Action": ["s3:*", "glue:*"], "Resource": "*"}],
         }
         policies |= {"everything": json.dumps(everything)}
         self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
         settings = environment | {
-            "catalog": environment["catalog"]
-            | {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": "s3://lake/warehouse"},
+            "catalog": {
+                "name": "lake",
+                "type": "glue",
+                "warehouse": "s3://lake/warehouse",
+                "properties": {"glue.endpoint": aws.url},
+            },
         }
+        self._use("apply")
         self.one = World(folder / "conf", settings | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]
 
     def _s3(self, name: str) -> dict[str, Any]:
         access, secret = self.keys[name]
         return {"endpoint": self.aws.url, "access_key": access, "secret_key": secret}
 
+    def _use(self, name: str) -> None:
+        """Glue takes the keys of the environment."""
+        access, secret = self.keys[name]
+        self._variables.setenv("AWS_ACCESS_KEY_ID", access)
+        self._variables.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
     def with_key(self, name: str) -> World:
+        self._use(name)
         self.one.set_environment(s3=self._s3(name))
         return self.one
 
@@ -81,9 +106,9 @@ class Lake:
 
 @pytest.mark.timeout(1200)
 def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_nothing(
-    aws: Aws, environment: dict[str, Any], tmp_path: Path
+    aws: Aws, environment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, hour = Lake(aws, environment, tmp_path), past_hour(1)
+    lake, hour = Lake(aws, environment, tmp_path, monkeypatch), past_hour(1)
     aws.enforce()
     one = lake.with_key("apply")
     one.topic()
@@ -94,6 +119,10 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
         Bucket="lake", ServerSideEncryptionConfiguration=encrypted
     )
     made = set(lake.objects())
+    with pytest.raises(ClientError, match="glue:CreateTable"):
+        aws.client("glue", lake.keys["jobs"]).create_table(
+            DatabaseName=one.name, TableInput={"Name": "other"}
+        )
 
     # A key that may only read: both jobs end at once, say why, and leave nothing.
     lake.with_key("reader")

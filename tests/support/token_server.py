@@ -1,0 +1,141 @@
+"""An OAuth 2 token server over HTTPS (RFC 6749, client credentials), and a file with a token of it
+that is renewed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import jwt
+import trustme
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from anabranch.dev.services.processes import HOST
+
+CLIENT, SECRET, SCOPE, AUDIENCE = "anabranch", 'client-"secret', "kafka", "kafka-brokers"
+
+
+@dataclass
+class TokenServer:
+    """A running server. Tokens live `seconds`; `issued` has the user agent of each request for one.
+    The broker's keys are in `jwks`; `file` has a token. With `status`, requests are answered by
+    it."""
+
+    folder: Path
+    seconds: float
+    port: int = 0
+    issued: list[str] = field(default_factory=list)
+    status: int = 200
+
+    def __post_init__(self) -> None:
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        public = json.loads(RSAAlgorithm.to_jwk(self._key.public_key()))
+        keys = {"keys": [public | {"kid": "k1", "use": "sig", "alg": "RS256"}]}
+        self.jwks.write_text(json.dumps(keys))
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.port}/token"
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "token-ca.pem"
+
+    @property
+    def jwks(self) -> Path:
+        return self.folder / "jwks.json"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "token.jwt"
+
+    def token(self) -> str:
+        now = int(time.time())
+        claims = {
+            "sub": CLIENT, "iss": self.url, "aud": AUDIENCE, "iat": now, "scope": SCOPE,
+            "exp": now + self.seconds,
+        }  # fmt: skip
+        return jwt.encode(claims, self._key, "RS256", {"kid": "k1"})
+
+    def write_file(self) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text(self.token())
+        part.rename(self.file)
+
+    def answer(self, authorization: str, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
+        expected = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+        if self.status != 200:
+            return self.status, {}
+        if authorization != f"Basic {expected}":
+            return 401, {"error": "invalid_client"}
+        if form.get("grant_type") != ["client_credentials"] or form.get("scope") != [SCOPE]:
+            return 400, {"error": "invalid_scope"}
+        return 200, {
+            "access_token": self.token(), "token_type": "Bearer", "expires_in": self.seconds
+        }  # fmt: skip
+
+
+@contextmanager
+def running_token_server(folder: Path, seconds: float) -> Iterator[TokenServer]:
+    """Run a new server within a `with`, in threads of this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = TokenServer(folder, seconds)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length", 0))).decode())
+            status, body = server.answer(self.headers.get("Authorization", ""), form)
+            if status == 200:
+                server.issued.append(self.headers.get("User-Agent", ""))
+            raw = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(server.ca))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(HOST).configure_cert(context)
+    listening = ThreadingHTTPServer((HOST, 0), Handler)
+    listening.socket = context.wrap_socket(listening.socket, server_side=True)
+    server.port = listening.server_address[1]
+    ended = threading.Event()
+
+    def renew() -> None:
+        while True:
+            server.write_file()
+            if ended.wait(seconds / 2):
+                return
+
+    threads = [
+        threading.Thread(target=listening.serve_forever, args=(0.05,)),
+        threading.Thread(target=renew),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield server
+    finally:
+        ended.set()
+        listening.shutdown()
+        for thread in threads:
+            thread.join(30)
+        listening.server_close()

@@ -1,0 +1,320 @@
+"""Each identity of `kafka.security`, translated for both clients, and what its source reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+import token_server
+from token_server import CLIENT, SCOPE, SECRET, TokenServer, running_token_server
+
+from anabranch import config
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.config.kafka_security import TAGS
+from anabranch.kafka.security import kafka_python_settings, spark_options
+from anabranch.spark.settings import session_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+JAAS = "kafka.sasl.jaas.config"
+OAUTH = {
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token",
+    "sasl.oauthbearer.client.credentials.client.id": "jobs",
+    "sasl.oauthbearer.client.credentials.client.secret": 'a"b\\c',
+}
+MSK = {"sasl.mechanism": "AWS_MSK_IAM", "aws.region": "eu-central-1"}
+KERBEROS = {"sasl.mechanism": "GSSAPI", "security.protocol": "SASL_PLAINTEXT"}
+ROLE = "arn:aws:iam::123456789012:role/jobs"
+
+
+def kafka(**security: Any) -> config.Kafka:
+    return config.Kafka.model_validate({"bootstrap_servers": "b:1", "security": security})
+
+
+@pytest.mark.parametrize(
+    ("security", "java", "python"),
+    [
+        ({}, {}, {}),
+        (
+            {"security.protocol": "SSL"},
+            {"kafka.security.protocol": "SSL"},
+            {"security_protocol": "SSL"},
+        ),
+        (
+            {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": 'p"\\'},
+            {
+                "kafka.security.protocol": "SASL_SSL",
+                JAAS: "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                'username="u" password="p\\"\\\\";',
+            },
+            {"sasl_mechanism": "PLAIN", "sasl_plain_password": 'p"\\'},
+        ),
+        (
+            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "u", "sasl.password": "p"},
+            {
+                JAAS: "org.apache.kafka.common.security.scram.ScramLoginModule required "
+                'username="u" password="p";'
+            },
+            {"sasl_plain_username": "u", "security_protocol": "SASL_SSL"},
+        ),
+        (
+            OAUTH | {"sasl.oauthbearer.scope": "s", "sasl.oauthbearer.extensions": "a=1,b=2"},
+            {
+                "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token",
+                "kafka.sasl.login.callback.handler.class": "org.apache.kafka.common.security."
+                "oauthbearer.OAuthBearerLoginCallbackHandler",
+                JAAS: "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule "
+                'required clientId="jobs" clientSecret="a\\"b\\\\c" scope="s" extension_a="1" '
+                'extension_b="2";',
+            },
+            {"sasl_mechanism": "OAUTHBEARER", "security_protocol": "SASL_SSL"},
+        ),
+        (
+            MSK | {"aws.profile": "kafka", "aws.role.arn": ROLE},
+            {
+                "kafka.sasl.client.callback.handler.class": "software.amazon.msk.auth.iam."
+                "IAMClientCallbackHandler",
+                JAAS: 'software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName="kafka" '
+                f'awsRoleArn="{ROLE}" awsRoleSessionName="anabranch" awsStsRegion="eu-central-1" '
+                'awsAddDefaultProviders="false";',
+            },
+            {"sasl_mechanism": "AWS_MSK_IAM"},
+        ),
+        (
+            KERBEROS,
+            {
+                "kafka.sasl.kerberos.service.name": "kafka",
+                JAAS: "com.sun.security.auth.module.Krb5LoginModule required "
+                'useTicketCache="true";',
+            },
+            {"sasl_kerberos_service_name": "kafka", "security_protocol": "SASL_PLAINTEXT"},
+        ),
+    ],
+    ids=lambda value: value.get("sasl.mechanism") if isinstance(value, dict) else None,
+)
+def test_both_clients_get_an_identity(
+    security: dict[str, str], java: dict[str, str], python: dict[str, str]
+) -> None:
+    one = kafka(**security)
+    options, settings = spark_options(one), kafka_python_settings(one)
+    assert options == options | java and settings == settings | python
+    assert (JAAS in options) == ("sasl.mechanism" in security)
+
+
+def test_the_files_of_an_identity_reach_both_clients(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("ca.pem", "client.pem", "jobs.keytab", "krb5.conf")}
+    for file in files.values():
+        file.write_text("-----BEGIN")
+    security = KERBEROS | {
+        "ssl.truststore.location": str(files["ca.pem"]),
+        "ssl.keystore.location": str(files["client.pem"]),
+        "ssl.key.password": "k",
+        "sasl.kerberos.principal": "jobs@EXAMPLE.COM",
+        "sasl.kerberos.keytab": str(files["jobs.keytab"]),
+        "java.security.krb5.conf": str(files["krb5.conf"]),
+    }
+    one = kafka(**security)
+    options = spark_options(one)
+    assert options["kafka.ssl.truststore.type"] == options["kafka.ssl.keystore.type"] == "PEM"
+    assert options["kafka.ssl.key.password"] == "k"
+    assert options[JAAS].endswith(
+        'useKeyTab="true" storeKey="true" '
+        f'keyTab="{files["jobs.keytab"]}" principal="jobs@EXAMPLE.COM";'
+    )
+    settings = kafka_python_settings(one)
+    assert (settings["ssl_cafile"], settings["ssl_certfile"], settings["ssl_password"]) == (
+        str(files["ca.pem"]),
+        str(files["client.pem"]),
+        "k",
+    )
+    for key in security.keys() & {"ssl.truststore.location", "sasl.kerberos.keytab"}:
+        with pytest.raises(ConfigurationError, match=f"{key}: expected a file, found none"):
+            kafka_python_settings(kafka(**security | {key: str(tmp_path / "none")}))
+
+
+@pytest.mark.parametrize("content", [b"\xfe\xed\xfe\xed\0", b"\x30\x82\x01\x02"])
+def test_the_error_of_a_java_key_store_has_the_commands_that_convert_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    store = tmp_path / "store"
+    store.write_bytes(content)
+    with pytest.raises(
+        ConfigurationError, match=r"found a Java key store; convert it: `keytool -l"
+    ):
+        kafka_python_settings(kafka(**{"ssl.truststore.location": str(store)}))
+
+
+@pytest.mark.parametrize(
+    ("security", "properties"),
+    [
+        (
+            OAUTH,
+            '-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls="https://login.example.com/token"',
+        ),
+        (MSK, '-Daws.region="eu-central-1"'),
+        (
+            KERBEROS | {"java.security.krb5.conf": "/etc/krb 5.conf"},
+            '-Djava.security.krb5.conf="/etc/krb 5.conf"',
+        ),
+    ],
+)
+def test_java_of_executors_gets_the_properties_of_an_identity_beside_configured_ones(
+    security: dict[str, str], properties: str
+) -> None:
+    conf = {"spark.executor.extraJavaOptions": "-Xss4m"}
+    environment = config.Environment.model_validate(
+        {
+            "kafka": {"bootstrap_servers": "b:1", "security": security},
+            "catalog": {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "s3://b/w"},
+            "spark": {"conf": conf},
+        }
+    )
+    options = session_settings(environment)["spark.executor.extraJavaOptions"]
+    assert options == f"{properties} -Xss4m"
+
+
+def tokens_of(server: TokenServer, **changes: str) -> Any:
+    security = {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": server.url,
+        "sasl.oauthbearer.client.credentials.client.id": CLIENT,
+        "sasl.oauthbearer.client.credentials.client.secret": SECRET,
+        "sasl.oauthbearer.scope": SCOPE,
+        "sasl.oauthbearer.ssl.truststore.location": str(server.ca),
+    }
+    return kafka_python_settings(kafka(**security | changes))["sasl_oauth_token_provider"]
+
+
+def test_clients_share_a_token_and_renew_it_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.kafka.security._RENEWED_AFTER", 0.0)
+    with running_token_server(tmp_path, 60) as server:
+        tokens_of(server).token()
+        first = tokens_of(server).token()
+        assert len(server.issued) == 2
+        monkeypatch.setattr("anabranch.kafka.security._RENEWED_AFTER", 0.8)
+        assert tokens_of(server).token().count(".") == first.count(".") == 2
+        tokens_of(server).token()
+        assert len(server.issued) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (
+            {"sasl.oauthbearer.client.credentials.client.secret": "wrong"},
+            "found 401 .*invalid_client.*check kafka.security: .*client.secret",
+        ),
+        ({"sasl.oauthbearer.scope": "other"}, "found 400 .*invalid_scope.*oauthbearer.scope"),
+        (
+            {"sasl.oauthbearer.ssl.truststore.location": token_server.__file__},
+            "sasl.oauthbearer.ssl.truststore.location",
+        ),
+    ],
+)
+def test_a_mistake_in_the_credentials_is_terminal_and_names_the_key(
+    tmp_path: Path, changes: dict[str, str], found: str
+) -> None:
+    with (
+        running_token_server(tmp_path, 60) as server,
+        pytest.raises(ConfigurationError, match=found),
+    ):
+        tokens_of(server, **changes).token()
+
+
+def test_a_token_server_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    with running_token_server(tmp_path, 60) as server:
+        server.status = 503
+        with pytest.raises(Transient, match="found 503"):
+            tokens_of(server).token()
+        server.status = 200
+        assert tokens_of(server).token()
+    with pytest.raises(Transient, match="refused"):
+        tokens_of(server, **{"sasl.oauthbearer.client.credentials.client.id": "other"}).token()
+
+
+def test_the_token_of_a_file_is_read_for_each_connection(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    security = {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
+    }
+    source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
+    with pytest.raises(
+        ConfigurationError, match=r"check kafka\.security: sasl\.oauthbearer\.token"
+    ):
+        source.token()
+    for text in ("first", "second"):
+        file.write_text(f"{text}\n")
+        assert source.token() == text
+
+
+@pytest.fixture
+def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No keys of AWS; return the file of shared keys."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    return tmp_path / "credentials"
+
+
+def aws_client(**more: str) -> Any:
+    source = kafka_python_settings(kafka(**MSK | more))["sasl_oauth_token_provider"]
+    return source.client("b-1.example.com")
+
+
+def test_a_profile_signs_with_its_present_keys(no_keys: Path) -> None:
+    for key in ("one", "two"):
+        no_keys.write_text(f"[kafka]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+        client = aws_client(**{"aws.profile": "kafka"})
+        assert (client.access_key, client.region) == (key, "eu-central-1")
+
+
+def test_without_keys_of_aws_the_keys_to_check_are_named(no_keys: Path) -> None:
+    check = "check kafka.security: aws.profile, aws.role.arn"
+    with pytest.raises(ConfigurationError, match=f"found none; {check}"):
+        aws_client()
+    with pytest.raises(ConfigurationError, match=rf"\(kafka\) could not be found; {check}"):
+        aws_client(**{"aws.profile": "kafka"})
+
+
+def test_a_role_is_assumed_once_for_many_connections(
+    no_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moto import mock_aws
+
+    no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
+    with mock_aws():
+        first = aws_client(**{"aws.role.arn": ROLE})
+        assert first.token and first.access_key != "a"
+        again = aws_client(**{"aws.role.arn": ROLE})
+        assert again.access_key == first.access_key
+
+
+def test_a_role_is_assumed_again_if_sts_does_not_answer(
+    no_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
+    assert botocore.session.Session().get_credentials() is not None
+    with pytest.raises(Transient, match="load the keys of AWS"):
+        aws_client(**{"aws.role.arn": ROLE + "2"})
+
+
+def test_gssapi_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gssapi", None)
+    source = kafka_python_settings(kafka(**KERBEROS))["sasl_oauth_token_provider"]
+    with pytest.raises(ConfigurationError, match=r"pip install 'anabranch\[kerberos\]'"):
+        source.context("kafka@b")
+
+
+def test_the_page_of_services_has_each_key_of_each_mechanism() -> None:
+    page = (ROOT / "docs/how-to/deploy/services.md").read_text()
+    keys = {str(f.alias) for one in TAGS.values() for f in one.model_fields.values()}
+    assert sorted(key for key in keys if f"`{key}`" not in page and f"{key}:" not in page) == []
