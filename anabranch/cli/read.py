@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from anabranch.job import Job
     from serving_layer.changes import HourChange
+    from serving_layer.reader.topic_tail import TopicTail
 
 
 _SHOWN_ROWS = 200
@@ -50,6 +51,9 @@ _SHOWN_ROWS = 200
     metavar="NAME|TIME",
     help="Read as of a tag, branch, snapshot id or time (UTC) of every table.",
 )
+@click.option(
+    "--live", is_flag=True, help="Also records of the topics that the tables do not have yet."
+)
 @click.option("--only-accepted", is_flag=True, help="Only rows of hours served by the batch layer.")
 @click.option(
     "--revision", metavar="N", type=click.IntRange(1), help="Only rows of this revision of --hour."
@@ -68,6 +72,7 @@ def query(
     out: str | None,
     limit: int | None,
     as_of: str | None,
+    live: bool,
     only_accepted: bool,
     revision: int | None,
     hour: str | None,
@@ -84,13 +89,15 @@ def query(
 
     --as-of reads the tables as they were, as long as the snapshot is kept; tags keep it for a week
     (`main-<hour>` is the table when that hour was sealed). --revision reads one accepted revision
-    of an hour, also a replaced one; `anabranch history STREAM` lists them. --explain and
-    --provenance print below a table, and to standard error for other formats.
+    of an hour, also a replaced one; `anabranch history STREAM` lists them. --live adds the records
+    of each topic after the offsets of its table, to the topic's end, and the number that are dead
+    letters. --live, --explain and --provenance print below a table, and to standard error for other
+    formats.
     """
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
-    from anabranch.cli.render.rows import opened_text, provenance_text
+    from anabranch.cli.render.rows import opened_text, provenance_text, tail_text
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.datasets import opened
@@ -109,9 +116,10 @@ def query(
 
     def run(statement: str) -> None:
         reading = QueryProgress()
+        tails: list[TopicTail] | None = [] if live else None
         with ExitStack() as progress:
             progress.enter_context(reading.show_progress("query"))
-            with reader.query(statement, selection, reading) as answer:
+            with reader.query(statement, selection, reading, tails) as answer:
                 rows = answer.rows
                 if out is None and sys.stdout.isatty():
                     # The progress display is cleared before the rows are printed.
@@ -122,6 +130,7 @@ def query(
                         err=True,
                     )
         with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
+            print_text(line for tail in tails or () for line in tail_text(tail))
             if explain:
                 print_text(opened_text(opened(answer.files)))
             if provenance:

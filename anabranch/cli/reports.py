@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -13,6 +13,7 @@ from anabranch.cli.options import (
     StreamSelection,
     all_streams,
     conf_folder,
+    open_stream,
 )
 from anabranch.cli.report import Report, Result, report, watched_report
 from anabranch.common.errors import AnabranchError
@@ -39,9 +40,17 @@ _CATALOG_SECONDS = 5.0
 @click.option(
     "--late-after", type=DURATION, help="Longest time without progress, such as '10 minutes'."
 )
+@click.option(
+    "--position",
+    type=click.Choice(["spark", "kafka", "json"]),
+    help="Only print where a consumer of the topic continues after `main`.",
+)
 @watched_report
 def status(
-    chosen: StreamSelection, only_list: bool, late_after: timedelta | None
+    chosen: StreamSelection,
+    only_list: bool,
+    late_after: timedelta | None,
+    position: Literal["spark", "kafka", "json"] | None,
 ) -> Callable[[], Result]:
     """Show position, lag, backlog and the serving layers.
 
@@ -59,12 +68,23 @@ def status(
     of a family's stream, whose tables stay; `broken`: its file is wrong; `unknown`: the catalog
     does not answer. The exit code is then 1 when one is broken or unknown, or when Kafka does not
     list the topics.
+
+    --position prints the first offset of each partition that `main` does not account for: as
+    `startingOffsets` of Spark's Kafka source, as a file for `kafka-consumer-groups --reset-offsets
+    --from-file`, or as JSON with the snapshot. A consumer that has copied this snapshot and begins
+    there misses no record. Records that it gets twice, because an earlier hour waits to be
+    accepted, are counted.
     """
     from anabranch.cli.render.streams import status_text, statuses_text
     from anabranch.operations.reports import status as views
 
     if only_list:
         return lambda: _list_streams(chosen)
+    if position is not None:
+        if chosen.one is None:
+            raise click.UsageError("expected one STREAM with --position")
+        job = open_stream(chosen.one)
+        return lambda: _position(job, position)
 
     def read(job: Job, note: Note) -> Report[views.StreamStatus]:
         view = views.status(job, late_after, note)
@@ -88,6 +108,20 @@ def status(
         )
 
     return read_all
+
+
+def _position(job: Job, form: str) -> Report[object]:
+    from anabranch.cli.render.streams import position_text
+    from anabranch.operations.reports.position import position_of
+
+    found = position_of(job)
+    if found.again:
+        click.echo(
+            f"from there on, {found.again} offsets are in main too: an earlier hour waits to be "
+            "accepted",
+            err=True,
+        )
+    return Report(found.as_spark() if form == "spark" else found, position_text(found, form))
 
 
 def _view(stream: str, answer: Report[object] | AnabranchError) -> object:

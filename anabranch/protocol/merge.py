@@ -83,7 +83,9 @@ def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
     kept = tuple(s.hour for s in swaps if s.refused is not None)
     if len(kept) == len(swaps) and state.is_merged and kept == state.retained_hours:
         return None
-    return Publish(id, (_swap(swaps),), state.timeline, merges=True)
+    # With the position, which may have been set back with `speed`: a lost `speed` is recreated from
+    # `main`, and would skip the offsets between the two.
+    return Publish(id, (_swap(swaps),), state.timeline, state.position, merges=True)
 
 
 def _swap(swaps: Sequence[Swap]) -> Change:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
 
@@ -46,10 +46,12 @@ class Selected:
 
 @dataclass(frozen=True)
 class Derived:
-    """A view under a table's name: SQL over `files`, to which the SQL refers by `source`."""
+    """A view under a table's name: SQL over `files` and `others`, to which the SQL refers by
+    `source`."""
 
     sql: str
     files: Mapping[str, TableFiles]
+    others: Mapping[str, ds.Dataset] = field(default_factory=dict)
     add_functions: Callable[[duckdb.DuckDBPyConnection], None] | None = None
     """A function that registers functions that DuckDB lacks."""
 
@@ -65,6 +67,8 @@ class Derived:
         """Register the files and functions of the SQL with a connection."""
         for name, planned in self.files.items():
             connection.register(name, planned.dataset(reading))
+        for name, dataset in self.others.items():
+            connection.register(name, dataset)
         if self.add_functions is not None:
             self.add_functions(connection)
 

@@ -8,17 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.temporary import process_folder
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, Derived, SelectedRows, Source, open_query
+from serving_layer.query import Answer, Derived, SelectedRows, Source, open_query, source
 from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, select, shown
 from serving_layer.views.read import derive
+
+if TYPE_CHECKING:
+    from serving_layer.reader.topic_tail import TopicTail
 
 LOG = logging.getLogger(__name__)
 
@@ -33,10 +42,15 @@ class Reader:
 
     @contextmanager
     def query(
-        self, sql: str, selection: Selection, reading: QueryProgress | None = None
+        self,
+        sql: str,
+        selection: Selection,
+        reading: QueryProgress | None = None,
+        tails: list[TopicTail] | None = None,
     ) -> Iterator[Answer]:
         """Run one reading statement (`open_query`) over the selected rows of the current tables,
-        and yield the answer; `reading` follows its progress."""
+        and yield the answer; `reading` follows its progress. `tails`: the answer is also over the
+        records of the topics after these rows, and the list gets what was read of them."""
         views = [
             (stream, view)
             for stream in {s.name: s for s in self.streams.values()}.values()
@@ -47,6 +61,9 @@ class Reader:
         }
         for stream, view in views:
             tables[stream.view_table(view)] = partial(self.derived, stream, view, selection)
+        if tails is not None:
+            for stream in self.streams.values():
+                tables[stream.table] = partial(self.rows_and_topic, stream, selection, tails)
         with open_query(
             sql,
             tables,
@@ -62,6 +79,35 @@ class Reader:
         table = self.lake.load(name)
         return SelectedRows(
             name, table, partial(select, self.lake, self.streams[name], selection, name, table)
+        )
+
+    def rows_and_topic(
+        self, stream: Stream, selection: Selection, tails: list[TopicTail]
+    ) -> Derived:
+        """Return the selected rows of a stream's table and the records of its topic after them, up
+        to the topic's end at this call. Raises ConfigurationError for a selection of one revision
+        of an hour, and as `TopicTail`."""
+        # Imported here: a query of tables alone needs no Kafka.
+        from anabranch.kafka.client import KafkaAdapter
+        from serving_layer.reader.topic_tail import TopicTail
+
+        if selection.revision is not None:
+            raise ConfigurationError(
+                f"read {stream.table} and its topic: expected rows of all hours, found --revision"
+            )
+        with KafkaAdapter(self.lake.environment.kafka) as kafka:
+            tail = TopicTail(self.lake, stream, kafka, selection)
+            # In a file: there may be more records than fit into memory.
+            path = process_folder("query") / f"{uuid4().hex}.parquet"
+            with pq.ParquetWriter(path, tail.schema) as file:
+                for rows in tail.read():
+                    file.write_table(rows)
+        tails.append(tail)
+        topic = f"topic of {stream.table}"
+        return Derived(
+            f"SELECT * FROM {source(stream.table)} UNION ALL SELECT * FROM {source(topic)}",
+            {stream.table: tail.stored.files()},
+            {topic: ds.dataset(path)},
         )
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:

@@ -5,12 +5,15 @@ Reads only the given columns, and skips files that cannot contain a matching row
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
 
 from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
@@ -21,7 +24,15 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.subjects.resolve import with_table_columns
-from serving_layer.query import Answer, SelectedRows, open_derived, open_relation
+from serving_layer.query import (
+    Answer,
+    Derived,
+    SelectedRows,
+    open_derived,
+    open_query,
+    open_relation,
+    source,
+)
 from serving_layer.query.datasets import quoted, quoted_table
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
     import duckdb
     import pandas
     import pyarrow as pa
-    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -115,6 +125,13 @@ class StreamTable:
             [found] = self.reader.provenance(answer, self.selection)
         return found
 
+    def then_topic(self, *, follow: bool = False, every: float = 1.0, **rows: Any) -> RowsThenTopic:
+        """Return the rows, and then the records of the topic after them, as Arrow batches: up to
+        the topic's end at this call, or with `follow` without end, asking for new records `every`
+        so many seconds. Raises as `TopicTail`."""
+        wanted = Rows(**rows)
+        return RowsThenTopic(self, self._statement(wanted), every if follow else None)
+
     def _selected(self) -> SelectedRows:
         return self.reader.rows(self.stream.table, self.selection)
 
@@ -130,13 +147,13 @@ class StreamTable:
 
     @contextmanager
     def _answer(self, wanted: Rows) -> Iterator[Answer]:
+        with self.reader.query(self._statement(wanted), self.selection) as answer:
+            yield answer
+
+    def _statement(self, wanted: Rows) -> str:
         conditions = self._conditions(wanted)
         where = f" WHERE {conditions}" if conditions else ""
-        with self.reader.query(
-            f"SELECT {self._columns(wanted)} FROM {quoted_table(self.stream.table)}{where}",
-            self.selection,
-        ) as answer:
-            yield answer
+        return f"SELECT {self._columns(wanted)} FROM {quoted_table(self.stream.table)}{where}"
 
     def _columns(self, wanted: Rows) -> str:
         if isinstance(wanted.columns, str):
@@ -171,6 +188,45 @@ class StreamTable:
                 f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'"
             )
         return " AND ".join(conditions)
+
+
+class RowsThenTopic:
+    """The rows of a stream's table at one snapshot, then the records of its topic that the snapshot
+    does not account for, each once: an iterator of Arrow batches with equal columns.
+
+    `counts`: what became of the topic's records so far. `letters`: those that are dead letters, as
+    Arrow tables in the columns of their table; a reader that follows may clear the list.
+    """
+
+    def __init__(self, table: StreamTable, sql: str, every: float | None) -> None:
+        # Imported here: rows alone need no Kafka.
+        from anabranch.kafka.client import KafkaAdapter
+        from serving_layer.reader.topic_tail import TopicTail
+
+        self._sql, self._every, self._name = sql, every, table.stream.table
+        self._kafka = KafkaAdapter(table.reader.lake.environment.kafka)
+        self._tail = TopicTail(table.reader.lake, table.stream, self._kafka, table.selection)
+        self.counts, self.letters = self._tail.counts, self._tail.letters
+        self.snapshot_id = self._tail.seam.snapshot_id
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Read, once. Raises as `TopicTail.read_new`."""
+        with self._kafka:
+            yield from self._selected(self._tail.stored.derived())
+            for rows in self._tail.read():
+                yield from self._selected(_derived(rows))
+            while self._every is not None:
+                for rows in self._tail.read_new():
+                    yield from self._selected(_derived(rows))
+                time.sleep(self._every)
+
+    def _selected(self, rows: Derived) -> Iterator[pa.RecordBatch]:
+        with open_query(self._sql, {self._name: lambda: rows}) as answer:
+            yield from answer.rows
+
+
+def _derived(rows: pa.Table) -> Derived:
+    return Derived(f"SELECT * FROM {source('topic')}", {}, {"topic": ds.dataset(rows)})
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from anabranch.cli import main
 from anabranch.common.output import plain
 
 
+_IN_PYTHON, _TOPIC = ("Python", "DuckDB", "PyIceberg"), "Rows, then the topic"
+
+
 @pytest.mark.full
 def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> None:
     one, day = queried_world(world)
@@ -24,6 +27,7 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     assert list(sections) == [
         "Command line",
         "Python",
+        "Rows, then the topic",
         "DuckDB",
         "PyIceberg",
         "Spark SQL",
@@ -31,8 +35,9 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
         "Athena (not executed)",
     ]
 
-    python = {title: sections[title] for title in ("Python", "DuckDB", "PyIceberg")}
+    python = {title: sections[title] for title in (*_IN_PYTHON, _TOPIC)}
     answers: dict[str, Any] = run_python(one, python)
+    assert answers.pop(_TOPIC) == [[[len(one.rows())]]]
     commands = [shlex.split(line)[2:] for line in sections["Command line"][0].splitlines()]
     answers["Command line"] = [_run_command(one, command) for command in commands]
     answers["Spark SQL"] = [_run_spark(one, sql) for sql in sections["Spark SQL"]]

@@ -408,9 +408,15 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
     return Explored(len(came), len(rests), max(depth), counts)
 
 
-def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000) -> list[str]:
+def walk(
+    world: World,
+    actors: Sequence[Actor],
+    seed: int,
+    at_most: int = 2_000,
+    look: Callable[[World], None] = lambda world: None,
+) -> list[str]:
     """One random run, until everybody is at rest; returns its steps. The seed gives the same run
-    again."""
+    again. `look` checks each moment."""
     chance = random.Random(seed)
     moment, steps = Moment.of(world, actors), [f"seed {seed}"]
     busy, patience = 0, 0
@@ -429,6 +435,7 @@ def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000)
         _described_step(lambda _, last: [*steps, last], 0, step, moment.world, after)
         steps.append(step)
         moment = after
+        _described(steps, look, moment.world)
         if len(steps) > at_most:
             raise Violation(_story(f"no actor came to rest in {at_most} steps", steps))
     _described(steps, check_rest, moment.world)

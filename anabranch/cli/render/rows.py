@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from serving_layer.layer_diff.duckdb import Sample
     from serving_layer.query.datasets import Opened
     from serving_layer.reader.provenance import Provenance
+    from serving_layer.reader.topic_tail import TopicTail
 
 # Maximum characters in a line of text: of a row's value, and of a dead letter's key or value.
 _VALUE, _LETTER = 100, 160
@@ -124,6 +125,17 @@ def _letter(reason: str, letter: Letter) -> Text:
         line = "null" if data is None else _cut(text(data), _LETTER)
         is_sized = name == "value" and letter.value_bytes is not None
         yield f"  {name}: {line}{f' ({letter.value_bytes} bytes)' if is_sized else ''}"
+
+
+def tail_text(tail: TopicTail) -> Text:
+    """Return the account of a topic's records in an answer."""
+    counts = tail.counts
+    without = {"dead letters": counts.dead, "erased": counts.erased, "lost by Kafka": counts.lost}
+    left = ", ".join(f"{n} {what}" for what, n in without.items() if n)
+    yield (
+        f"{tail.stored.name}: snapshot {tail.seam.snapshot_id}, then {counts.rows} records of the "
+        f"topic{f' (left out: {left})' if left else ''}"
+    )
 
 
 def check_text(view: Check) -> Text:

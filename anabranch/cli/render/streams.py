@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
+from anabranch.common.output import plain
 from anabranch.protocol.holds import span_words
 from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from anabranch.operations.doctor import Report
     from anabranch.operations.doctor.finding import Finding
+    from anabranch.operations.reports.position import ConsumerPosition
     from anabranch.operations.reports.status import StreamStatus
     from anabranch.operations.reports.streams import StreamSummary
     from serving_layer.views.fill import FilledView
 
 _WIDTH = 80  # columns of a finding
+
+
+def position_text(view: ConsumerPosition, form: str) -> Text:
+    """Return a position in the form of a tool: `spark`, `kafka` or `json`."""
+    if form == "kafka":
+        yield from view.as_csv()
+    else:
+        shown = view.as_spark() if form == "spark" else plain(view)
+        yield json.dumps(shown)
 
 
 def status_text(view: StreamStatus) -> Text:

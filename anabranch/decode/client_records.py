@@ -1,0 +1,30 @@
+"""Records of a Kafka client in Python as a batch for a decoder, for reads without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.decode.headers import text_of
+from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS
+
+
+def batch_of(records: Sequence[Any]) -> pa.RecordBatch:
+    """Return kafka-python's records as a decoder's batch, without `ingest_hour`, in their order. A
+    timestamp outside of the calendar is null, as for both layers. Pure."""
+    stamps = [
+        micros if FIRST_MICROS <= (micros := r.timestamp * 1000) <= LAST_MICROS else None
+        for r in records
+    ]
+    return pa.record_batch(
+        {
+            "key": pa.array([r.key for r in records], pa.binary()),
+            "value": pa.array([r.value for r in records], pa.binary()),
+            "partition": pa.array([r.partition for r in records], pa.int32()),
+            "offset": pa.array([r.offset for r in records], pa.int64()),
+            "timestamp": pa.array(stamps, pa.int64()).cast(MICROS),
+            "headers": pa.array([text_of(r.headers) for r in records], pa.binary()),
+        }
+    )

@@ -1,0 +1,102 @@
+"""Rows of `main`, then its topic, from a real broker: transactions, dead letters and erasures at the
+seam, while the layers go on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from commands import call
+from kafka import KafkaProducer
+from world import Record, World, event, past_hour, spread
+
+import anabranch
+from anabranch.lifecycle.erasure.run import ErasureRequest, erase
+from anabranch.protocol.publisher import Publisher
+
+Make = Callable[..., World]
+GONE = "p3"
+
+
+def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
+    one = world()
+    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.topic()
+    hours = past_hour(2), past_hour(1)
+    for hour, prefix in zip(hours, "ab", strict=True):
+        one.send(spread(hour, 14, prefix))
+    one.apply()
+    one.speed()
+    assert [r.decision for r in one.batch(hours[0])] == ["accepted"]
+    before = one.state.heads["main"]
+    _send_in_transactions(one)
+    now = datetime.now(UTC)
+    one.send(
+        [
+            (0, now, event("gone", now, player=GONE)),
+            (1, now, b'{"event_id": "broken", '),
+            (1, now, event("a-1", now)),
+        ]
+    )
+    erase(
+        one.job,
+        Publisher(one.lake, one.job.stream),
+        ErasureRequest("player", frozenset({GONE}), "case 4711"),
+    )
+    after = [(0, now, event("later", now, player=GONE))]
+    one.send(after)
+
+    table = anabranch.open(one.name, conf=one.folder)
+    reading = table.then_topic()
+    # What is published while it is read is not read again.
+    one.speed()
+    rows = Counter(
+        (p, o, id)
+        for batch in reading
+        for p, o, id in zip(
+            *(batch[name].to_pylist() for name in ("kafka_partition", "kafka_offset", "event_id")),
+            strict=True,
+        )
+    )
+    good = [(r, json.loads(r.value or b"")) for r in one.sent if (r.value or b"").endswith(b"}")]
+    kept = {
+        (r.partition, r.offset, v["event_id"])
+        for r, v in good
+        if v.get("player") != GONE or v["event_id"] == "later"
+    }
+    assert rows == dict.fromkeys(kept, 1)
+    assert (reading.counts.rows, reading.counts.dead, reading.counts.erased) == (7, 1, 1)
+    assert [row["value"] for t in reading.letters for row in t.to_pylist()] == [
+        b'{"event_id": "broken", '
+    ]
+    # The rows that the speed layer has published since are those of the topic.
+    assert Counter(one.contents()) == rows
+    assert before != reading.snapshot_id
+    count = f"SELECT count(*) AS n FROM {one.job.stream.table}"
+    answer = call(one, "query", count, "--live")
+    assert f"{len(kept)}\n" in answer and "then 0 records of the topic" in answer
+
+
+def _send_in_transactions(one: World) -> None:
+    """Send five records in a committed transaction, and five in one that is aborted."""
+    producer = KafkaProducer(
+        bootstrap_servers=one.job.environment.kafka.bootstrap_servers,
+        transactional_id=f"{one.name}-tx",
+    )
+    producer.init_transactions()
+    now = datetime.now(UTC)
+    values = [event(f"t-{i}", now) for i in range(5)]
+    for commits in (False, True):
+        producer.begin_transaction()
+        futures = [producer.send(one.name, value, b"k", [], 0) for value in values]
+        producer.flush()
+        if commits:
+            one.sent += [
+                Record(0, f.get(30).offset, v) for f, v in zip(futures, values, strict=True)
+            ]
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    producer.close()

@@ -1,0 +1,244 @@
+"""Rows of `main`, then the records of the topic after them, from a topic in memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from brokers import Broker
+from click.testing import CliRunner
+from conf_folders import write_environment
+from lakes import StreamLake
+from proofs import BEFORE, HOUR, NEXT, accept, event, new_proof, read, rebuild, stage_rows
+
+import anabranch
+from anabranch.cli import main
+from anabranch.common.errors import PositionError, Refused
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import heads
+from anabranch.offsets.hours import Cut, end_of, shift
+from anabranch.offsets.position import Ranges, Topic
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import KEPT, Accepted
+from serving_layer.reader.handle import RowsThenTopic
+
+OPEN = shift(NEXT, 1)
+COUNT = "SELECT count(*) AS n, count(DISTINCT kafka_offset) AS offsets FROM games.events"
+
+
+@dataclass
+class Log(Broker):
+    """A topic with values: of partition 0, one good record an offset unless said otherwise."""
+
+    bad: dict[int, bytes | None] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+
+    def log_starts(self, topic: Topic) -> dict[int, int]:
+        return {p: self.starts.get(p, 0) for p in topic.partitions}
+
+    def read_records(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[Any]]]:
+        for p, (start, end) in ranges.items():
+            values = {o: json.dumps({"id": f"{p}-{o}", "n": o}).encode() for o in range(start, end)}
+            yield (
+                p,
+                [
+                    SimpleNamespace(
+                        partition=p, offset=o, key=None, value=self.bad.get(o, value), headers=[],
+                        timestamp=self.log[p][o],
+                    )
+                    for o, value in values.items()
+                ],
+            )  # fmt: skip
+
+    def append(self, count: int) -> None:
+        self.log[0] += [self.log[0][-1]] * count
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """4 records of HOUR, 6 of NEXT, 4 of the hour after it."""
+    stamps = [
+        int(end_of(hour).timestamp() * 1000) - 1000
+        for hour, count in ((HOUR, 4), (NEXT, 6), (OPEN, 4))
+        for _ in range(count)
+    ]
+    made = Log(log={0: stamps, 1: []})
+    monkeypatch.setattr("anabranch.kafka.client.KafkaAdapter", lambda kafka: made)
+    return made
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    """HOUR is accepted; the speed layer has read NEXT up to offset 7, and HOUR before it was
+    rebuilt."""
+    made = new_proof(tmp_path)
+    # As a position that was set back: NEXT is sealed.
+    read(made, [event(0, o, HOUR, n=o) for o in range(4)], {0: 4})
+    accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
+    read(made, [event(0, o, NEXT, n=o) for o in range(4, 7)], {0: 7})
+    write_environment(tmp_path)
+    (tmp_path / "streams" / "events.yaml").write_text(
+        "topic: events\ntable: games.events\nformat: json\nkey: id\n"
+        'schema: "id STRING NOT NULL, n INT"\n'
+    )
+    return made
+
+
+def then_topic(one: StreamLake, **opened: Any) -> RowsThenTopic:
+    return anabranch.open("events", conf=one.folder, **opened).then_topic()
+
+
+def offsets(batches: Any) -> list[int]:
+    return sorted(o for batch in batches for o in batch["kafka_offset"].to_pylist())
+
+
+def next_offsets(reading: Iterator[Any], count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        found += next(reading)["kafka_offset"].to_pylist()
+    return sorted(found)
+
+
+def test_each_record_once_with_the_columns_of_the_table(one: StreamLake, log: Log) -> None:
+    reading = then_topic(one)
+    batches = list(reading)
+    assert offsets(batches) == list(range(14))
+    assert {batch.schema for batch in batches} == {batches[0].schema}
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert all(row["n"] == row["kafka_offset"] for row in rows)
+    assert Counter(row["ingest_hour"] for row in rows) == {HOUR: 4, NEXT: 6, OPEN: 4}
+    assert (reading.counts.rows, reading.letters) == (7, [])
+    assert reading.snapshot_id == heads(one.table())["main"]
+
+
+def test_rows_and_records_are_selected_alike(one: StreamLake, log: Log) -> None:
+    table = anabranch.open("events", conf=one.folder)
+    batches = list(table.then_topic(columns=["n"], where="n % 5 = 1", hours=(HOUR, NEXT)))
+    assert sorted(n for batch in batches for n in batch["n"].to_pylist()) == [1, 6]
+    assert {tuple(batch.schema.names) for batch in batches} == {("n",)}
+
+
+def test_dead_letters_are_counted_and_available(one: StreamLake, log: Log) -> None:
+    log.bad = {2: b"{", 8: b"{", 11: None}
+    reading = then_topic(one)
+    assert offsets(reading) == [o for o in range(14) if o not in (8, 11)]
+    assert (reading.counts.rows, reading.counts.dead) == (5, 2)
+    letters = [row for table in reading.letters for row in table.to_pylist()]
+    assert [(row["kafka_offset"], row["value"], row["error_code"]) for row in letters] == [
+        (8, b"{", "malformed_json"), (11, None, "null_value"),
+    ]  # fmt: skip
+
+
+def test_accepted_hours_alone_then_all_others_from_the_topic(one: StreamLake, log: Log) -> None:
+    reading = then_topic(one, only_accepted=True)
+    assert offsets(reading) == list(range(14))
+    assert reading.counts.rows == 10
+
+
+def test_an_earlier_snapshot_whatever_was_rebuilt_since(one: StreamLake, log: Log) -> None:
+    before = heads(one.table())["main"]
+    rebuild(one, HOUR, BEFORE, 2, [event(0, o, HOUR, n=-1) for o in range(4)])
+    read(one, [event(0, o, NEXT, n=o) for o in range(7, 10)], {0: 10})
+    reading = then_topic(one, as_of=str(before))
+    rows = [row for batch in reading for row in batch.to_pylist()]
+    assert sorted(row["kafka_offset"] for row in rows) == list(range(14))
+    assert -1 not in {row["n"] for row in rows}, "HOUR as it was before"
+
+
+def test_following_continues_at_the_end(one: StreamLake, log: Log) -> None:
+    table = anabranch.open("events", conf=one.folder)
+    reading = iter(table.then_topic(follow=True, every=0.01))
+    assert next_offsets(reading, 14) == list(range(14)), "rows, NEXT, and what is after it"
+    log.append(2)
+    # What the layers publish meanwhile is not read twice.
+    read(one, [event(0, o, NEXT, n=o) for o in range(7, 10)], {0: 10})
+    assert next_offsets(reading, 2) == [14, 15]
+    log.append(1)
+    assert next_offsets(reading, 1) == [16]
+    log.id = "recreated"
+    with pytest.raises(PositionError, match="expected id t"):
+        next(reading)
+
+
+def test_offsets_that_kafka_has_deleted_are_counted(one: StreamLake, log: Log) -> None:
+    log.starts = {0: 9}
+    reading = then_topic(one)
+    assert offsets(reading) == [o for o in range(14) if o not in (7, 8)]
+    assert (reading.counts.rows, reading.counts.lost) == (5, 2)
+
+
+def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> None:
+    state, kept = one.state(), {KEPT: json.dumps([NEXT])}
+    one.publish(Publish(new_id(), (Change("main", properties=kept),), state.timeline), state)
+    with pytest.raises(Refused, match=f"which records of hour {NEXT} main has"):
+        then_topic(one)
+
+
+def test_hours_of_a_long_standstill_are_decided(
+    one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
+    hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
+    assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}
+
+
+def test_a_consumer_continues_after_main(
+    one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.job.KafkaAdapter", lambda kafka: log)
+
+    def position(form: str) -> Any:
+        arguments = ["status", "events", "--position", form, "--conf", str(one.folder)]
+        return CliRunner().invoke(main, arguments)
+
+    assert json.loads(position("spark").stdout) == {"events": {"0": 7, "1": 0}}
+    assert position("kafka").stdout == "events,0,7\nevents,1,0\n"
+    found = json.loads(position("json").stdout)
+    assert found["snapshot_id"] == heads(one.table())["main"]
+    assert (found["offsets"], found["again"]) == ({"0": 7, "1": 0}, 0)
+    # A later hour that is accepted before: its records come again.
+    third = Cut("t", {0: (10, 14), 1: (0, 0)})
+    timeline = replace(one.state().timeline, open=shift(OPEN, 1), start={0: 14, 1: 0})
+    state = replace(one.state(), timeline=timeline)
+    publish = one.accept(
+        stage_rows(one, [event(0, o, OPEN) for o in range(10, 14)]), OPEN, Accepted(1, third), state
+    )
+    one.publish(publish)
+    assert offsets(then_topic(one)) == list(range(14))
+    spark = position("spark")
+    assert json.loads(spark.stdout) == {"events": {"0": 7, "1": 0}}
+    assert "4 offsets are in main too" in spark.stderr
+
+
+def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
+    log.bad = {12: b"{"}
+
+    def ask(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["query", *arguments, "--conf", str(one.folder)])
+
+    done = ask(COUNT, "--live")
+    assert done.stdout.splitlines() == [
+        " n  offsets",
+        "--  -------",
+        "13       13",
+        f"games.events: snapshot {heads(one.table())['main']}, then 6 records of the topic (left "
+        "out: 1 dead letters)",
+    ], done.output
+    assert json.loads(ask(COUNT, "--output", "json").stdout)[0]["n"] == 7
+    live = ask(COUNT, "--live", "--only-accepted", "--output", "json")
+    assert json.loads(live.stdout) == [{"n": 13, "offsets": 13}]
+    assert "then 9 records of the topic (left out: 1 dead letters)" in live.stderr
+    revision = ask(COUNT, "--live", "--revision", "1", "--hour", HOUR)
+    assert (revision.exit_code, "found --revision" in revision.output) == (2, True)
