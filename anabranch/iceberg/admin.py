@@ -29,7 +29,7 @@ from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake, Unknown, until_landed
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.private_api import requirements_of, updates_of
-from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, PUBLISHED, STAGING
+from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISH_ID, PUBLISHED, STAGING
 from anabranch.iceberg.state_properties import plan_summary
 
 LOG = logging.getLogger(__name__)
@@ -223,6 +223,9 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
             updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
         if branch != STAGING:
             updates.append(set_ref(PUBLISHED + branch, head, SnapshotRefType.TAG))
+    # Of a stream's rows alone: other tables have no state.
+    if is_new and properties:
+        updates.append(set_ref(PROVEN, head, SnapshotRefType.BRANCH))
     doing = f"create branches of {name}"
     if _send(lake, table, requirements, updates, doing) is Outcome.REFUSED:
         raise Transient(f"{doing}: another process was first; run it again")

@@ -26,6 +26,8 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
 from anabranch.iceberg.snapshots import (
+    CONTENT,
+    PROVEN,
     PUBLISHED,
     STAGING,
     WAP_ID,
@@ -66,6 +68,10 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             updates.append(
                 set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG)
             )
+            # Decision 66: in the same commit, and not to a branch made from `main`, which may have
+            # rows of hours that are not accepted.
+            if change.branch == "batch" and CONTENT in properties:
+                updates.append(set_ref(PROVEN, snapshot.snapshot_id, SnapshotRefType.BRANCH))
     # Decision 35: in the commit of the snapshots that refer to them. A snapshot without its
     # properties has no position and no accepted hours.
     held = table.metadata.properties

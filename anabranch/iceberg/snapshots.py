@@ -28,10 +28,16 @@ STAGING = "staging"
 catalog's client repeats a stage that had landed, Iceberg treats it as a rollback and moves this
 branch instead of `main`."""
 
+PROVEN = "proven"
+"""The branch for readers of accepted hours alone: each publish of `batch` moves it to its
+snapshot."""
+
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
 MERGED = "anabranch.merged"
 """A property of `main`: the publishes of `speed` and `batch` that it was merged from."""
+CONTENT = "anabranch.content"
+"""A property of `speed` and `batch`: the newest publish that changed the branch's rows."""
 WAP_ID = "wap.id"
 
 
@@ -169,6 +175,12 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
     # Decision 52: merged from nothing, so that the next publisher merges `main` again. Else the
     # rows of the rollback would count as complete.
     return _load_state(table, snapshot) | ({MERGED: "{}"} if is_rolled_back else {})
+
+
+def is_recreated(properties: Mapping[str, str]) -> bool:
+    """Return whether a branch with these properties was created from `main`, and has had no publish
+    since. Pure."""
+    return MERGED in properties and CONTENT not in properties
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:

@@ -27,7 +27,15 @@ from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import files_before
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.s3 import bucket_of, open_store
-from anabranch.iceberg.snapshots import BRANCHES, PUBLISHED, STAGING, head, heads, made_at
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    PROVEN,
+    PUBLISHED,
+    STAGING,
+    head,
+    heads,
+    made_at,
+)
 from anabranch.offsets.hours import shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.expired import Expired
@@ -351,7 +359,7 @@ def holders_of(
     for name, ref in sorted(table.metadata.refs.items()):
         snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
         named.add(ref.snapshot_id)
-        is_own = name in BRANCHES or name.startswith(PUBLISHED) or name.startswith(STAGING)
+        is_own = name in (*BRANCHES, PROVEN) or name.startswith((PUBLISHED, STAGING))
         if is_own or snapshot is None or not of_snapshot[ref.snapshot_id]:
             continue
         age = ref.max_ref_age_ms

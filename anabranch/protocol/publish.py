@@ -28,14 +28,13 @@ from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Commit, Tag
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import MERGED, head
-from anabranch.offsets.hours import Timeline
+from anabranch.iceberg.snapshots import CONTENT, MERGED, head, is_recreated
+from anabranch.offsets.hours import Timeline, hour_of, hours_between, shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish_queue import QueueEntry, queue_entry
 from anabranch.protocol.state import (
     ACCEPTED,
-    CONTENT,
     DEAD_LETTERS,
     DECISIONS,
     NOTHING_CONFIRMED,
@@ -153,6 +152,7 @@ def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     """Return the commit of a publish: the properties of each branch, the watermarks of `main`,
     expiry, and the three heads that it requires. Pure."""
+    publish = _without_unproven(state, publish, now)
     content = dict(state.content)
     # `main` records these ids when it is merged. Without them, a `main` that was rolled back would
     # count as merged and keep fewer rows than its layers.
@@ -206,6 +206,25 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         set_properties={**publish.set_properties, **promised},
         remove_properties=publish.remove_properties,
     )
+
+
+def _without_unproven(state: State, publish: Publish, now: datetime) -> Publish:
+    """Return the publish; of the first one to a `batch` that was recreated from `main`, it also
+    removes the rows of hours that are not accepted from `batch`. Pure."""
+    if not is_recreated(state.branch_properties["batch"]):
+        return publish
+    after = plan_after(state, publish.changes, publish.timeline, publish.position)
+    running = max([hour_of(now), *(shift(hour, 1) for hour in after.timeline.boundaries)])
+    unproven = (*after.unaccepted, *hours_between(after.timeline.open, shift(running, 1)))
+
+    def cleared(change: Change) -> Change:
+        if change.branch != "batch":
+            return change
+        # Decision 66: `proven` moves to this snapshot.
+        gone = {*change.clear, *(h for h in unproven if h not in change.copy)}
+        return replace(change, clear=tuple(sorted(gone)), rewrites=False)
+
+    return replace(publish, changes=tuple(map(cleared, publish.changes)))
 
 
 def _watermarks(state: State, publish: Publish) -> dict[str, str]:

@@ -17,7 +17,7 @@ from anabranch.common.errors import PositionError, Refused, Terminal
 from anabranch.common.json_values import parse, read_property, read_stored
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.snapshots import MERGED
+from anabranch.iceberg.snapshots import CONTENT, MERGED
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
 from anabranch.protocol.erased import ERASURES, Erasures
@@ -38,7 +38,6 @@ SETTLED = "anabranch.settled-before"
 OVERRIDES = "anabranch.overrides"
 DECISIONS = "anabranch.decisions"
 DEAD_LETTERS = "anabranch.dead-letters"
-CONTENT = "anabranch.content"
 KEPT = "anabranch.kept"
 TURN = "anabranch.turn."
 """The prefix of the publish queue's properties; a turn's id follows."""
@@ -298,8 +297,8 @@ def read_accepted(
     known = _accepted(properties["main"]) | batch
     # `main` has the rows of the speed layer of an hour with such an override: on a recreated
     # `batch` they would count as accepted rows.
-    is_recreated = MERGED in properties["batch"] and CONTENT not in properties["batch"]
-    overridden = _overrides(properties["batch"]) if is_recreated else {}
+    recreated = snapshots.is_recreated(properties["batch"])
+    overridden = _overrides(properties["batch"]) if recreated else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
     accepted |= {h: known[h] for h in main_only_hours(properties)}
     # Their cuts stay, so that the hours are rebuilt within the same offsets.

@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """What became of the records: rows, dead letters, or erased. `lost`: offsets that Kafka deleted
+    """The records by result: rows, dead letters, or erased. `lost`: offsets that Kafka deleted
     before a layer or this reader read them."""
 
     rows: int = 0

@@ -16,7 +16,6 @@ from world import World
 from anabranch.cli import main
 from anabranch.common.output import plain
 
-
 _IN_PYTHON, _TOPIC = ("Python", "DuckDB", "PyIceberg"), "Rows, then the topic"
 
 

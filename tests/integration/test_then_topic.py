@@ -50,7 +50,7 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
 
     table = anabranch.open(one.name, conf=one.folder)
     reading = table.then_topic()
-    # What is published while it is read is not read again.
+    # Rows that are published meanwhile are not read again.
     one.speed()
     rows = Counter(
         (p, o, id)

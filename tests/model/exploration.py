@@ -25,7 +25,7 @@ from values import replace
 from anabranch.iceberg import state_properties
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.snapshots import BRANCHES, WAP_ID
+from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISHED, WAP_ID
 from anabranch.offsets.hours import hour_of, hours_between, is_untouched, shift, start_of
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.watermarks import Watermarks
@@ -123,6 +123,7 @@ def check_version(lake: Lake) -> None:
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
             raise Violation(f"{branch} has {twice} more than once: {lake.files(branch)}")
+    check_proven(lake)
     if wrong := importer.check(lake):
         raise Violation("; ".join(wrong))
     if lake.accounts:
@@ -152,6 +153,18 @@ def check_version(lake: Lake) -> None:
     # The speed layer's rows replace what a merge kept as soon as they cover the hour.
     if not state.retained_hours and (missing := read - gone - {(p, o) for _, p, o in main}):
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
+
+
+def check_proven(lake: Lake) -> None:
+    """Check that `proven` is the newest publish of `batch`, and has rows of accepted hours alone:
+    once the branch that was set back has a publish."""
+    at = {ref.name: ref.id for ref in lake.refs}
+    if at[PROVEN] != at[f"{PUBLISHED}batch"]:
+        raise Violation("proven is not the newest publish of batch")
+    hours = {f.hour for f in lake.known[at[PROVEN]].files}
+    more = sorted(hour for hour in hours if not lake.state.is_accepted(hour))
+    if more and at[PROVEN] == at["batch"]:
+        raise Violation(f"proven has rows of {more}, which are not accepted")
 
 
 def expired_places(lake: Lake) -> set[tuple[int, int]]:

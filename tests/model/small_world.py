@@ -33,6 +33,8 @@ from anabranch.iceberg.orphans import plan_orphans
 from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.snapshots import (
     BRANCHES,
+    CONTENT,
+    PROVEN,
     PUBLISH_ID,
     PUBLISHED,
     WAP_ID,
@@ -563,22 +565,28 @@ class Lake:
             if not self.accounts:
                 summary.pop(DECISIONS, None)  # they wait for the ledger
                 summary.pop(DEAD_LETTERS, None)
-            if self.apart:
-                summary, of_branch = summary_of(loaded.table, change.branch, summary)
-                needed |= of_branch
-                summaries.append(summary)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
             copied = tuple(
                 f for h, branch in change.copy.items() for f in loaded.files_of(branch, h)
             )
             files = (*kept, *copied, *change.add)
+            is_proven = change.branch == "batch" and CONTENT in summary
+            if self.apart:
+                summary, of_branch = summary_of(loaded.table, change.branch, summary)
+                needed |= of_branch
+                summaries.append(summary)
             made = new_version(
                 change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms)
             )
             versions.append(made)
             refs |= {
-                name: Ref(name, made.id) for name in (change.branch, PUBLISHED + change.branch)
+                name: Ref(name, made.id)
+                for name in (
+                    change.branch,
+                    PUBLISHED + change.branch,
+                    *((PROVEN,) if is_proven else ()),
+                )
             }
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
         # As `prepare` does, over what was loaded.
@@ -848,9 +856,8 @@ def new_world(
 
     def table(entries: Mapping[str, str]) -> Lake:
         first = new_version("main", None, entries, (), (), made_ms)
-        return Lake.of(
-            (first,), [Ref(p + b, first.id) for b in BRANCHES for p in ("", PUBLISHED)], properties
-        )
+        names = [p + b for b in BRANCHES for p in ("", PUBLISHED)]
+        return Lake.of((first,), [Ref(name, first.id) for name in (*names, PROVEN)], properties)
 
     letters = table({PUBLISH_ID: "apply"}) if accounts else None
     return World(Kafka(((),) * partitions, BEGIN), table(summary), letters=letters, **values)  # type: ignore[arg-type]

@@ -369,7 +369,9 @@ def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
     table = lake_.load(name)
     columns = ("ingest_hour", "kafka_partition", "kafka_offset")
     records = (
-        table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
+        table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id, selected_fields=columns)
+        .to_arrow()
+        .to_pylist()
     )
     return sorted(tuple(row[c] for c in columns) for row in records)
 

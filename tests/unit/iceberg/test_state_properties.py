@@ -31,7 +31,7 @@ from anabranch.iceberg import (
 )
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
-from anabranch.iceberg.snapshots import MERGED
+from anabranch.iceberg.snapshots import CONTENT, MERGED
 from anabranch.iceberg.state_properties import STATE
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position
@@ -42,7 +42,6 @@ from anabranch.protocol.measured import MEASURED
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import (
     ACCEPTED,
-    CONTENT,
     DEAD_LETTERS,
     LOST,
     POSITION,

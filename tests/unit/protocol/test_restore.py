@@ -16,7 +16,7 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 from anabranch.common.errors import Terminal
 from anabranch.iceberg.commit_status import plan_fence
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import MERGED
+from anabranch.iceberg.snapshots import CONTENT, MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
@@ -27,7 +27,6 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
 from anabranch.protocol.state import (
     ACCEPTED,
-    CONTENT,
     OVERRIDES,
     REMEMBERED_HOURS,
     SETTLED,
@@ -43,6 +42,7 @@ CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
 SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
 BATCH = {i: SPEED[i][:2] for i in range(3)}
 NOW = datetime.now(UTC)
+BATCH_ONLY = Change("batch")
 
 
 @pytest.fixture
@@ -108,6 +108,33 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     assert lake.state().accepted == before.accepted | {H[2]: Accepted(1, CUTS[2])}
     assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
     assert lake.rows("batch") == lake.rows("main")
+
+
+def test_proven_has_accepted_hours_alone_whatever_batch_was_made_from(lake: StreamLake) -> None:
+    """The hazard: a branch that was made from `main` has rows of the speed layer, and `proven`
+    moves to its next publish."""
+    assert lake.rows("proven") == [*BATCH[0], *BATCH[1]]
+    give_to_speed(lake, 1)
+    assert lake.rows("proven") == [*BATCH[0], *BATCH[1]], "accepted, whichever layer main has"
+    drop(lake, "batch")
+    apply(lake)
+    assert lake.rows("batch") == [*BATCH[0], *SPEED[1], *SPEED[2]], "the hazard did not happen"
+    merge(lake.lake, lake.stream, everything=True)
+    # An empty commit, as after a lost answer.
+    state = lake.state()
+    fence = replace(plan_fence(state.table, Commit("lost", state.heads, ())), changes=(BATCH_ONLY,))
+    assert lake.lake.commit(state.table, fence) is Outcome.LANDED
+    assert lake.rows("proven") == [*BATCH[0], *BATCH[1]]
+    accept(lake, 2)
+    assert lake.rows("proven") == lake.rows("batch") == [*BATCH[0], *BATCH[2]]
+    accept(lake, 1)
+    assert lake.rows("proven") == lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
+
+
+def test_a_dropped_proven_is_made_by_the_next_acceptance(lake: StreamLake) -> None:
+    drop(lake, "proven")
+    accept(lake, 2)
+    assert lake.rows("proven") == lake.rows("main")
 
 
 def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) -> None:
@@ -318,7 +345,6 @@ def test_a_dropped_ledger_is_written_again_from_the_branches(lake: StreamLake) -
     ]  # fmt: skip
     assert [r.cut for r in rows] == CUTS[:3]
     assert {r.reason for r in rows} == {WHY}
-    assert apply(lake) == []
     assert len(history(lake)) == 3
 
 
