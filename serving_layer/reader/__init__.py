@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from serving_layer.reader.topic_tail import TopicTail
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRows(SelectedRows):
+    """The rows of a table, and of its topic after them. `read` reads the topic to its end."""
+
+    read: Callable[[], Derived]
+
+    def derived(self) -> Derived:
+        return self.read()
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Reader:
             tables[stream.view_table(view)] = partial(self.derived, stream, view, selection)
         if tails is not None:
             for stream in self.streams.values():
-                tables[stream.table] = partial(self.rows_and_topic, stream, selection, tails)
+                tables[stream.table] = partial(self.live_rows, stream, selection, tails)
         with open_query(
             sql,
             tables,
@@ -81,12 +91,16 @@ class Reader:
             name, table, partial(select, self.lake, self.streams[name], selection, name, table)
         )
 
-    def rows_and_topic(
-        self, stream: Stream, selection: Selection, tails: list[TopicTail]
-    ) -> Derived:
-        """Return the selected rows of a stream's table and the records of its topic after them, up
-        to the topic's end at this call. Raises ConfigurationError for a selection of one revision
-        of an hour, and as `TopicTail`."""
+    def live_rows(self, stream: Stream, selection: Selection, tails: list[TopicTail]) -> LiveRows:
+        """Return the selected rows of a stream's table and the records of its topic after them,
+        which are read when a query needs them. Raises as `Lake.load`."""
+        table = self.lake.load(stream.table)
+        read = partial(self._read_topic, stream, selection, tails)
+        return LiveRows(stream.table, table, read=read)
+
+    def _read_topic(self, stream: Stream, selection: Selection, tails: list[TopicTail]) -> Derived:
+        """Raises ConfigurationError for a selection of one revision of an hour, and as
+        `TopicTail`."""
         # Imported here: a query of tables alone needs no Kafka.
         from anabranch.kafka.client import KafkaAdapter
         from serving_layer.reader.topic_tail import TopicTail

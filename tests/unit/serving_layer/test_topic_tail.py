@@ -240,5 +240,7 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
     live = ask(COUNT, "--live", "--only-accepted", "--output", "json")
     assert json.loads(live.stdout) == [{"n": 13, "offsets": 13}]
     assert "then 9 records of the topic (left out: 1 dead letters)" in live.stderr
+    log.id = None
+    assert "events" in ask("SHOW TABLES", "--live").stdout, "no topic is read"
     revision = ask(COUNT, "--live", "--revision", "1", "--hour", HOUR)
     assert (revision.exit_code, "found --revision" in revision.output) == (2, True)
