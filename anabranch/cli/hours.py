@@ -266,19 +266,74 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
 @click.option(
     "--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records."
 )
+@click.option(
+    "--table",
+    metavar="TABLE",
+    help="Instead audit a table that another program writes: namespace.table of the catalog, or a "
+    "folder of Iceberg, Delta or Parquet.",
+)
+@click.option("--topic", metavar="TOPIC", help="The topic that --table is written from.")
+@click.option("--partition-column", metavar="COLUMN", help="Kafka's partition in --table.")
+@click.option("--offset-column", metavar="COLUMN", help="Kafka's offset in --table.")
+@click.option("--time-column", metavar="COLUMN", help="Kafka's timestamp in --table.")
+@click.option(
+    "--records",
+    metavar="N",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Number of missing records of --table to print.",
+)
 @report
-def audit(chosen: StreamSelection, hours: tuple[str, str] | None, no_kafka: bool) -> Result:
+def audit(
+    chosen: StreamSelection,
+    hours: tuple[str, str] | None,
+    no_kafka: bool,
+    table: str | None,
+    topic: str | None,
+    partition_column: str | None,
+    offset_column: str | None,
+    time_column: str | None,
+    records: int,
+) -> Result:
     """Count accepted hours again, in files and in Kafka.
 
     \b
     anabranch audit game_events --hours 2026-11-21T00..2026-11-21T23
     anabranch audit --no-kafka
+    anabranch audit --table lake.events --topic shop.events
 
     Compares the counts with the ledger, and with Kafka as far as it still has the records. Without
     --hours: all hours. Prints one sentence for each disagreement of ledger, files and Kafka; the
     exit code is then 1. Audits eight streams at a time. An error of one does not stop the others; a
     stream that does not answer within 6 seconds is skipped and named.
+
+    With --table and --topic, it finds the records that a table of Kafka Connect, Flink, Spark or
+    another program lacks or has twice, by hour; the exit code is then 1. It needs only `kafka`,
+    `catalog` and `s3` of conf/anabranch.yaml, no stream, and writes nothing. Columns such as
+    `partition` and `offset`, Connect's `_kafka_metadata`, `redpanda` and `RECORD_METADATA` are
+    found; others are named, nested ones with dots. The table's first and last hour may be
+    incomplete, unless --hours names them.
     """
+    if table is not None or topic is not None:
+        named = chosen.streams or chosen.group is not None
+        if table is None or topic is None or named:
+            raise click.UsageError("expected --table with --topic, and no stream")
+        if (partition_column is None) != (offset_column is None):
+            raise click.UsageError("expected --partition-column with --offset-column")
+        from anabranch import config
+        from anabranch.cli.render.others import other_text
+        from anabranch.common.logs import configure_logging
+        from anabranch.operations.audit.other import AuditRequest, audit_other
+
+        configure_logging()
+        columns = (partition_column, offset_column, time_column)
+        request = AuditRequest(table, topic, *columns, hours, not no_kafka, records)
+        found = audit_other(config.load_environment(conf_folder()), request)
+        return Report(found, other_text(found), exit_code=not found.is_exact)
+    if partition_column or offset_column or time_column:
+        raise click.UsageError("expected --table and --topic with the columns")
+
     from anabranch.cli.render.hours import audit_text
     from anabranch.operations.audit import audit as run_audit
     from anabranch.operations.audit.checks import AuditReport

@@ -36,7 +36,7 @@ CONTROL, ABORTED, COMPACTED, RETENTION, PRESENT = CLASSES = (
     "retention",
     "present",
 )
-_CODES = {name: code for code, name in enumerate(CLASSES, 1)}
+CODES = {name: code for code, name in enumerate(CLASSES, 1)}
 
 # Fetch sizes in bytes; a fetch returns at least one whole batch. The small one is for a missing
 # offset that is far from the next.
@@ -64,10 +64,14 @@ class Missing:
 @dataclass(frozen=True)
 class Explanation:
     """Numbers of missing offsets by class. `present_at` are the first ranges of class `present`:
-    records that the log contains and a consumer should receive."""
+    records that the log contains and a consumer should receive. `codes` has the class of each
+    offset from the first missing one on (`CODES`), 0 for an offset that is not missing."""
 
     counts: Mapping[str, int]
     present_at: tuple[tuple[int, int], ...] = ()
+    codes: NDArray[np.uint8] = field(
+        default_factory=lambda: np.zeros(0, np.uint8), compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True)
@@ -118,18 +122,18 @@ class _Explained:
         """Assign a class to the missing offsets of the range."""
         if end > self.missing.start:
             part = slice(max(0, start - self.missing.start), end - self.missing.start)
-            self.codes[part][self.missing.mask[part]] = _CODES[name]
+            self.codes[part][self.missing.mask[part]] = CODES[name]
 
     def explanation(self) -> Explanation:
-        counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in _CODES.items()}
-        present_at = spans(self.codes == _CODES[PRESENT], self.missing.start)
-        return Explanation({name: n for name, n in counts.items() if n}, present_at)
+        counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in CODES.items()}
+        present_at = spans(self.codes == CODES[PRESENT], self.missing.start)
+        return Explanation({name: n for name, n in counts.items() if n}, present_at, self.codes)
 
 
-def spans(mask: NDArray[Any], start: int) -> tuple[tuple[int, int], ...]:
-    """Return the first three half-open ranges of set offsets; the mask begins at `start`. Pure."""
+def spans(mask: NDArray[Any], start: int, at_most: int = 3) -> tuple[tuple[int, int], ...]:
+    """Return the first half-open ranges of set offsets; the mask begins at `start`. Pure."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    pairs = edges.reshape(-1, 2)[:3] + start
+    pairs = edges.reshape(-1, 2)[:at_most] + start
     return tuple((int(low), int(high)) for low, high in pairs)
 
 

@@ -118,6 +118,23 @@ def ask(
     ]
     start = before[-1] if before else timeline.start
     lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
+    answers = answer_hours(kafka, topic, wanted, timeline.boundaries, lows, ends, now, seen)
+    return replace(offsets, answers=answers, ends=ends)
+
+
+def answer_hours(
+    kafka: KafkaAdapter,
+    topic: Topic,
+    wanted: Iterable[str],
+    decided: Mapping[str, Offsets],
+    lows: Offsets,
+    ends: Offsets,
+    now: datetime,
+    seen: Seen | None = None,
+) -> dict[str, Mapping[int, Stamped | None]]:
+    """Return the first record after each of the `wanted` hours (in order), by partition, within
+    `[lows, ends)`; `ends` are the last stable offsets, `decided` ends that were used before."""
+    lows = dict(lows)
     answers: dict[str, Mapping[int, Stamped | None]] = {}
     stamps: Mapping[int, Stamped | None] = {}
     for hour in wanted:
@@ -132,14 +149,14 @@ def ask(
         )
         # Decision 2: an end that was used stays. Another end would put its offsets into two hours,
         # or into none.
-        known = timeline.boundaries.get(hour, {})
+        known = decided.get(hour, {})
         for p, low in lows.items():
             lows[p] = (
                 known[p]
                 if p in known
                 else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
             )
-    return replace(offsets, answers=answers, ends=ends)
+    return answers
 
 
 def _correct_answers(

@@ -1,0 +1,443 @@
+"""The audit of a table that another program writes: which records of a topic it lacks, and which it
+has twice, by hour. Reads the table and Kafka, writes nothing, and needs no stream and no Spark.
+
+The hours are cut as a stream's are (`anabranch.protocol.sealing`). Kafka's record batches show of
+each offset whether it is a record that a `read_committed` consumer receives. Offsets are compared
+in slices, so memory does not grow with the table, the topic, or an hour.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.progress import Progress
+from anabranch.config import Environment
+from anabranch.iceberg.other_tables import open_other
+from anabranch.kafka.batches import ABORTED, CODES, CONTROL, PRESENT, RETENTION, Missing, spans
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.offsets import hour_ends
+from anabranch.offsets.hours import hour_of, hours_between, plan_boundary, shift
+from anabranch.offsets.position import Offsets, Ranges, Topic, clip
+from anabranch.operations.audit.places import Places, TimeCounts, find_columns, read_places
+from anabranch.operations.reports.dead_letters import shown
+from anabranch.protocol.sealing import answer_hours
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LOG = logging.getLogger(__name__)
+
+BEFORE = "before"
+"""The name of the offsets before the first hour that has a time, in place of an hour."""
+
+_SLICE = 4_000_000
+_RANGES = 1_000
+_LONGEST = 200
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """A table and its topic. The columns are found if they are None. `hours`: the first and the
+    last hour to audit, whole; None for the hours of the table. `records`: how many of the missing
+    records to read."""
+
+    table: str
+    topic: str
+    partition_column: str | None = None
+    offset_column: str | None = None
+    time_column: str | None = None
+    hours: tuple[str, str] | None = None
+    with_kafka: bool = True
+    records: int = 10
+
+
+@dataclass(frozen=True)
+class PartitionCounts:
+    """The offsets of one partition in an hour, `[start, end)`.
+
+    `rows` of the table; `twice`: rows that repeat an offset; `missing`: records of Kafka without a
+    row; `gaps`: other offsets without a row, by class of `anabranch.kafka.batches`; `uncommitted`:
+    rows of aborted transactions. The first ranges of missing and repeated offsets are in `…_at`.
+    """
+
+    start: int
+    end: int
+    rows: int = 0
+    twice: int = 0
+    missing: int = 0
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    uncommitted: int = 0
+    missing_at: Spans = ()
+    twice_at: Spans = ()
+
+    def plus(self, other: PartitionCounts) -> PartitionCounts:
+        """Return the counts of this slice and the one after it."""
+        return PartitionCounts(
+            self.start,
+            other.end,
+            self.rows + other.rows,
+            self.twice + other.twice,
+            self.missing + other.missing,
+            Counter(self.gaps) + Counter(other.gaps),
+            self.uncommitted + other.uncommitted,
+            _joined(self.missing_at, other.missing_at),
+            _joined(self.twice_at, other.twice_at),
+        )
+
+
+@dataclass(frozen=True)
+class HourCounts:
+    """An hour, or `BEFORE`, by partition."""
+
+    hour: str
+    partitions: Mapping[int, PartitionCounts]
+
+    def total(self, name: str) -> int:
+        return sum(getattr(counts, name) for counts in self.partitions.values())
+
+    @property
+    def offsets(self) -> int:
+        return self.total("end") - self.total("start")
+
+    @property
+    def gaps(self) -> Counter[str]:
+        return sum((Counter(c.gaps) for c in self.partitions.values()), Counter[str]())
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("rows", "twice", "missing", "uncommitted")
+        counts = {name: self.total(name) for name in names}
+        partitions = {str(p): vars(counts) for p, counts in self.partitions.items()}
+        return {
+            "hour": self.hour,
+            "offsets": self.offsets,
+            **counts,
+            "gaps": dict(self.gaps),
+            "partitions": partitions,
+        }
+
+
+@dataclass(frozen=True)
+class MissingRecord:
+    """A record of Kafka without a row, for display."""
+
+    hour: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: str | None
+    value: str | None
+
+
+@dataclass(frozen=True)
+class OtherAudit:
+    """The result. `unproven`: why nothing is proven; then `hours` is empty, and `by_time` has the
+    rows by the hour of their time.
+
+    `unplaced`: rows without partition or offset; `elsewhere`: rows of other topics; `unknown`: rows
+    at places that the topic's log never had. `before` and `behind`: offsets of Kafka before the
+    table's first row and after its last one, by partition.
+    """
+
+    table: str
+    topic: str
+    columns: tuple[str, ...]
+    rows: int
+    unplaced: int = 0
+    elsewhere: int = 0
+    unknown: int = 0
+    hours: tuple[HourCounts, ...] = ()
+    before: Offsets = field(default_factory=dict)
+    behind: Offsets = field(default_factory=dict)
+    records: tuple[MissingRecord, ...] = ()
+    unproven: str | None = None
+    by_time: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing was found to be missing or doubled."""
+        wrong = ("missing", "twice", "uncommitted")
+        return not (self.unplaced or self.unknown) and not any(
+            hour.total(name) for hour in self.hours for name in wrong
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return vars(self) | {"exact": self.unproven is None and self.is_exact}
+
+
+@dataclass(frozen=True)
+class _Log:
+    """The topic's log when the table had been read: first offsets, last stable ones and ends of all
+    accepted records by partition, and the ends of its hours, oldest first; the running hour ends at
+    the last stable offsets. Empty without Kafka."""
+
+    topic: Topic | None = None
+    starts: Offsets = field(default_factory=dict)
+    stable: Offsets = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
+    hours: Mapping[str, Offsets] = field(default_factory=dict)
+
+
+def audit_other(environment: Environment, request: AuditRequest) -> OtherAudit:
+    """Audit a table. Raises ConfigurationError, TableMissing, Refused, Transient."""
+    with KafkaAdapter(environment.kafka) as kafka:
+        topic = kafka.describe(request.topic) if request.with_kafka else None
+        if request.with_kafka and topic is None:
+            raise ConfigurationError(
+                f"topic {request.topic}: expected it in Kafka, found none; --no-kafka counts the "
+                "rows of a topic that is gone"
+            )
+        table = open_other(environment, request.table)
+        columns = find_columns(
+            table.schema, request.partition_column, request.offset_column, request.time_column
+        )
+        with read_places(table, columns, request.topic) as places:
+            audit = OtherAudit(
+                table.what,
+                request.topic,
+                tuple(column.name for column in columns.all),
+                places.rows,
+                places.unplaced,
+                places.elsewhere,
+            )
+            if columns.partition is None:
+                return replace(audit, unplaced=0, **_unproven(places))
+            # After the table was read: no row can be later than these ends.
+            log = _read_log(kafka, topic, places.spans, request.hours) if topic else _Log()
+            return _compare(kafka, audit, places, log, request)
+
+
+def _unproven(places: Places) -> dict[str, Any]:
+    return {
+        "by_time": dict(sorted(places.times.rows.items())),
+        "unproven": (
+            "the table has no columns with Kafka's partition and offset (--partition-column, "
+            "--offset-column), so nothing is proven: a lost record and a doubled one leave the "
+            "same count, and no count shows which record it is"
+        ),
+    }
+
+
+def _read_log(
+    kafka: KafkaAdapter, topic: Topic, have: Ranges, hours: tuple[str, str] | None
+) -> _Log:
+    now = datetime.now(UTC)
+    starts, stable = kafka.log_starts(topic), kafka.stable_ends(topic)
+    lows = {p: max(start, have.get(p, (start, 0))[0]) for p, start in starts.items()}
+    windows = kafka.stamps_from(topic, lows, stable, hour_ends.WINDOW)
+    oldest = [hour_ends.plan_oldest(w, hour_ends.millis(now)) for w in windows.values()]
+    stamps = [one.timestamp_ms for one in oldest if one is not None]
+    running = hour_of(now)
+    first = hour_of(datetime.fromtimestamp(min(stamps) / 1000, UTC)) if stamps else running
+    if hours is not None:
+        first = max(first, shift(hours[0], -1))
+    last = running if hours is None else min(running, shift(hours[1], 1))
+    wanted = hours_between(first, last)
+    ends: dict[str, Offsets] = {}
+    with Progress(LOG, f"cut the hours of {topic.name}", "hours", len(wanted)) as progress:
+        for hour in wanted:
+            [answers] = answer_hours(kafka, topic, [hour], {}, lows, stable, now).values()
+            lows = {
+                p: plan_boundary(answers.get(p), stable.get(p, 0), low, now)
+                for p, low in lows.items()
+            }
+            ends[hour] = lows
+            progress.step()
+    if last == running:
+        ends[running] = stable
+    return _Log(topic, starts, stable, kafka.accepted_ends(topic, stable), ends)
+
+
+def plan_cuts(
+    begins: Offsets, times: TimeCounts, starts: Offsets, of_kafka: Mapping[str, Offsets]
+) -> list[tuple[str, Ranges]]:
+    """Return the hours with their offset ranges, oldest first, from `begins` on. Pure.
+
+    Hours that Kafka still has end at its offsets (`of_kafka`); earlier ones, below `starts`, end
+    before the first row of a later hour, by the rows' own times. Offsets before both are `BEFORE`.
+    """
+    first = min(of_kafka, default="~")
+    ends: dict[str, Offsets] = {}
+    later: Offsets = dict(starts)
+    for hour in sorted(times.first, reverse=True):
+        if hour and hour < first:
+            ends[hour] = dict(later)
+        if hour:
+            for p, offset in times.first[hour].items():
+                later[p] = min(offset, later.get(p, offset))
+    cuts: list[tuple[str, Ranges]] = []
+    low = dict(begins)
+
+    def cut(hour: str, until: Offsets) -> None:
+        ranges = {p: (low[p], until[p]) for p in sorted(until) if low.get(p, until[p]) < until[p]}
+        cuts.append((hour, ranges))
+        low.update({p: end for p, (_, end) in ranges.items()})
+
+    cut(BEFORE, later if ends else dict(starts))
+    for hour, until in [*sorted(ends.items()), *sorted(of_kafka.items())]:
+        cut(hour, until)
+    return [(hour, ranges) for hour, ranges in cuts if ranges]
+
+
+@dataclass(frozen=True)
+class AuditedRanges:
+    """The offsets of each hour whose rows must exist, and how many other ones are before and after
+    them, by partition."""
+
+    hours: Sequence[tuple[str, Ranges]]
+    before: Offsets = field(default_factory=dict)
+    behind: Offsets = field(default_factory=dict)
+
+
+def plan_audited(
+    cuts: Sequence[tuple[str, Ranges]], have: Ranges, hours: tuple[str, str] | None
+) -> AuditedRanges:
+    """Return the offsets of cut hours whose rows must exist. Pure.
+
+    Those are whole hours if `hours` are named. Otherwise the first and the last hour with rows may
+    be incomplete, since the table may begin within the first, and be behind in the last: there they
+    are, in each partition, the offsets from the first to the last row (`have`).
+    """
+    if hours is not None:
+        return AuditedRanges([cut for cut in cuts if hours[0] <= cut[0] <= hours[1]])
+    with_rows = [i for i, (_, ranges) in enumerate(cuts) if clip(ranges, have)]
+    if not with_rows:
+        return AuditedRanges([])
+    audited, before, behind = list[tuple[str, Ranges]](), Counter[int](), Counter[int]()
+    for i, (hour, ranges) in enumerate(cuts):
+        within: Ranges = {}
+        for p, (start, end) in ranges.items():
+            first, last = have.get(p, (end, start))
+            if i < with_rows[0]:
+                first = last = end
+            elif i > with_rows[-1]:
+                first = last = start
+            elif with_rows[0] < i < with_rows[-1]:
+                first, last = start, end
+            elif i < with_rows[-1]:
+                first, last = min(max(start, first), end), end
+            elif i > with_rows[0] or first > last:
+                first, last = start, max(start, min(end, last))
+            else:
+                first, last = max(start, first), min(end, last)
+            within[p] = (first, last)
+            before[p] += first - start
+            behind[p] += end - last
+        if with_rows[0] <= i <= with_rows[-1]:
+            audited.append((hour, {p: (s, e) for p, (s, e) in within.items() if s < e}))
+    return AuditedRanges(audited, dict(+before), dict(+behind))
+
+
+def count_slice(
+    start: int, counts: NDArray[np.uint8], repeated: int, codes: NDArray[np.uint8] | None
+) -> PartitionCounts:
+    """Return the counts of offsets from `start` on: how often each has a row, of which `repeated`
+    repeat one, and its class in Kafka (`CODES`; None: Kafka was not read). Pure."""
+    there = counts > 0
+    if codes is None:
+        codes = np.full(len(counts), CODES[RETENTION], np.uint8)
+    missing = ~there & (codes == CODES[PRESENT])
+    gaps = {
+        name: int(np.count_nonzero(~there & (codes == code)))
+        for name, code in CODES.items()
+        if name != PRESENT
+    }
+    uncommitted = there & ((codes == CODES[ABORTED]) | (codes == CODES[CONTROL]))
+    return PartitionCounts(
+        start,
+        start + len(counts),
+        int(np.count_nonzero(there)) + repeated,
+        repeated,
+        int(np.count_nonzero(missing)),
+        {name: n for name, n in gaps.items() if n},
+        int(np.count_nonzero(uncommitted)),
+        spans(missing, start, _RANGES),
+        spans(counts > 1, start, _RANGES),
+    )
+
+
+def _joined(one: Spans, other: Spans) -> Spans:
+    """Return the ranges of two adjacent slices, the first `_RANGES` of them. Pure."""
+    if one and other and one[-1][1] == other[0][0]:
+        one, other = one[:-1], ((one[-1][0], other[0][1]), *other[1:])
+    return (*one, *other)[:_RANGES]
+
+
+def _compare(
+    kafka: KafkaAdapter, audit: OtherAudit, places: Places, log: _Log, request: AuditRequest
+) -> OtherAudit:
+    begins = {p: first for p, (first, _) in places.spans.items()}
+    if log.topic is not None:
+        begins = {p: min(start, begins.get(p, start)) for p, start in log.starts.items()}
+    starts = log.starts or {p: end for p, (_, end) in places.spans.items()}
+    cuts = plan_cuts(begins, places.times, starts, log.hours)
+    audited = plan_audited(cuts, places.spans, request.hours)
+    sizes = tuple(sum(e - s for s, e in ranges.values()) for _, ranges in audited.hours)
+    doing, counted = f"audit {request.table}", list[HourCounts]()
+    with Progress(LOG, doing, "hours", sizes=sizes, contents="offsets") as progress:
+        for hour, ranges in audited.hours:
+            counted.append(_count(kafka, places, log, hour, ranges, progress))
+            progress.step()
+    # Rows outside of named hours are not part of the audit.
+    whole = request.hours is None
+    return replace(
+        audit,
+        unplaced=audit.unplaced if whole else 0,
+        unknown=places.outside(log.ends) if log.topic is not None and whole else 0,
+        hours=tuple(counted),
+        before=audited.before,
+        behind=audited.behind,
+        records=tuple(_missing_records(kafka, request, counted)),
+    )
+
+
+def _count(
+    kafka: KafkaAdapter,
+    places: Places,
+    log: _Log,
+    hour: str,
+    ranges: Ranges,
+    progress: Progress,
+) -> HourCounts:
+    found: dict[int, PartitionCounts] = {}
+    for p, start, end in _slices(ranges):
+        counted = places.count({p: (start, end)})
+        codes = None
+        if log.topic is not None:
+            every = Missing(start, np.ones(end - start, bool))
+            codes = kafka.explain_missing(log.topic.name, {p: every})[p].codes
+        one = count_slice(start, counted.counts[p], counted.twice[p], codes)
+        found[p] = found[p].plus(one) if p in found else one
+        progress.part(end - start)
+    return HourCounts(hour, found)
+
+
+def _slices(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+    for p, (start, end) in sorted(ranges.items()):
+        for low in range(start, end, _SLICE):
+            yield p, low, min(end, low + _SLICE)
+
+
+def _missing_records(
+    kafka: KafkaAdapter, request: AuditRequest, counted: Sequence[HourCounts]
+) -> Iterator[MissingRecord]:
+    left = request.records
+    for hour in counted:
+        for p, counts in hour.partitions.items():
+            for start, end in counts.missing_at:
+                if left <= 0:
+                    return
+                end = min(end, start + left)
+                for _, records in kafka.read_records(request.topic, {p: (start, end)}):
+                    for r in records:
+                        left -= 1
+                        key, value = shown(r.key, _LONGEST), shown(r.value, _LONGEST)
+                        yield MissingRecord(hour.hour, p, r.offset, r.timestamp, key, value)

@@ -1,0 +1,143 @@
+"""The audit of tables that Spark writes by itself, of a topic with an aborted transaction: it finds
+exactly the records that were taken out and doubled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from commands import call
+from deltalake import write_deltalake
+from kafka import KafkaProducer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from world import World, add_catalog, past_hour, spread
+
+from anabranch.cli import main
+
+Make = Callable[..., World]
+TAKEN, DOUBLED, ABORTED = ((0, 35), (0, 36), (1, 40)), ((0, 50), (1, 41)), 3
+
+
+@pytest.fixture
+def one(world: Make) -> World:
+    """A stream without tables: 3 hours of 60 records in two partitions, and 3 records of an aborted
+    transaction in the middle one."""
+    one = world()
+    one.topic()
+    for ago in (5, 4, 3):
+        one.send(spread(past_hour(ago), 60, f"h{ago}"))
+        if ago == 4:
+            abort(one, past_hour(4))
+    return one
+
+
+def abort(one: World, hour: str) -> None:
+    servers = one.job.environment.kafka.bootstrap_servers
+    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=f"{one.name}-tx")
+    producer.init_transactions()
+    producer.begin_transaction()
+    at = int(spread(hour, 1, "x")[0][1].timestamp() * 1000)
+    for number in range(ABORTED):
+        producer.send(one.name, b"aborted-%d" % number, partition=0, timestamp_ms=at)
+    producer.flush()
+    producer.abort_transaction()
+    producer.close()
+
+
+def records(one: World, spark: SparkSession, isolation: str = "read_committed") -> DataFrame:
+    """The topic as a streaming job writes it that loses and doubles records."""
+    read = spark.readStream.format("kafka").option("subscribe", one.name)
+    read = read.option("kafka.bootstrap.servers", one.job.environment.kafka.bootstrap_servers)
+    read = read.option("kafka.isolation.level", isolation).option("maxOffsetsPerTrigger", 70)
+    rows = read.option("startingOffsets", "earliest").load()
+
+    def is_any(places: tuple[tuple[int, int], ...]) -> Any:
+        found = F.lit(False)
+        for partition, offset in places:
+            found = found | ((F.col("partition") == partition) & (F.col("offset") == offset))
+        return found
+
+    times = F.when(is_any(DOUBLED), F.array(F.lit(1), F.lit(2))).otherwise(F.array(F.lit(1)))
+    return rows.where(~is_any(TAKEN)).withColumn("copy", F.explode(times)).drop("copy")
+
+
+def write(rows: DataFrame, kind: str, target: str, checkpoint: Path) -> None:
+    query = rows.writeStream.format(kind).trigger(availableNow=True)
+    query = query.option("checkpointLocation", str(checkpoint))
+    started = query.start(target) if kind == "parquet" else query.toTable(target)
+    started.awaitTermination()
+
+
+def audited(one: World, table: str, expect: int, *options: str) -> Any:
+    arguments = ["audit", "--table", table, "--topic", one.name, "--output", "json", *options]
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
+    assert done.exit_code == expect, done.output
+    return json.loads(done.stdout)
+
+
+def test_an_audit_finds_what_was_taken_out_and_doubled(
+    one: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    add_catalog(session, one.job.environment)
+    catalog = one.job.environment.catalog.name
+    session.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{one.name}")
+    sink, table, delta = str(tmp_path / "sink"), f"{one.name}.raw", str(tmp_path / "delta")
+    write(records(one, session), "parquet", sink, tmp_path / "c1")
+    write(records(one, session), "iceberg", f"{catalog}.{table}", tmp_path / "c2")
+    batch = session.read.parquet(sink).select("partition", "offset", "timestamp", "value")
+    write_deltalake(delta, batch.toArrow(), partition_by=["partition"])
+    # A file that no micro-batch has committed is no part of the sink's table.
+    batch.coalesce(1).write.parquet(str(tmp_path / "again"))
+    [again] = (tmp_path / "again").glob("part-*.parquet")
+    again.rename(Path(sink) / again.name)
+    for name in (sink, table, delta):
+        found = audited(one, name, 1)
+        hours = {h["hour"]: h for h in found["hours"]}
+        assert list(hours) == [past_hour(5), past_hour(4), past_hour(3)], name
+        hour = hours[past_hour(4)]
+        assert (hour["offsets"], hour["rows"]) == (64, 60 - len(TAKEN) + len(DOUBLED))
+        assert (hour["missing"], hour["twice"], hour["uncommitted"]) == (3, 2, 0)
+        assert hour["gaps"] == {"aborted": ABORTED, "control": 1}
+        at = hour["partitions"]
+        assert (at["0"]["missing_at"], at["1"]["missing_at"]) == ([[35, 37]], [[40, 41]])
+        assert (at["0"]["twice_at"], at["1"]["twice_at"]) == ([[50, 51]], [[41, 42]])
+        sent = {(r.partition, r.offset): r.value for r in one.sent}
+        assert {(r["partition"], r["offset"]): r["value"].encode() for r in found["records"]} == {
+            place: sent[place] for place in TAKEN
+        }
+        for other in (hours[past_hour(5)], hours[past_hour(3)]):
+            counts = [other[name] for name in ("offsets", "rows", "missing", "twice")]
+            assert counts == [60, 60, 0, 0] and other["gaps"] == {}
+        assert found["before"] == found["behind"] == {} and not found["unknown"]
+        assert audited(one, name, 0, "--hours", past_hour(3))["exact"]
+
+
+def test_rows_of_aborted_transactions_and_of_another_topic_are_found(
+    one: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's reader receives aborted records unless it is told otherwise."""
+    session, sink = spark.newSession(), str(tmp_path / "sink")
+    write(records(one, session, "read_uncommitted"), "parquet", sink, tmp_path / "c")
+    found = audited(one, sink, 1)
+    assert sum(h["uncommitted"] for h in found["hours"]) == ABORTED
+    assert sum(h["missing"] for h in found["hours"]) == len(TAKEN)
+    text = call(one, "audit", "--table", sink, "--topic", one.name, expect=1)
+    assert "partition 0: 2 missing: offsets 35 to 36" in text
+    assert f"partition 0: {ABORTED} rows of aborted transactions" in text
+    assert f"{one.name}: 3 hours, 184 offsets: 3 records missing, 2 rows too many" in text
+    # Kafka deletes records; what the table lacks of them cannot be proven any more.
+    one.delete_records({0: 40})
+    found = audited(one, sink, 1)
+    gaps = [h["gaps"].get("retention", 0) for h in found["hours"]]
+    assert [h["missing"] for h in found["hours"]] == [0, 1, 0] and gaps == [0, 2, 0]
+    # The topic is recreated, with fewer records than the table has.
+    one.delete_topic()
+    one.topic()
+    one.send(spread(past_hour(3), 20, "new"))
+    assert audited(one, sink, 1)["unknown"] == 184 - 1 - len(TAKEN) + len(DOUBLED) - 20

@@ -1,0 +1,309 @@
+"""The audit of a table that another program writes, without Kafka: its columns, its hours, its
+counts."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch import config
+from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, Refused, TableMissing
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.other_tables import OtherTable, open_other
+from anabranch.kafka.batches import CODES
+from anabranch.operations.audit.other import (
+    BEFORE,
+    AuditRequest,
+    OtherAudit,
+    audit_other,
+    count_slice,
+    plan_audited,
+    plan_cuts,
+)
+from anabranch.operations.audit.places import TimeCounts, find_columns, read_places
+
+H = [f"2026-11-21T0{number}" for number in range(6)]
+STRUCT = pa.struct({"partition": pa.int32(), "offset": pa.int64(), "timestamp": pa.timestamp("us")})
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> config.Environment:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "anabranch.yaml").write_text(
+        "kafka: {bootstrap_servers: localhost:1}\n"
+        f"catalog: {{name: lake, type: sql, uri: 'sqlite:///{tmp_path}/c.db', warehouse: 'file://{tmp_path}'}}\n"
+    )
+    return config.load_environment(str(tmp_path / "conf"))
+
+
+def audit(environment: config.Environment, folder: Path, **more: Any) -> OtherAudit:
+    return audit_other(environment, AuditRequest(str(folder), "t", with_kafka=False, **more))
+
+
+def rows(offsets: list[int], partition: int = 0, hour: int = 0, **more: Any) -> pa.Table:
+    at = datetime(2026, 11, 21, hour, tzinfo=UTC)
+    return pa.table(
+        {
+            "partition": pa.array([partition] * len(offsets), pa.int32()),
+            "offset": offsets,
+            "timestamp": pa.array([at] * len(offsets), pa.timestamp("us", "UTC")),
+        }
+        | {name: [value] * len(offsets) for name, value in more.items()}
+    )
+
+
+def write(folder: Path, name: str, table: pa.Table) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (
+            {f"_kafka_metadata_{n}": pa.int64() for n in ("partition", "offset", "timestamp")},
+            ("_kafka_metadata_partition", "_kafka_metadata_offset", "_kafka_metadata_timestamp"),
+        ),
+        ({"redpanda": STRUCT}, ("redpanda.partition", "redpanda.offset", "redpanda.timestamp")),
+        (
+            {"RECORD_METADATA": pa.string()},
+            tuple(f"RECORD_METADATA.{n}" for n in ("partition", "offset", "CreateTime", "topic")),
+        ),
+        (
+            {"kafka_partition": pa.int32(), "kafka_offset": pa.int64(), "offset": pa.int64()},
+            ("kafka_partition", "kafka_offset"),
+        ),
+        ({"Partition": pa.int32(), "offset": pa.int64()}, ("partition", "offset")),
+        ({"partition": pa.int32(), "id": pa.string()}, ()),
+    ],
+)
+def test_the_columns_of_known_programs_are_found(
+    fields: dict[str, pa.DataType], found: tuple[str, ...]
+) -> None:
+    columns = find_columns(pa.schema(fields), None, None, None)
+    assert tuple(column.name for column in columns.all) == found
+
+
+def test_a_named_column_must_exist() -> None:
+    with pytest.raises(ConfigurationError, match=r"--offset-column meta\.o: expected a column"):
+        find_columns(pa.schema({"p": pa.int32(), "meta": STRUCT}), "p", "meta.o", None)
+
+
+@pytest.mark.parametrize("form", ["struct", "json", "text"])
+def test_offsets_in_structs_and_text_are_read(
+    environment: config.Environment, tmp_path: Path, form: str
+) -> None:
+    places = [{"partition": 1, "offset": o, "timestamp": None} for o in (3, 4, 4)]
+    folder, names = tmp_path / "t", {}
+    if form == "struct":
+        table = pa.table({"redpanda": pa.array(places, STRUCT)})
+    elif form == "json":
+        table = pa.table({"record_metadata": [json.dumps(p | {"topic": "t"}) for p in places]})
+    else:
+        table = pa.table({"p": ["1", "1", "1"], "o": ["3", "4", "four"]})
+        names = {"partition_column": "p", "offset_column": "o"}
+    write(folder, "a.parquet", table)
+    found = audit(environment, folder, **names)
+    [hour] = found.hours
+    assert (hour.hour, found.rows, found.unplaced) == (BEFORE, 3, form == "text")
+    assert hour.partitions[1].twice_at == (() if form == "text" else ((4, 5),))
+    assert not found.is_exact
+
+
+def test_rows_of_parquet_delta_and_iceberg_count_alike(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    """Three offsets are missing, two doubled, a row has no offset, one is of another topic; hours
+    end by the rows' own times."""
+    parts = [
+        rows([0, 1, 2, 4, 5, 5], topic="t"),
+        rows([6, 7, 9, 9, 10], hour=1, topic="t"),
+        rows([12], hour=2, topic="t"),
+        rows([3], topic="other"),
+    ]
+    lost = parts[2].set_column(1, "offset", pa.array([None], pa.int64()))
+    every = [*parts, lost]
+    catalog = Lake(environment).catalog
+    catalog.create_namespace("n")
+    table = catalog.create_table("n.t", schema=parts[0].schema)
+    for number, part in enumerate(every):
+        write(tmp_path / "parquet", f"day={number}/{number}.parquet", part)
+        write_deltalake(tmp_path / "delta", part, mode="append", partition_by=["partition"])
+        table.append(part)
+    names = [str(tmp_path / "parquet"), str(tmp_path / "delta"), "n.t", table.metadata_location]
+    for name in names:
+        found = audit_other(environment, AuditRequest(name, "t", with_kafka=False))
+        assert (found.rows, found.unplaced, found.elsewhere) == (14, 1, 1), name
+        counted = [(h.hour, h.offsets, h.total("rows"), h.total("twice")) for h in found.hours]
+        assert counted == [(H[0], 6, 6, 1), (H[1], 6, 5, 1), (H[2], 1, 1, 0)], name
+        assert [dict(h.gaps) for h in found.hours] == [{"retention": 1}, {"retention": 2}, {}]
+
+
+def test_files_of_a_sink_that_its_log_does_not_list_do_not_count(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sink"
+    for name, offsets in (("a", [0, 1]), ("b", [1, 2]), ("_c", [3])):
+        write(folder, f"{name}.parquet", rows(offsets))
+    size = (folder / "a.parquet").stat().st_size
+    entry = json.dumps({"path": f"file://{folder}/a.parquet", "size": size, "action": "add"})
+    (folder / "_spark_metadata").mkdir()
+    (folder / "_spark_metadata" / "0").write_text(f"v1\n{entry}")
+    found = audit(environment, folder)
+    assert found.rows == 2 and found.is_exact
+    assert "1 files that the log does not list do not count" in found.table
+    (folder / "_spark_metadata" / "0").rename(folder / "_spark_metadata" / "1")
+    (folder / "_spark_metadata" / "3").write_text("v1\n")
+    broken = audit(environment, folder)
+    assert broken.rows == 4 and "its log is damaged" in broken.table
+
+
+def test_tables_that_cannot_be_read_exactly_are_refused(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    with pytest.raises(TableMissing, match="found none"):
+        open_other(environment, "no.such")
+    with pytest.raises(TableMissing, match="expected a folder"):
+        open_other(environment, str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match="expected Parquet files"):
+        open_other(environment, str(tmp_path / "empty"))
+    (tmp_path / "empty" / "link.parquet").symlink_to(tmp_path / "gone")
+    with pytest.raises(Refused, match="a link to nothing"):
+        open_other(environment, str(tmp_path / "empty"))
+
+
+def test_files_behind_a_link_and_files_of_other_types_count(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    write(tmp_path / "elsewhere", "a.parquet", rows([0]))
+    write(tmp_path / "t", "b.parquet", rows([1]).set_column(1, "offset", pa.array([1], pa.int32())))
+    write(tmp_path / "t", "c.parquet", pa.table({"id": [7]}))
+    (tmp_path / "t" / "linked").symlink_to(tmp_path / "elsewhere")
+    found = audit(environment, tmp_path / "t")
+    assert (found.rows, found.unplaced) == (3, 1) and found.hours[0].offsets == 2
+
+
+def test_without_columns_rows_are_counted_by_time(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    write(tmp_path / "t", "a.parquet", rows([0, 1]).drop_columns(["offset"]))
+    write(tmp_path / "t", "b.parquet", rows([0, 1], hour=2).drop_columns(["offset"]))
+    found = audit(environment, tmp_path / "t")
+    assert found.by_time == {H[0]: 2, H[2]: 2} and found.hours == ()
+    assert found.unproven is not None and "nothing is proven" in found.unproven
+    assert found.as_dict()["exact"] is False
+    write(tmp_path / "bare", "a.parquet", pa.table({"id": [1, 2, 3]}))
+    assert audit(environment, tmp_path / "bare").by_time == {"": 3}
+
+
+def test_hours_of_kafka_end_at_its_offsets_and_earlier_ones_at_the_rows() -> None:
+    times = TimeCounts({}, {H[0]: {0: 2, 1: 0}, H[1]: {0: 10}, H[2]: {0: 20, 1: 5}, "": {0: 0}})
+    cuts = plan_cuts({0: 0, 1: 0}, times, {0: 15, 1: 5}, {H[1]: {0: 20, 1: 5}, H[2]: {0: 25, 1: 9}})
+    assert cuts == [
+        (BEFORE, {0: (0, 2)}),
+        (H[0], {0: (2, 10), 1: (0, 5)}),
+        (H[1], {0: (10, 20)}),
+        (H[2], {0: (20, 25), 1: (5, 9)}),
+    ]
+
+
+OFFSETS = st.integers(0, 30)
+
+
+@given(
+    ends=st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=5),
+    spans=st.dictionaries(st.integers(0, 1), st.tuples(OFFSETS, st.integers(1, 9))),
+)
+def test_each_offset_is_audited_or_beside_the_rows(
+    ends: list[tuple[int, int]], spans: dict[int, tuple[int, int]]
+) -> None:
+    low, cuts = {0: 0, 1: 0}, []
+    for hour, pair in zip(H, ends, strict=False):
+        until = {p: max(low[p], end) for p, end in enumerate(pair)}
+        cuts.append((hour, {p: (low[p], until[p]) for p in low if low[p] < until[p]}))
+        low = until
+    have = {p: (s, min(s + n, low[p])) for p, (s, n) in spans.items() if s < low[p]}
+    audited = plan_audited(cuts, have, None)
+    counted = {p: sum(r[p][1] - r[p][0] for _, r in audited.hours if p in r) for p in low}
+    inside = {p: counted[p] + audited.before.get(p, 0) + audited.behind.get(p, 0) for p in low}
+    assert inside == (low if have else {0: 0, 1: 0})
+    # Every row is audited, and in a whole hour between others everything is.
+    for p, (start, end) in have.items():
+        assert all(
+            any(p in r and r[p][0] <= o < r[p][1] for _, r in audited.hours)
+            for o in range(start, end)
+        )
+    assert [h for h, _ in audited.hours] == [
+        h for h, _ in cuts if audited.hours and audited.hours[0][0] <= h <= audited.hours[-1][0]
+    ]
+    for cut in cuts[1:-1]:
+        if audited.hours and audited.hours[0][0] < cut[0] < audited.hours[-1][0]:
+            assert cut in audited.hours
+
+
+def test_whole_hours_are_audited_when_they_are_named() -> None:
+    cuts = [(H[0], {0: (0, 9)}), (H[1], {0: (9, 12), 1: (0, 5)})]
+    assert plan_audited(cuts, {0: (3, 10)}, None).hours == [
+        (H[0], {0: (3, 9)}),
+        (H[1], {0: (9, 10)}),
+    ]
+    assert plan_audited(cuts, {0: (3, 10)}, (H[1], H[5])).hours == cuts[1:]
+
+
+def test_an_offset_counts_by_its_rows_and_by_its_class() -> None:
+    names = ("present", "present", "present", "control", "aborted", "aborted", "compacted")
+    codes = np.array([CODES[name] for name in names], np.uint8)
+    one = count_slice(10, np.array([1, 0, 3, 0, 0, 1, 1], np.uint8), 2, codes)
+    assert (one.rows, one.twice, one.missing, one.uncommitted) == (6, 2, 1, 1)
+    assert one.gaps == {"control": 1, "aborted": 1}
+    assert (one.missing_at, one.twice_at) == (((11, 12),), ((12, 13),))
+    other = count_slice(17, np.array([0, 2], np.uint8), 1, np.full(2, CODES["present"], np.uint8))
+    both = one.plus(other)
+    assert (both.start, both.end, both.rows, both.missing) == (10, 19, 8, 2)
+    assert both.missing_at == ((11, 12), (17, 18)) and both.twice_at == ((12, 13), (18, 19))
+    last = count_slice(19, np.zeros(1, np.uint8), 0, np.full(1, CODES["present"], np.uint8))
+    assert other.plus(last).missing_at == ((17, 18), (19, 20))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=60))
+def test_counts_are_those_of_a_plain_loop(places: list[tuple[int, int]]) -> None:
+    table = pa.table(
+        {
+            "partition": pa.array([p for p, _ in places], pa.int32()),
+            "offset": pa.array([o for _, o in places], pa.int64()),
+        }
+    )
+    other = OtherTable("", table.schema, [lambda columns: iter(table.to_batches(max_chunksize=7))])
+    with read_places(other, find_columns(table.schema, None, None, None), "t") as read:
+        for p in range(3):
+            own = [o for q, o in places if q == p]
+            assert read.spans.get(p) == ((min(own), max(own) + 1) if own else None)
+            counts = read.count({p: (5, 30)})
+            inside = [o for o in own if 5 <= o < 30]
+            assert counts.counts[p].tolist() == [inside.count(o) for o in range(5, 30)]
+            assert counts.twice[p] == len(inside) - len(set(inside))
+
+
+def test_the_command_names_what_it_needs(tmp_path: Path) -> None:
+    for arguments, expected in (
+        (["--table", "a.b"], "--table with --topic"),
+        (["--table", "a.b", "--topic", "t", "stream"], "no stream"),
+        (["--table", "a.b", "--topic", "t", "--offset-column", "o"], "--partition-column with"),
+        (["--offset-column", "o"], "--table and --topic"),
+    ):
+        result = CliRunner().invoke(main, ["audit", *arguments], standalone_mode=True)
+        assert result.exit_code == 2 and expected in result.output, result.output
