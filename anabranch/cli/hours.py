@@ -300,7 +300,6 @@ def audit(
 
     \b
     anabranch audit game_events --hours 2026-11-21T00..2026-11-21T23
-    anabranch audit --no-kafka
     anabranch audit --table lake.events --topic shop.events
 
     Compares the counts with the ledger, and with Kafka as far as it still has the records. Without

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import Refused, Transient
 from anabranch.config import Environment
 from anabranch.iceberg.s3 import Version, bucket_and_key, open_store
 
@@ -48,6 +48,31 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
     yield from _below(folder, local_path(folder))
+
+
+def list_source(environment: Environment, folder: str) -> Iterator[Stored]:
+    """Yield every file under a folder that is read and never deleted from, also those behind links.
+    Raises Refused for a link whose file would be left out, or read twice; Transient."""
+    if bucket_and_key(folder) is not None:
+        yield from list_files(environment, folder)
+        return
+    seen = set[str]()
+    for at, _, names in os.walk(local_path(folder), followlinks=True):
+        paths = [Path(at) / name for name in names]
+        gone = [path for path in paths if not path.is_file()]
+        real = os.path.realpath(at)
+        # Rows of a disk that is not mounted would be missing, and nothing would show it.
+        if gone or real in seen:
+            found = f"{gone[0]}, which is none" if gone else f"{at}, a link to another one of them"
+            raise Refused(
+                f"read {folder}: expected files and folders, each once, found {found}: its rows "
+                "would be missing or doubled; repair or remove the link"
+            )
+        seen.add(real)
+        for path in paths:
+            status = path.stat()
+            at_time = datetime.fromtimestamp(status.st_mtime, UTC)
+            yield Stored(f"file://{path}", status.st_size, at_time)
 
 
 def list_versions(environment: Environment, folder: str) -> Iterator[Version]:

@@ -1,10 +1,10 @@
 """Imported hours: hours before the stream's first, whose rows come from files and not from Kafka.
 
 They belong to a log of their own, whose topic id is `import`: the rows of an hour have the offsets
-from 0 on in partition -1. So an imported hour has a cut and an account like every hour, and ends
-like an hour of a log that was left by `anabranch adopt`. Hours are imported newest first: the
-stream's first hour moves back with each publish, so it shows the progress of an import, and no hour
-between lacks an account.
+from `first_offset` on in partition -1. So an imported hour has a cut and an account like every
+hour, and ends like an hour of a log that was left by `anabranch adopt`. Hours are imported newest
+first: the stream's first hour moves back with each publish, so it shows the progress of an import,
+and no hour between lacks an account.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from anabranch.offsets.hours import (
     hours_between,
     is_untouched,
     shift,
+    start_of,
 )
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import ledger
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PARTITION = -1
 """The partition of imported rows; Kafka's partitions are never negative."""
+
+_HOUR_BITS = 32
 
 SOURCE = "import"
 """The name of imported rows among the sources of an hour's records."""
@@ -55,12 +58,21 @@ class ImportedHour:
 
     @property
     def cut(self) -> Cut:
-        return cut_of(self.account.offsets or 0)
+        return cut_of(self.hour, self.account.offsets or 0)
 
 
-def cut_of(rows: int) -> Cut:
+def first_offset(hour: str) -> int:
+    """Return the offset of an imported hour's first row: the hour, as hours since 1970, times 2^32.
+    Pure."""
+    # Offsets that began with 0 in each hour would be equal in two hours, and a topic or an index
+    # would keep one of their rows.
+    return (int(start_of(hour).timestamp()) // 3600) << _HOUR_BITS
+
+
+def cut_of(hour: str, rows: int) -> Cut:
     """Return the cut of an imported hour with this number of source rows."""
-    return Cut(IMPORTED, {PARTITION: (0, rows)})
+    first = first_offset(hour)
+    return Cut(IMPORTED, {PARTITION: (first, first + rows)})
 
 
 def plan_hours(

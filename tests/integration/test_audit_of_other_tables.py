@@ -121,7 +121,7 @@ def test_an_audit_finds_what_was_taken_out_and_doubled(
 def test_rows_of_aborted_transactions_and_of_another_topic_are_found(
     one: World, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Spark's reader receives aborted records unless it is told otherwise."""
+    """Spark's reader receives aborted records unless it is configured otherwise."""
     session, sink = spark.newSession(), str(tmp_path / "sink")
     write(records(one, session, "read_uncommitted"), "parquet", sink, tmp_path / "c")
     found = audited(one, sink, 1)

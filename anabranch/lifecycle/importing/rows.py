@@ -20,10 +20,11 @@ from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
-from anabranch.protocol.imported import PARTITION
+from anabranch.protocol.imported import PARTITION, first_offset
 from serving_layer.query.datasets import connected, key_part, quoted
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from numpy.typing import NDArray
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
@@ -34,15 +35,18 @@ _AT = "_import_at"
 _EPOCH_DAYS = np.datetime64(0, "D")
 
 
-def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
-    """Return the number of each row within its hour, from 0; rows of an hour are consecutive."""
+def offsets(hours: NDArray[Any]) -> NDArray[Any]:
+    """Return the offset of each row, from its hour's first one on; rows of an hour are
+    consecutive."""
     starts = (
         np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1))
         if len(hours)
         else np.zeros(0, np.int64)
     )
     counts = np.diff(starts, append=len(hours))
-    return np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
+    first = [first_offset(from_number(hour)) for hour in hours[starts].tolist()]
+    within = np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
+    return within + np.repeat(np.array(first, np.int64), counts)
 
 
 def find_duplicates(
@@ -81,9 +85,16 @@ def find_duplicates(
     )
 
 
-def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
-    """Return the mask of `rows` whose key is in `known`. Null parts of a key equal each other; a
-    key that is null in every part never matches. Empty texts are null."""
+def has_key(rows: pa.Table, key: Iterable[str]) -> NDArray[Any]:
+    """Return the mask of `rows` whose key is not null, or an empty text, in every part."""
+    names = list(key)
+    query = f"SELECT {_AT} FROM (SELECT {_parts(names)} FROM ours) WHERE {_is_key(names)}"
+    return _mask(rows.select(names), rows.select(names).slice(0, 0), query)
+
+
+def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset) -> NDArray[Any]:
+    """Return the mask of `rows` whose key is in `known`; other columns are not read. Null parts of
+    a key equal each other; a key that is null in every part never matches. Empty texts are null."""
     names = list(key)
     if not names:
         return np.zeros(len(rows), bool)
@@ -93,11 +104,14 @@ def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[A
     )
     return _mask(
         rows.select(names),
-        known.select(names),
+        known,
         f"""
         WITH named AS (SELECT {_parts(names)} FROM ours)
         SELECT {_AT} FROM (SELECT * FROM named WHERE {_is_key(names)}) ours
-        SEMI JOIN (SELECT DISTINCT {columns} FROM (SELECT {_parts(names)} FROM theirs)) t ON {equal}
+        SEMI JOIN (
+            SELECT DISTINCT {columns}
+            FROM (SELECT {_parts(names)} FROM (SELECT {columns} FROM theirs))
+        ) t ON {equal}
         """,
     )
 
@@ -110,7 +124,7 @@ def _is_key(names: Iterable[str]) -> str:
     return " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)
 
 
-def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
+def _mask(ours: pa.Table, theirs: pa.Table | ds.Dataset, query: str) -> NDArray[Any]:
     """Return the mask of the rows of `ours` that a query of `ours` and `theirs` returns, by their
     row numbers (column `_AT`)."""
     numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
@@ -173,9 +187,8 @@ class TableRows:
     table: Table
     event_time: str | None
 
-    def converted(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
-        """Return source rows as rows of the table; `numbers` has each row's number within its
-        hour."""
+    def converted(self, rows: pa.Table, offsets: NDArray[Any]) -> pa.Table:
+        """Return source rows as rows of the table, with their offsets."""
         hours, times = rows[HOUR].to_numpy(), rows[TIME]
         distinct, index = np.unique(hours, return_inverse=True)
         ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(
@@ -189,7 +202,7 @@ class TableRows:
                 if name not in (HOUR, TIME, OF_KAFKA, *PLACE)
             },
             "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
-            "kafka_offset": pa.array(numbers),
+            "kafka_offset": pa.array(offsets),
             "kafka_timestamp": pc.if_else(rows[OF_KAFKA], times, None),
             "ingest_hour": ingest,
             "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.common.errors import Refused, Transient
@@ -21,6 +22,7 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.other_tables import location_of
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
@@ -29,7 +31,8 @@ from anabranch.lifecycle.importing.rows import (
     checksum,
     find_duplicates,
     find_known,
-    ordinals,
+    has_key,
+    offsets,
 )
 from anabranch.lifecycle.importing.sources import (
     HOUR,
@@ -43,7 +46,6 @@ from anabranch.lifecycle.importing.sources import (
     counts_by_hour,
     from_number,
     list_source,
-    location_of,
     to_number,
 )
 from anabranch.offsets.hours import IMPORTED, hour_of, hours_between, shift, start_of
@@ -65,8 +67,10 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.watermarks import Watermarks
+from serving_layer.query.datasets import plan_files
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from numpy.typing import NDArray
     from pyiceberg.manifest import DataFile
 
@@ -323,31 +327,38 @@ class _Import:
                 f"{until:%F %T} UTC, since the import adds rows that the table lacks, found it "
                 f"fresh through {fresh}; run it again later"
             )
-        parts = [self._reader.empty()]
-        compared, known = list[str](), self._keys(state, ())
-        for number in sorted(hours):
-            rows = self._reader.read(self._counted, number, number)
-            if (wanted := self._hours_around(state, number)) != compared:
-                compared, known = wanted, self._keys(state, wanted)
-            is_known = find_known(rows, self._stream.key, known)
-            parts.append(rows.filter(pa.array(~is_known)))
-        late = pa.concat_tables(parts)
+        # All hours: a record may be hours away from others of its time, if its producer stamped it.
+        known = self._known_keys(state)
+        late = [self._reader.empty()]
+        for some in _groups(sorted(hours), hours):
+            rows = self._reader.read(self._counted, some[0], some[-1])
+            rows = rows.filter(pc.is_in(rows[HOUR], pa.array(some, pa.int64())))
+            self._require_keys(rows)
+            late.append(rows.filter(pa.array(~find_known(rows, self._stream.key, known))))
+        found = pa.concat_tables(late)
         last = to_number(state.timeline.first_of_kafka) - 1
-        return late.drop_columns([HOUR]).append_column(
-            HOUR, pa.array([last] * len(late), pa.int64())
+        return found.drop_columns([HOUR]).append_column(
+            HOUR, pa.array([last] * len(found), pa.int64())
         )
 
-    def _hours_around(self, state: State, number: int) -> list[str]:
-        """Return the hours with Kafka's records that may have a row whose time is in hour `number`:
-        all of them if a file's times are not Kafka's."""
-        first = to_number(state.timeline.first_of_kafka)
-        last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
-        if all(counted.of_kafka for counted in self._counted):
-            first, last = (
-                max(first, number - 1),
-                min(last, number + 1 + self._stream.lookback_hours),
+    def _known_keys(self, state: State) -> ds.Dataset:
+        """Return the rows of `main` of all hours with Kafka's records, read as they are needed."""
+        timeline, now = state.timeline, hour_of(self._lake.clock.now())
+        hours = hours_between(timeline.first_of_kafka, shift(max(timeline.open, now), 1))
+        snapshot = head(state.table, "main").snapshot_id
+        return plan_files(self._stream.table, state.table, snapshot, hours).dataset()
+
+    def _require_keys(self, rows: pa.Table) -> None:
+        """Raise Refused if a row of Kafka's hours has no key: whether the table has it too is then
+        unknown, and it would be imported a second time."""
+        without = len(rows) - int(has_key(rows, self._stream.key).sum())
+        if without:
+            raise Refused(
+                f"import {self._request.source}: expected a key ({', '.join(self._stream.key)}) in "
+                "each row of hours with Kafka's records, by which rows that Kafka has too are "
+                f"recognized, found {without} rows without one; name a source with Kafka's "
+                "partitions and offsets, or one without these rows"
             )
-        return [from_number(n) for n in range(first, last + 1)]
 
     def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
         """Return the newest decisions about imported hours, also about hours that are missing on a
@@ -431,7 +442,7 @@ class _Import:
         good = ~(repeated | erased)
         of_table = TableRows(state.table, self._event_time)
         files = of_table.write(
-            of_table.converted(rows.filter(pa.array(good)), ordinals(numbers)[good])
+            of_table.converted(rows.filter(pa.array(good)), offsets(numbers)[good])
         )
         reach(Step.IMPORT_WRITTEN)
         imported = []
@@ -504,9 +515,12 @@ class _Import:
         mask = np.zeros(len(rows), bool)
         hours = rows[HOUR].to_numpy()
         counts = counts_by_hour(hours)
-        ranges = {from_number(n): cut_of(count).ranges for n, count in counts.items()}
+        ranges = {
+            h: cut_of(h, n).ranges
+            for h, n in zip(map(from_number, counts), counts.values(), strict=True)
+        }
         found = load_filter(
-            self._job.environment, self._stream, self._job.ledger, state, cut_of(0).topic_id, ranges
+            self._job.environment, self._stream, self._job.ledger, state, IMPORTED, ranges
         )
         for one in found.hours if found is not None else ():
             of_hour = np.flatnonzero(hours == to_number(one.hour))
@@ -569,6 +583,19 @@ class _Import:
             rows,
         )
         return True
+
+
+def _groups(numbers: Sequence[int], rows: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield consecutive hours with at most `_ROWS_A_COMMIT` rows, or a single hour. Pure."""
+    some, number = list[int](), 0
+    for hour in numbers:
+        if some and number + rows[hour] > _ROWS_A_COMMIT:
+            yield some
+            some, number = [], 0
+        some.append(hour)
+        number += rows[hour]
+    if some:
+        yield some
 
 
 def _hours_of_commit(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:

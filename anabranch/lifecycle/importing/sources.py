@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +15,13 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.files import Stored, list_files, same_file
-from anabranch.lifecycle.importing import file_sink
-from anabranch.lifecycle.importing.arrow_types import may_become, open_parquet, to_type
-from anabranch.lifecycle.importing.delta_source import LOG_FOLDER, open_version
-from anabranch.lifecycle.importing.iceberg_source import find_metadata, open_parts
+from anabranch.iceberg import file_sink
+from anabranch.iceberg.arrow_types import may_become, open_parquet, to_type
+from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
+from anabranch.iceberg.files import Stored, same_file
+from anabranch.iceberg.files import list_source as list_files_of
+from anabranch.iceberg.iceberg_source import find_metadata, open_parts
+from anabranch.iceberg.other_tables import Part, folder_values, is_visible, listed_files
 from anabranch.lifecycle.importing.json_lines import JsonLines, is_json_lines
 from anabranch.offsets.hours import hour_of, start_of
 
@@ -48,20 +48,10 @@ RECEIVED_COLUMNS = ("kafka_timestamp", "timestamp")
 
 _MICROS = 3_600_000_000
 _BATCH_ROWS = 65_536
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
 # The years 1 to 9999, in microseconds since 1970.
 _CALENDAR = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 _INSTANT = pa.timestamp("us", "UTC")
-
-
-class _Opened(Protocol):
-    """An opened file of any format."""
-
-    @property
-    def schema_arrow(self) -> pa.Schema: ...
-
-    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
 
 
 @dataclass(frozen=True)
@@ -73,18 +63,12 @@ class SourceFile:
     path: str
     name: str
     size: int
-    part: _Opened | None = None
+    part: Part | None = None
     rows: int | None = None
 
     @property
     def folder_values(self) -> dict[str, str | None]:
-        if self.part is not None:
-            return {}
-        parts = [part.partition("=") for part in self.name.split("/")[:-1] if "=" in part]
-        return {
-            unquote(name): None if value == _NO_VALUE else unquote(value)
-            for name, _, value in parts
-        }
+        return folder_values(self.name) if self.part is None else {}
 
 
 @dataclass(frozen=True)
@@ -132,13 +116,6 @@ def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def location_of(text: str) -> str:
-    """Return a folder as a location: `s3://…`, or `file://…` for a local path."""
-    if "://" in text or text.startswith("file:"):
-        return text.rstrip("/").replace("s3a://", "s3://", 1)
-    return f"file://{Path(text).absolute()}"
-
-
 @dataclass(frozen=True)
 class Source:
     """The files to import, in order, and sentences about them. `version`: that of a Delta table."""
@@ -164,7 +141,7 @@ def list_source(
         return _of_iceberg(io, location)
     root = same_file(location).rstrip("/") + "/"
     stored = {
-        same_file(one.path).removeprefix(root): one for one in list_files(environment, location)
+        same_file(one.path).removeprefix(root): one for one in list_files_of(environment, location)
     }
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if version is None and (metadata := find_metadata(stored, location)) is not None:
@@ -172,18 +149,11 @@ def list_source(
     if any(name.startswith(f"{LOG_FOLDER}/") for name in stored):
         return _of_delta(io, location, stored, version)
     _require_delta(location, version)
-    names = sorted(
-        name for name in stored if not any(p.startswith(("_", ".")) for p in name.split("/"))
-    )
-    logs = {n.partition("/")[2]: n for n in stored if n.startswith(f"{file_sink.FOLDER}/")}
+    names = sorted(filter(is_visible, stored))
     notes: list[str] = []
-    if logs:
-        where = f"{location}/{file_sink.FOLDER}"
-        log = file_sink.read_log(logs, lambda name: _read_text(io, stored[logs[name]].path), where)
-        known = file_sink.match(log, {name: stored[name].size for name in names}, root, where)
-        left = len(names) - len(known)
-        notes = list(_sink_notes(log, len(known), left))
-        names = known
+    if (listed := listed_files(io, stored, location, root)) is not None:
+        notes = list(_sink_notes(listed[1], len(listed[0]), len(names) - len(listed[0])))
+        names = listed[0]
     elif any(map(file_sink.is_written_by_spark, names)):
         notes = [
             (
@@ -241,11 +211,6 @@ def _sink_notes(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
         yield f"its last file {log.cut_short} is incomplete, so that micro-batch is left out"
 
 
-def _read_text(io: FileIO, path: str) -> str:
-    with lake_errors(f"read {path}"), io.new_input(path).open() as source:
-        return source.read().decode("utf-8", "replace")
-
-
 @dataclass(frozen=True)
 class SourceReader:
     """A reader of files in the columns of a table: `schema` has the stream's columns with the
@@ -289,7 +254,7 @@ class SourceReader:
                 )
             has_places, of_kafka = (
                 self._place_of(names) is not None,
-                self.time_of(file, names) in RECEIVED_COLUMNS,
+                self.time_of(file, names) in self.received,
             )
         return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
 
@@ -312,6 +277,12 @@ class SourceReader:
             return self.empty()
         rows = pa.concat_tables(parts).combine_chunks()
         return rows.take(pa.array(np.argsort(rows[HOUR].to_numpy(), kind="stable")))
+
+    @property
+    def received(self) -> tuple[str, ...]:
+        """The columns with the time at which Kafka received a record: none of the stream's own."""
+        # An event may reach Kafka long after a time of its own, and would be searched around it.
+        return tuple(name for name in RECEIVED_COLUMNS if name not in self.schema.names)
 
     def empty(self) -> pa.Table:
         """Return a table without rows, with the columns of `read`."""
@@ -338,7 +309,7 @@ class SourceReader:
     def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
         """Return the column of a file with the time of each row's hour. Raises Refused if there is
         none."""
-        wanted = (self.time,) if self.time is not None else (*RECEIVED_COLUMNS, self.event_time)
+        wanted = (self.time,) if self.time is not None else (*self.received, self.event_time)
         found = next((name for name in wanted if name in names), None)
         if found is None:
             tried = " or ".join(name for name in wanted if name)
@@ -348,12 +319,12 @@ class SourceReader:
             )
         return found
 
-    def _open(self, file: SourceFile) -> _Opened:
+    def _open(self, file: SourceFile) -> Part:
         if file.part is not None:
             return file.part
         if is_json_lines(file.name):
             return JsonLines(self.io, file.path, self.schema, file.folder_values)
-        parquet: _Opened = open_parquet(self.io, file.path)
+        parquet: Part = open_parquet(self.io, file.path)
         return parquet
 
     def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
@@ -367,7 +338,7 @@ class SourceReader:
                 raise _mismatch(file, field, "found no such column")
 
     def _batches(
-        self, file: SourceFile, opened: _Opened, columns: Sequence[str]
+        self, file: SourceFile, opened: Part, columns: Sequence[str]
     ) -> Iterator[pa.Table]:
         """Yield the rows with `columns` in the table's types, `TIME`, `OF_KAFKA`, `PLACE` and
         `HOUR`."""
@@ -377,7 +348,7 @@ class SourceReader:
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
             times = self._times(file, time, batch[time])
             rows = {name: self._column(file, batch, name) for name in columns}
-            of_kafka = pa.repeat(time in RECEIVED_COLUMNS, batch.num_rows)
+            of_kafka = pa.repeat(time in self.received, batch.num_rows)
             found = pa.table(
                 {**rows, TIME: times, OF_KAFKA: of_kafka, **self._places(file, batch, place)}
             )
@@ -405,12 +376,16 @@ class SourceReader:
         if name in batch.schema.names:
             found = batch[name]
         else:
-            found = pa.array([file.folder_values.get(name)] * batch.num_rows, pa.string())
+            value = file.folder_values.get(name)
+            kind = field.type if value is None else pa.string()
+            found = pa.repeat(pa.scalar(value, kind), batch.num_rows)
         if not field.nullable and found.null_count:
             raise _mismatch(file, field, f"found null in {found.null_count} rows or more")
         try:
             made = to_type(found, field.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            # Text that is not UTF-8 ends each later delivery and query of an accepted hour.
+            made.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise _mismatch(file, field, f"found {error}") from error
         if not _is_in_calendar(made):
             raise _mismatch(file, field, "found values outside of the years 1 to 9999")

@@ -115,7 +115,7 @@ class HourCounts:
     def as_dict(self) -> dict[str, Any]:
         names = ("rows", "twice", "missing", "uncommitted")
         counts = {name: self.total(name) for name in names}
-        partitions = {str(p): vars(counts) for p, counts in self.partitions.items()}
+        partitions = {str(p): vars(one) for p, one in self.partitions.items()}
         return {
             "hour": self.hour,
             "offsets": self.offsets,

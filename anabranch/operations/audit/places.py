@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _MEMORY = "512MB"
+_BATCH_ROWS = 1 << 20
 
 FAMILIES = (
     "_kafka_metadata_{}",  # Iceberg's transform for Kafka Connect (KafkaMetadataTransform)
@@ -113,12 +114,13 @@ def find_columns(
             named(partition, "--partition-column"), named(offset, "--offset-column"), by_time, None
         )
     for family in FAMILIES:
-        place = [find_column(schema, family.format(name)) for name in ("partition", "offset")]
-        if None not in place:
+        p, o, topic = (
+            find_column(schema, family.format(n)) for n in ("partition", "offset", "topic")
+        )
+        if p is not None and o is not None:
             # Snowflake has no `timestamp`.
             name = _TIMES[family.startswith("RECORD_METADATA")]
-            received = by_time or find_column(schema, family.format(name))
-            return PlaceColumns(*place, received, find_column(schema, family.format("topic")))
+            return PlaceColumns(p, o, by_time or find_column(schema, family.format(name)), topic)
     times = (find_column(schema, name) for name in ("kafka_timestamp", "timestamp"))
     return PlaceColumns(None, None, by_time or next(filter(None, times), None), None)
 
@@ -229,7 +231,7 @@ def read_places(table: OtherTable, columns: PlaceColumns, topic: str) -> Iterato
         places = Places(connection, topic)
         with Progress(LOG, f"read {table.what.partition(',')[0]}", "files", len(table.parts)) as at:
             for part in table.parts:
-                for batch in part(wanted):
+                for batch in part.iter_batches(_BATCH_ROWS, wanted):
                     places.add(batch, columns)
                 at.step()
         yield places

@@ -22,10 +22,10 @@ from test_importing import LAST, NOW, OLDEST, ids, job_of, stream_that_reads
 
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config.columns import parse_columns
+from anabranch.iceberg.arrow_types import open_parquet
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.delta_source import plan_log
 from anabranch.lifecycle.importing import run
-from anabranch.lifecycle.importing.arrow_types import open_parquet
-from anabranch.lifecycle.importing.delta_source import plan_log
 from anabranch.offsets.hours import shift, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.publisher import Publisher

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anabranch.common.errors import Refused
-from anabranch.lifecycle.importing.file_sink import (
+from anabranch.iceberg.file_sink import (
     Entry,
     SinkLog,
     is_written_by_spark,

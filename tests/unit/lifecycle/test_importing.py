@@ -26,6 +26,7 @@ from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
 from anabranch.config.environment import ErasureKeys
+from anabranch.iceberg.arrow_types import may_become
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
@@ -33,8 +34,7 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.lifecycle.importing import run
-from anabranch.lifecycle.importing.arrow_types import may_become
-from anabranch.lifecycle.importing.rows import checksum, find_duplicates, find_known, ordinals
+from anabranch.lifecycle.importing.rows import checksum, find_duplicates, find_known, offsets
 from anabranch.lifecycle.importing.sources import HOUR, SourceFile, SourceReader, to_number
 from anabranch.lifecycle.retention import expire_rows
 from anabranch.offsets.hours import Adoption, Cut, Timeline, hour_of, hours_between, shift, start_of
@@ -42,13 +42,15 @@ from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.protocol import ledger
-from anabranch.protocol.imported import require_of_kafka
+from anabranch.protocol.imported import first_offset, require_of_kafka
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
 from serving_layer.changes import poll
 from serving_layer.changes.plan import Token
+from serving_layer.egress.hour import cut_of, open_hour
+from serving_layer.egress.records import places
 
 LAST = shift(FIRST, -1)
 OLDEST = shift(FIRST, -3)
@@ -145,7 +147,8 @@ def test_hours_before_the_first_are_accepted_with_an_account_of_their_own(lake: 
         1,
         "batch",
     )
-    assert row.cut == Cut("import", {-1: (0, 2)}) and row.imported is not None
+    first = first_offset(shift(OLDEST, 1))
+    assert row.cut == Cut("import", {-1: (first, first + 2)}) and row.imported is not None
     assert (row.imported["files"], row.imported["rows"], len(row.imported["checksum"])) == (
         2,
         2,
@@ -219,6 +222,20 @@ def test_consumers_of_changes_get_imported_hours(lake: StreamLake) -> None:
     assert [(change.hour, change.revision, change.rows) for change in changes] == [
         (OLDEST, 1, 2), (shift(OLDEST, 1), 1, 1), (LAST, 1, 0),
     ]  # fmt: skip
+
+
+def test_no_two_imported_rows_are_one_record_at_a_target(lake: StreamLake) -> None:
+    """The hazard: an index keeps one document of two rows with one identity."""
+    import_in(lake.folder)
+    job, found = job_of(lake.folder), list[bytes]()
+    for change in poll(job, Token("events")):
+        hour = open_hour(job, change)
+        cut, identity = cut_of(job, hour)
+        with hour.batches("target") as batches:
+            for partition, offset, row in places(batches.rows(), cut):
+                assert row is not None or change.hour == shift(OLDEST, 1)
+                found.append(identity.key_of(partition, offset))
+    assert len(found) == len(set(found)) == 4
 
 
 def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
@@ -390,6 +407,49 @@ def test_places_of_another_log_are_refused(
         import_in(lake.folder)
 
 
+def test_a_record_is_found_in_any_hour_of_kafka(tmp_path: Path) -> None:
+    """A producer stamped it hours before its neighbours, and its hour is theirs."""
+    lake = new_lake(tmp_path)
+    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 9), 0, 1)])
+    read = lake.speed(staged, {0: 2}, read_until=NOW)
+    assert lake.publish(read) is Outcome.LANDED
+    write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
+    assert import_in(tmp_path).good == 1
+    assert ids(lake, "main").get(LAST) is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path, own: bool) -> None:
+    name = "timestamp" if own else "at"
+    ddl = f"{DDL}, {name} TIMESTAMP"
+    lake = new_lake(tmp_path, ddl=ddl)
+    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 1)])
+    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
+    path = tmp_path / "source/a.parquet"
+    write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
+    pq.write_table(pq.read_table(path).rename_columns(["id", "n", name]), path)
+    stream = new_stream(schema=ddl, columns=parse_columns(ddl), event_time={"column": name})
+    job = replace(job_of(tmp_path), stream=stream)
+    request = run.ImportRequest(f"{tmp_path}/source", OLDEST)
+    assert run.run(job, Publisher(job.lake, job.stream), request).good == 1
+    [row] = lake.table().scan(row_filter="kafka_partition = -1").to_arrow().to_pylist()
+    assert row["kafka_timestamp"] is None
+
+
+def test_rows_without_a_key_in_hours_of_kafka_are_refused(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, ddl="id STRING, n INT")
+    staged = lake.stage([(FIRST, 0, 0)])
+    assert lake.publish(lake.speed(staged, {0: 1}, read_until=NOW)) is Outcome.LANDED
+    write(
+        tmp_path / "source/a.parquet", [(None, 1, FIRST, 1), ("", 1, FIRST, 1), ("a", 1, FIRST, 2)]
+    )
+    job = replace(job_of(tmp_path), stream=lake.stream)
+    with pytest.raises(
+        Refused, match=r"expected a key .id. in each row .* found 2 rows without one"
+    ):
+        run.plan(job, run.ImportRequest(f"{tmp_path}/source", OLDEST))
+
+
 def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> None:
     write(
         lake.folder / "source/c.parquet",
@@ -540,6 +600,53 @@ def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> 
     assert set(ids(lake, "main")) == {FIRST}
 
 
+@pytest.mark.parametrize("form", ["text", "dictionary", "nested"])
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path, form: str) -> None:
+    """The hazard: an accepted hour that no delivery and no query can read."""
+    offsets_, data = pa.array([0, 1, 4, 5], pa.int32()).buffers()[1], pa.py_buffer(b"am\xff\xfez")
+    text: Any = pa.Array.from_buffers(pa.string(), 3, [None, offsets_, data])
+    if form == "dictionary":
+        text = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), text)
+    if form == "nested":
+        text = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2, 3], text)], ["u"])
+    kind = pa.struct({"u": pa.list_(pa.string())}) if form == "nested" else pa.string()
+    at = pa.array([NOW] * 3, pa.timestamp("us", "UTC"))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": text, "timestamp": at}), path, store_schema=False)
+    reader = SourceReader(PyArrowFileIO(), pa.schema([("id", kind)]))
+    counted = reader.count(SourceFile(f"file://{path}", path.name, path.stat().st_size))
+    hour = to_number(hour_of(NOW))
+    with pytest.raises(Refused, match=r"a\.parquet: column id: expected .* found .*UTF8"):
+        reader.read([counted], hour, hour)
+
+
+def test_nested_columns_and_fields_that_an_old_file_lacks_are_null(tmp_path: Path) -> None:
+    kind = pa.struct({"u": pa.string(), "v": pa.list_(pa.struct({"w": pa.int32()}))})
+    reader = SourceReader(PyArrowFileIO(), pa.schema([("s", kind), ("a", pa.list_(pa.string()))]))
+    hour, values = to_number(hour_of(NOW)), list[Any]()
+    for number, own in enumerate([None, pa.array([{"u": "x"}]), pa.array([{"u": 1}])]):
+        at = {"timestamp": pa.array([NOW], pa.timestamp("us", "UTC"))}
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table(at | ({} if own is None else {"s": own})), path)
+        file = SourceFile(f"file://{path}", path.name, path.stat().st_size)
+        if number == 2:
+            with pytest.raises(Refused, match=r"column s: expected .*, found struct<u: int64>"):
+                reader.count(file)
+            continue
+        values += reader.read([reader.count(file)], hour, hour).select(["s", "a"]).to_pylist()
+    assert values == [{"s": None, "a": None}, {"s": {"u": "x", "v": None}, "a": None}]
+
+
+def test_files_behind_links_count_and_links_to_nothing_are_refused(lake: StreamLake) -> None:
+    write(lake.folder / "disk/d.parquet", [("d", 9, OLDEST, 9)])
+    (lake.folder / "source/linked").symlink_to(lake.folder / "disk")
+    request = run.ImportRequest(f"{lake.folder}/source", OLDEST)
+    assert run.plan(job_of(lake.folder), request).hours[OLDEST] == 3
+    (lake.folder / "source/linked/e.parquet").symlink_to(lake.folder / "gone")
+    with pytest.raises(Refused, match=r"found .*e\.parquet, which is none"):
+        run.plan(job_of(lake.folder), request)
+
+
 @pytest.mark.parametrize(
     ("hours", "message"),
     [
@@ -624,8 +731,11 @@ def test_numbers_within_an_hour_and_checksums() -> None:
     rows = pa.table(
         {"a": ["x", None, "yz"], "b": [1.0, float("nan"), None], "c": [[1], None, [2, 3]]}
     )
-    assert ordinals(rows["b"].fill_null(0).to_numpy()[:0]).tolist() == []
-    assert ordinals(pa.array([7, 7, 9, 9, 9]).to_numpy()).tolist() == [0, 1, 0, 1, 2]
+    assert offsets(rows["b"].fill_null(0).to_numpy()[:0]).tolist() == []
+    seven, nine = 7 << 32, 9 << 32
+    assert offsets(pa.array([7, 7, 9, 9, 9]).to_numpy()).tolist() == [
+        seven, seven + 1, nine, nine + 1, nine + 2,
+    ]  # fmt: skip
     same = pa.concat_tables([rows.slice(0, 1), rows.slice(1)])
     assert checksum(same) == checksum(rows)
     others = [

@@ -1,4 +1,4 @@
-"""Another Iceberg table as the source of an import: its newest metadata file, read without a
+"""Another Iceberg table as a source of rows: its newest metadata file, read without a
 catalog."""
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def find_metadata(names: Iterable[str], location: str) -> str | None:
     found = sorted(name for version, name in versions if version == newest)
     if len(found) > 1:
         raise Refused(
-            f"import {location}: expected one newest metadata file, found {' and '.join(found)}: "
-            "one of them was never committed; name the one that the catalog has: --files "
+            f"read {location}: expected one newest metadata file, found {' and '.join(found)}: "
+            "one of them was never committed; name the one that the catalog has: "
             "…/NAME.metadata.json"
         )
     return found[0] if found else None
@@ -64,23 +64,28 @@ class IcebergPart:
 
 
 def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
-    """Return the id of a table's current snapshot and its data files, ordered by path. Raises
-    Refused for a table without a snapshot, or with equality deletes, which PyIceberg does not read;
-    Transient."""
+    """Return the parts of the table of a metadata file, as `parts_of`. Raises Transient."""
     with lake_errors(f"read {metadata}"):
-        table = StaticTable.from_metadata(metadata, dict(io.properties))
+        return parts_of(StaticTable.from_metadata(metadata, dict(io.properties)), metadata)
+
+
+def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
+    """Return the id of a table's current snapshot and its data files, ordered by path. Raises
+    Refused for a table without rows, or with equality deletes, which PyIceberg does not read;
+    Transient."""
+    with lake_errors(f"read {name}"):
         snapshot = table.current_snapshot()
-        if snapshot is None:
+        tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
+        if snapshot is None or not tasks:
             raise Refused(
-                f"import {metadata}: expected a table with rows, found one without a snapshot; "
-                "check its location"
+                f"read {name}: expected a table with rows, found one without a snapshot or without "
+                "files; check its location"
             )
         summary = snapshot.summary
         if summary is not None and summary.get("total-equality-deletes") not in (None, "0"):
             raise Refused(
-                f"import {metadata}: expected a table without equality deletes, found some, as "
-                "Flink writes them; run Spark's rewrite_data_files with delete-file-threshold 1 "
-                "on it, then import it"
+                f"read {name}: expected a table without equality deletes, found some, as Flink "
+                "writes them; run Spark's rewrite_data_files with delete-file-threshold 1 on it "
+                "first"
             )
-        tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
     return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]

@@ -23,7 +23,7 @@ def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
         return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
     except pa.ArrowInvalid as error:
         raise Refused(
-            f"import {path}: expected a complete Parquet file, found {error}; remove it, or write "
+            f"read {path}: expected a complete Parquet file, found {error}; remove it, or write "
             "it again"
         ) from error
 
@@ -34,23 +34,33 @@ def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
     t = pa.types
     if t.is_dictionary(kind):
         return may_become(kind.value_type, wanted)
+    if t.is_struct(kind) and t.is_struct(wanted):
+        # A field that an old file lacks is null.
+        there = [field for field in wanted if kind.get_field_index(field.name) >= 0]
+        return all(may_become(kind.field(field.name).type, field.type) for field in there)
+    if t.is_map(kind) and t.is_map(wanted):
+        pairs = ((kind.key_type, wanted.key_type), (kind.item_type, wanted.item_type))
+        return all(may_become(*pair) for pair in pairs)
+    if _is_list(kind) and _is_list(wanted):
+        return may_become(kind.value_type, wanted.value_type)
     same = (
         t.is_integer,
         t.is_boolean,
         t.is_date,
         t.is_timestamp,
         t.is_decimal,
-        t.is_struct,
-        t.is_map,
         lambda k: t.is_string(k) or t.is_large_string(k),
         lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
-        lambda k: t.is_list(k) or t.is_large_list(k),
     )
     if t.is_floating(kind) and t.is_floating(wanted):
         return bool(kind.bit_width <= wanted.bit_width)
     if t.is_integer(kind) and t.is_decimal(wanted):
         return True
     return t.is_null(kind) or any(is_one(kind) and is_one(wanted) for is_one in same)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -1,4 +1,4 @@
-"""A version of a Delta table as the source of an import. delta-rs reads its log, PyArrow its files.
+"""A version of a Delta table as a source of rows. delta-rs reads its log, PyArrow its files.
 
 The log is copied before it is read. So the keys, endpoint and certificates of all files apply to it
 too: delta-rs has its own settings, and none for certificates.
@@ -19,8 +19,8 @@ import pyarrow as pa
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
+from anabranch.iceberg.arrow_types import may_become, open_parquet
 from anabranch.iceberg.files import Stored, same_file
-from anabranch.lifecycle.importing.arrow_types import may_become, open_parquet
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -42,7 +42,7 @@ _CHECKPOINT = re.compile(
 _ABSOLUTE = re.compile(r"([a-z][a-z0-9+.-]*):(//[^/]*)?(/.*)", re.IGNORECASE)
 _COPIED_AT_ONCE = 8
 _PARTITION = "partition."
-_REMEDY = "write its rows as Parquet files to another folder and import that"
+_REMEDY = "write its rows as Parquet files to another folder and name that"
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,29 @@ class DeltaPart:
     rows: int | None
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with some columns; a column that the file lacks is null. Raises Refused if
-        the file's types do not fit the table's."""
+        """Yield the rows with some columns, or fields of them (`a.b`); a column that the file lacks
+        is null. Raises Refused if the file's types do not fit the table's."""
         opened = open_parquet(self.io, self.path)
         there = opened.schema_arrow
-        stored = [name for name in columns if name in there.names and name not in self.values]
-        for name in stored:
+        known = {
+            name: name if name in self.schema_arrow.names else name.partition(".")[0]
+            for name in columns
+        }
+        heads = list(dict.fromkeys(known.values()))
+        stored = {
+            name: head
+            for name, head in known.items()
+            if head in there.names and head not in self.values
+        }
+        for name in dict.fromkeys(stored.values()):
             kind, wanted = there.field(name).type, self.schema_arrow.field(name).type
             if not may_become(kind, wanted):
                 raise Refused(
-                    f"import {self.path}: column {name}: expected {wanted}, as the Delta table "
+                    f"read {self.path}: column {name}: expected {wanted}, as the Delta table "
                     f"has it, found {kind}; {_REMEDY}"
                 )
-        for batch in opened.iter_batches(batch_size=batch_size, columns=stored):
-            yield pa.record_batch({name: self._column(batch, name) for name in columns})
+        for batch in opened.iter_batches(batch_size=batch_size, columns=list(stored)):
+            yield pa.record_batch({name: self._column(batch, name) for name in heads})
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         if name in batch.schema.names:
@@ -97,7 +106,7 @@ def open_version(
         if name.startswith(LOG_FOLDER)
     }
     version, names = plan_log(logs, version, location)
-    where = f"import {location}: version {version}"
+    where = f"read {location}: version {version}"
     with temporary_folder("delta") as folder:
         _copy(io, {name: logs[name].path for name in names}, folder / LOG_FOLDER)
         schema, actions = _read_log(folder, version, where)
@@ -120,7 +129,7 @@ def plan_log(names: Collection[str], version: int | None, location: str) -> tupl
     if chosen is None or chosen not in versions:
         found = f"{min(versions)} to {max(versions)}" if versions else "none"
         raise Refused(
-            f"import {location}: expected "
+            f"read {location}: expected "
             f"{'a version' if version is None else f'version {version}'} in the log of the Delta "
             f"table, found {found}; name one of these by --version, or check the folder's name"
         )
@@ -230,7 +239,7 @@ def _require_supported(table: Any, where: str) -> None:
     if "deletionVectors" in features and (found := _deletion_vectors(table)):
         raise Refused(
             f"{where}: expected a table without deletion vectors, found {found}; run REORG TABLE "
-            "… APPLY (PURGE) on it, then import its newest version"
+            "… APPLY (PURGE) on it, then read its newest version"
         )
 
 
