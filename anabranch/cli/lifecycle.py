@@ -247,9 +247,11 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
 @stream_argument
 @click.option(
     "--files",
+    "sources",
     metavar="FOLDER",
+    multiple=True,
     required=True,
-    help="Parquet, JSON lines, an Iceberg or Delta table; s3://… or local.",
+    help="May be repeated. Parquet, JSON lines, an Iceberg or Delta table; s3://… or local.",
 )
 @click.option(
     "--version",
@@ -278,7 +280,7 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
 @report
 def import_(
     stream: str,
-    files: str,
+    sources: tuple[str, ...],
     version: int | None,
     hours: str,
     time: str | None,
@@ -309,7 +311,10 @@ def import_(
 
     first, last = _hours_to_import(hours)
     job = open_stream(stream)
-    order = run.ImportRequest(files, first, last, time, seam == "key", why, version)
+    if version is not None and len(sources) > 1:
+        raise click.UsageError("--version: expected one --files")
+    own, *others = sources
+    order = run.ImportRequest(own, first, last, time, seam == "key", why, version, tuple(others))
     if dry_run:
         plan = run.plan(job, order)
         view = {"stream": stream, "dry_run": True, **plan_view(plan)}

@@ -169,6 +169,12 @@ def planned_text(stream: str, plan: ImportPlan) -> Text:
         f"{stream}: would import {plan.rows} rows of {plan.files} files into {len(plan.hours)} "
         "hours"
     )
+    if plan.hours:
+        empty = sum(not rows for rows in plan.hours.values())
+        yield (
+            f"{stream}: hours {min(plan.hours)} to {max(plan.hours)} would be final, {empty} of "
+            "them without rows: they are never imported again, and never restated"
+        )
     for line in _left_out(plan):
         yield f"{stream}: {line}"
 

@@ -85,10 +85,10 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """An operator's request to import the files of a folder into hours from `first` to `last`
-    (None: the hour before the stream's first). `time`: the column with the time of a row's hour.
-    `by_key`: ignore Kafka's partitions and offsets in the files. `version`: that of a Delta table;
-    None for the version of hours imported from it earlier, else the newest."""
+    """An operator's request to import the files of a folder, and of `others`, into hours from
+    `first` to `last` (None: the hour before the stream's first). `time`: the column with the time
+    of a row's hour. `by_key`: ignore Kafka's partitions and offsets in the files. `version`: that
+    of a Delta table; None for the version of hours imported from it earlier, else the newest."""
 
     source: str
     first: str
@@ -97,6 +97,7 @@ class ImportRequest:
     by_key: bool = False
     why: str | None = None
     version: int | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class _Import:
     def __init__(self, job: Job, request: ImportRequest) -> None:
         self._job, self._request = job, request
         self._stream, self._lake = job.stream, job.lake
-        self._location = location_of(request.source)
+        self._locations = [location_of(one) for one in (request.source, *request.others)]
+        self._location = ", ".join(self._locations)
         self._act: Act = act_now("import", request.why)
         state = load_state(self._lake, self._stream.table)
         table = state.table
@@ -198,7 +200,13 @@ class _Import:
 
     @cached_property
     def _source(self) -> Source:
-        return list_source(self._job.environment, self._reader.io, self._location, self._version)
+        environment, io = self._job.environment, self._reader.io
+        found = [list_source(environment, io, one, self._version) for one in self._locations]
+        return Source(
+            tuple(file for one in found for file in one.files),
+            tuple(note for one in found for note in one.notes),
+            found[0].version if len(found) == 1 else None,
+        )
 
     @cached_property
     def _counted(self) -> list[CountedFile]:

@@ -232,6 +232,9 @@ def _read_log(
     now = datetime.now(UTC)
     starts, stable = kafka.log_starts(topic), kafka.stable_ends(topic)
     lows = {p: max(start, have.get(p, (start, 0))[0]) for p, start in starts.items()}
+    if hours is not None:
+        # Named hours are whole: they may begin before the table's first row.
+        lows = starts
     windows = kafka.stamps_from(topic, lows, stable, hour_ends.WINDOW)
     oldest = [hour_ends.plan_oldest(w, hour_ends.millis(now)) for w in windows.values()]
     stamps = [one.timestamp_ms for one in oldest if one is not None]

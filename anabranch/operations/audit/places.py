@@ -216,7 +216,7 @@ def _time_sql(sql: str, kind: pa.DataType) -> str:
     records. Pure."""
     if pa.types.is_timestamp(kind):
         return f"CAST({sql} AS TIMESTAMP)"
-    millis = f"make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000)"
+    millis = f"TRY(make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000))"
     if pa.types.is_integer(kind):
         return millis
     return f"coalesce({millis}, TRY_CAST({sql} AS TIMESTAMP))"

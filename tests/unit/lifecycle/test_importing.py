@@ -573,6 +573,19 @@ def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> 
         run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/other", OLDEST))
 
 
+def test_several_sources_are_one(lake: StreamLake) -> None:
+    """Rows of one repeat those of another."""
+    write(lake.folder / "more/c.parquet", [("b", 7, OLDEST, 1), ("e", 8, OLDEST, 9)])
+    sources = (f"{lake.folder}/source", f"{lake.folder}/more")
+    job = job_of(lake.folder)
+    request = run.ImportRequest(sources[0], OLDEST, others=sources[1:])
+    done = run.run(job, Publisher(job.lake, job.stream), request)
+    assert (done.rows, done.good, done.duplicate) == (6, 4, 2)
+    assert sorted(ids(lake, "main")[OLDEST]) == ["a", "b", "e"]
+    again = run.run(job, Publisher(job.lake, job.stream), request)
+    assert again.hours == ()
+
+
 def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:
     before = heads(lake.table())
     planned = run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/source", OLDEST))
@@ -892,6 +905,7 @@ def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["import", "events", "--files", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
     assert "would import 4 rows of 2 files into 3 hours" in said
+    assert f"hours {OLDEST} to {LAST} would be final, 1 of them without rows" in said
     assert "1 rows are of hours that have Kafka's records, and are not imported" in said
     said = CliRunner().invoke(main, [*given, "--why", "history"], catch_exceptions=False).output
     assert (

@@ -97,6 +97,13 @@ def test_the_columns_of_known_programs_are_found(
     assert tuple(column.name for column in columns.all) == found
 
 
+def test_times_out_of_range_are_none() -> None:
+    table = pa.table({"partition": [0, 0], "offset": [0, 1], "timestamp": [2**62, 0]})
+    other = OtherTable("", table.schema, [Pieces(table)])
+    with read_places(other, find_columns(table.schema, None, None, None), "t") as read:
+        assert dict(read.times.rows) == {"": 1, "1970-01-01T00": 1}
+
+
 def test_a_named_column_must_exist() -> None:
     with pytest.raises(ConfigurationError, match=r"--offset-column meta\.o: expected a column"):
         find_columns(pa.schema({"p": pa.int32(), "meta": STRUCT}), "p", "meta.o", None)
