@@ -340,11 +340,11 @@ def plan_audited(
 
 
 def count_slice(
-    start: int, counts: NDArray[np.uint8], repeated: int, codes: NDArray[np.uint8] | None
+    start: int, counts: NDArray[np.int64], codes: NDArray[np.uint8] | None
 ) -> PartitionCounts:
-    """Return the counts of offsets from `start` on: how often each has a row, of which `repeated`
-    repeat one, and its class in Kafka (`CODES`; None: Kafka was not read). Pure."""
-    there = counts > 0
+    """Return the counts of offsets from `start` on: how many rows each has, and its class in Kafka
+    (`CODES`; None: Kafka was not read). Pure."""
+    there, several = counts > 0, counts > 1
     if codes is None:
         codes = np.full(len(counts), CODES[RETENTION], np.uint8)
     missing = ~there & (codes == CODES[PRESENT])
@@ -357,13 +357,13 @@ def count_slice(
     return PartitionCounts(
         start,
         start + len(counts),
-        int(np.count_nonzero(there)) + repeated,
-        repeated,
+        int(counts.sum()),
+        int(counts[several].sum() - np.count_nonzero(several)),
         int(np.count_nonzero(missing)),
         {name: n for name, n in gaps.items() if n},
         int(np.count_nonzero(uncommitted)),
         spans(missing, start, _RANGES),
-        spans(counts > 1, start, _RANGES),
+        spans(several, start, _RANGES),
     )
 
 
@@ -383,12 +383,7 @@ def _compare(
     starts = log.starts or {p: end for p, (_, end) in places.spans.items()}
     cuts = plan_cuts(begins, places.times, starts, log.hours)
     audited = plan_audited(cuts, places.spans, request.hours)
-    sizes = tuple(sum(e - s for s, e in ranges.values()) for _, ranges in audited.hours)
-    doing, counted = f"audit {request.table}", list[HourCounts]()
-    with Progress(LOG, doing, "hours", sizes=sizes, contents="offsets") as progress:
-        for hour, ranges in audited.hours:
-            counted.append(_count(kafka, places, log, hour, ranges, progress))
-            progress.step()
+    counted = _count_hours(kafka, places, log, audited.hours, f"audit {request.table}")
     # Rows outside of named hours are not part of the audit.
     whole = request.hours is None
     return replace(
@@ -402,31 +397,49 @@ def _compare(
     )
 
 
-def _count(
+def _count_hours(
     kafka: KafkaAdapter,
     places: Places,
     log: _Log,
-    hour: str,
-    ranges: Ranges,
-    progress: Progress,
-) -> HourCounts:
-    found: dict[int, PartitionCounts] = {}
-    for p, start, end in _slices(ranges):
-        counted = places.count({p: (start, end)})
-        codes = None
-        if log.topic is not None:
-            every = Missing(start, np.ones(end - start, bool))
-            codes = kafka.explain_missing(log.topic.name, {p: every})[p].codes
-        one = count_slice(start, counted.counts[p], counted.twice[p], codes)
-        found[p] = found[p].plus(one) if p in found else one
-        progress.part(end - start)
-    return HourCounts(hour, found)
+    audited: Sequence[tuple[str, Ranges]],
+    doing: str,
+) -> list[HourCounts]:
+    by_hour: dict[str, dict[int, PartitionCounts]] = {hour: {} for hour, _ in audited}
+    partitions = sorted({p for _, ranges in audited for p in ranges})
+    of = {p: [(hour, *ranges[p]) for hour, ranges in audited if p in ranges] for p in partitions}
+    sizes = tuple(sum(end - start for _, start, end in pieces) for pieces in of.values())
+    with Progress(LOG, doing, "partitions", sizes=sizes, contents="offsets") as progress:
+        for p, pieces in of.items():
+            for some in plan_slices(pieces):
+                first, last = some[0][1], some[-1][2]
+                counts, codes = places.count(p, first, last), None
+                if log.topic is not None:
+                    every = {p: Missing(first, np.ones(last - first, bool))}
+                    codes = kafka.explain_missing(log.topic.name, every)[p].codes
+                for hour, start, end in some:
+                    part = slice(start - first, end - first)
+                    one = count_slice(start, counts[part], None if codes is None else codes[part])
+                    known = by_hour[hour].get(p)
+                    by_hour[hour][p] = one if known is None else known.plus(one)
+                progress.part(last - first)
+            progress.step()
+    return [HourCounts(hour, found) for hour, found in by_hour.items()]
 
 
-def _slices(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
-    for p, (start, end) in sorted(ranges.items()):
-        for low in range(start, end, _SLICE):
-            yield p, low, min(end, low + _SLICE)
+def plan_slices(pieces: Sequence[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
+    """Yield the hours of a partition, with start and end, in slices of at most `_SLICE` offsets. A
+    longer hour is divided. Pure."""
+    some, number = list[tuple[str, int, int]](), 0
+    for hour, start, end in pieces:
+        while start < end:
+            if some and (number >= _SLICE or some[-1][2] != start):
+                yield some
+                some, number = [], 0
+            until = min(end, start + _SLICE - number)
+            some.append((hour, start, until))
+            start, number = until, number + until - start
+    if some:
+        yield some
 
 
 def _missing_records(

@@ -17,11 +17,11 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.common.progress import Progress
 from anabranch.iceberg.other_tables import OtherTable
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.operations.audit.count import OffsetCounts
 from serving_layer.query.datasets import connected, quoted
 
 if TYPE_CHECKING:
     import duckdb
+    from numpy.typing import NDArray
 
 LOG = logging.getLogger(__name__)
 
@@ -190,15 +190,12 @@ class Places:
             first = self.times.first.setdefault(hour, {})
             first[p] = min(low, first.get(p, low))
 
-    def count(self, ranges: Ranges) -> OffsetCounts:
-        """Return how often each offset of the ranges has a row."""
-        counts = OffsetCounts(ranges)
-        for p, (start, end) in ranges.items():
-            offsets = self._connection.execute(
-                "SELECT o FROM places WHERE p = ? AND o >= ? AND o < ?", [p, start, end]
-            ).fetchnumpy()["o"]
-            if len(offsets):
-                counts.add(np.full(len(offsets), p, np.int32), offsets)
+    def count(self, partition: int, start: int, end: int) -> NDArray[np.int64]:
+        """Return how many rows each offset in `[start, end)` of a partition has."""
+        offsets = self._connection.execute(
+            "SELECT o FROM places WHERE p = ? AND o >= ? AND o < ?", [partition, start, end]
+        ).fetchnumpy()["o"]
+        counts: NDArray[np.int64] = np.bincount(offsets - start, minlength=end - start)
         return counts
 
     def outside(self, ends: Offsets) -> int:

@@ -24,6 +24,7 @@ from anabranch.common.errors import ConfigurationError, Refused, TableMissing
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
 from anabranch.kafka.batches import CODES
+from anabranch.operations.audit import other
 from anabranch.operations.audit.other import (
     BEFORE,
     AuditRequest,
@@ -99,8 +100,11 @@ def test_the_columns_of_known_programs_are_found(
 
 def test_times_out_of_range_are_none() -> None:
     table = pa.table({"partition": [0, 0], "offset": [0, 1], "timestamp": [2**62, 0]})
-    other = OtherTable("", table.schema, [Pieces(table)])
-    with read_places(other, find_columns(table.schema, None, None, None), "t") as read:
+    with read_places(
+        OtherTable("", table.schema, [Pieces(table)]),
+        find_columns(table.schema, None, None, None),
+        "t",
+    ) as read:
         assert dict(read.times.rows) == {"": 1, "1970-01-01T00": 1}
 
 
@@ -274,16 +278,16 @@ def test_whole_hours_are_audited_when_they_are_named() -> None:
 def test_an_offset_counts_by_its_rows_and_by_its_class() -> None:
     names = ("present", "present", "present", "control", "aborted", "aborted", "compacted")
     codes = np.array([CODES[name] for name in names], np.uint8)
-    one = count_slice(10, np.array([1, 0, 3, 0, 0, 1, 1], np.uint8), 2, codes)
+    one = count_slice(10, np.array([1, 0, 3, 0, 0, 1, 1]), codes)
     assert (one.rows, one.twice, one.missing, one.uncommitted) == (6, 2, 1, 1)
     assert one.gaps == {"control": 1, "aborted": 1}
     assert (one.missing_at, one.twice_at) == (((11, 12),), ((12, 13),))
-    other = count_slice(17, np.array([0, 2], np.uint8), 1, np.full(2, CODES["present"], np.uint8))
-    both = one.plus(other)
+    after = count_slice(17, np.array([0, 2]), np.full(2, CODES["present"], np.uint8))
+    both = one.plus(after)
     assert (both.start, both.end, both.rows, both.missing) == (10, 19, 8, 2)
     assert both.missing_at == ((11, 12), (17, 18)) and both.twice_at == ((12, 13), (18, 19))
-    last = count_slice(19, np.zeros(1, np.uint8), 0, np.full(1, CODES["present"], np.uint8))
-    assert other.plus(last).missing_at == ((17, 18), (19, 20))
+    last = count_slice(19, np.zeros(1, np.int64), np.full(1, CODES["present"], np.uint8))
+    assert after.plus(last).missing_at == ((17, 18), (19, 20))
 
 
 class Pieces:
@@ -305,15 +309,31 @@ def test_counts_are_those_of_a_plain_loop(places: list[tuple[int, int]]) -> None
             "offset": pa.array([o for _, o in places], pa.int64()),
         }
     )
-    other = OtherTable("", table.schema, [Pieces(table)])
-    with read_places(other, find_columns(table.schema, None, None, None), "t") as read:
+    with read_places(
+        OtherTable("", table.schema, [Pieces(table)]),
+        find_columns(table.schema, None, None, None),
+        "t",
+    ) as read:
         for p in range(3):
             own = [o for q, o in places if q == p]
             assert read.spans.get(p) == ((min(own), max(own) + 1) if own else None)
-            counts = read.count({p: (5, 30)})
             inside = [o for o in own if 5 <= o < 30]
-            assert counts.counts[p].tolist() == [inside.count(o) for o in range(5, 30)]
-            assert counts.twice[p] == len(inside) - len(set(inside))
+            assert read.count(p, 5, 30).tolist() == [inside.count(o) for o in range(5, 30)]
+
+
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 9))
+def test_slices_cover_each_offset_once(sizes: list[int], most: int) -> None:
+    pieces, low = list[tuple[str, int, int]](), 3
+    for hour, n in zip(H, sizes, strict=False):
+        pieces.append((hour, low, low + n))
+        low += n + (n == 5)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(other, "_SLICE", most)
+        slices = list(other.plan_slices(pieces))
+    wanted = [(hour, o) for hour, start, end in pieces for o in range(start, end)]
+    assert [(h, o) for some in slices for h, s, e in some for o in range(s, e)] == wanted
+    for some in slices:
+        assert some[-1][2] - some[0][1] == sum(e - s for _, s, e in some) <= most
 
 
 def test_the_command_names_what_it_needs(tmp_path: Path) -> None:
