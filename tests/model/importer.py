@@ -20,7 +20,7 @@ PARTITION = imported.PARTITION
 
 def source(hour: str) -> tuple[tuple[int, int, int], ...]:
     """The row that an hour has in the files to import."""
-    return ((PARTITION, 0, -len(hours_between(hour, H0))),)
+    return ((PARTITION, imported.first_offset(hour), -len(hours_between(hour, H0))),)
 
 
 @dataclass(frozen=True)
