@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
-from anabranch.config.guessed_types import combine, guess
+from anabranch.decode.guessed import guess_type
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.sample_shapes import shape_of
 from anabranch.records import UNKNOWN
@@ -123,4 +122,4 @@ def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> Unknown
         return field
     text = shape_of(json.dumps(next((v for v in held if v is not None), None)))
     short = text if len(text) <= _SAMPLE else text[:_SAMPLE] + "…"
-    return replace(field, sample=short, type=reduce(combine, map(guess, held)))
+    return replace(field, sample=short, type=guess_type(held))

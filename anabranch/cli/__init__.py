@@ -33,7 +33,7 @@ _COLLECT_AFTER = (100_000, 50, 50)
 
 
 SECTIONS = {
-    "Set up": ("init", "docs", "dev", "doctor", "check", "apply"),
+    "Set up": ("init", "docs", "dev", "doctor", "draft", "check", "apply"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
         "status",
@@ -47,7 +47,7 @@ SECTIONS = {
         "erasures",
         "page",
     ),
-    "Read the data": ("query", "views", "changes"),
+    "Read the data": ("query", "changes"),
     "Operate": ("adopt", "override", "dead-letters --replay", "hold", "erase", "import", "drop"),
     "Deploy and repair": ("jars", "pack", "health", "merge"),
 }

@@ -1,4 +1,4 @@
-"""Commands that read the data: queries, views and changes."""
+"""Commands that read the data: queries and changes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from anabranch.cli import many
 from anabranch.cli.options import (
     DURATION,
-    StreamSelection,
-    all_streams,
     conf_folder,
     conf_option,
     open_stream,
     stream_argument,
 )
-from anabranch.cli.report import Event, Report, Result, print_text, report
+from anabranch.cli.report import Event, Report, print_text, report
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from anabranch.job import Job
     from serving_layer.changes import HourChange
     from serving_layer.reader.topic_tail import TopicTail
 
@@ -144,32 +140,6 @@ def query(
         interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
     else:
         raise click.UsageError("expected SQL, or a terminal for the shell")
-
-
-@click.command()
-@all_streams
-@click.option("--fill", is_flag=True, help="First compute the missing hours.")
-@report
-def views(chosen: StreamSelection, fill: bool) -> Result:
-    """Show how far the views are precomputed.
-
-    \b
-    anabranch views game_events --fill
-
-    Prints how many accepted hours are read from partials, and which are computed from their rows.
-    The result of a view is the same. The batch layer computes partials after it has accepted hours;
-    --fill computes them now.
-    """
-    from anabranch.cli.render.streams import views_text
-    from serving_layer.views import fill as filling
-
-    def work(job: Job) -> Report[dict[str, object]]:
-        for view in job.stream.views if fill else ():
-            filling.fill(job.lake, job.stream, view)
-        found = filling.fill_status(job.lake, job.stream)
-        return Report({"stream": job.stream.name, "views": found}, views_text(found))
-
-    return many.run_streams(chosen, work)
 
 
 @click.command()

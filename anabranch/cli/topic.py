@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from anabranch.cli import many
-from anabranch.cli.options import StreamSelection, all_streams
-from anabranch.cli.report import Report, Result, report
+from anabranch.cli.options import StreamSelection, all_streams, conf_folder, explain
+from anabranch.cli.report import Report, Result, StreamReports, report
 from anabranch.common.deadline import KAFKA
+from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
     from anabranch.common.deadline import Note
     from anabranch.job import Job
     from anabranch.operations.check import Check
+    from anabranch.operations.draft import Draft
     from anabranch.operations.reports.drift import SchemaDrift
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--write", is_flag=True, help="Write the files to the configuration folder.")
+@report
+def draft(topic: str, write: bool) -> StreamReports:
+    """Print a stream's file for a topic, from its records.
+
+    \b
+    anabranch draft shop.orders
+    anabranch draft 'shop[.].*' --write
+
+    Reads the newest 1,000 records, the oldest 200, and the subject in the schema registry. TOPIC is
+    a topic, or a regular expression for whole names of several. The file has format, envelope,
+    columns with types and notation, and candidates for key and event time; its comments list what
+    you must decide. Types are wide where the records leave a doubt. With --write, each file is
+    written as streams/NAME.yaml; files that exist stay, and are errors.
+    """
+    from anabranch import config
+    from anabranch.common.logs import configure_logging
+    from anabranch.config.plain import resolve_folder
+    from anabranch.kafka.client import KafkaAdapter
+    from anabranch.operations import draft as drafting
+
+    configure_logging()
+    folder = resolve_folder(conf_folder())
+    environment = config.load_environment(folder)
+
+    def drafted() -> Iterator[tuple[str, Report[Draft] | AnabranchError]]:
+        with KafkaAdapter(environment.kafka) as kafka:
+            topics = drafting.topics_of(kafka, topic)
+            for of, name in drafting.names_of(topics).items():
+                try:
+                    found = drafting.draft(environment, folder, kafka, name, of)
+                    lines = found.file.splitlines()
+                    if write:
+                        lines = [f"wrote {drafting.write(folder, found)}"]
+                except Exception as error:
+                    yield of, explain(error)
+                    continue
+                between = ["---"] if len(topics) > 1 and not write else []
+                yield of, Report(found, [*between, *lines])
+
+    return StreamReports(drafted())
 
 
 @click.command()

@@ -32,6 +32,8 @@ _TYPES = sorted({*_SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT"})
 _WORDS = frozenset(
     (*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL")
 )
+_TYPE_WORDS = re.compile("(?:^|(?<=[<,:]))[a-z]+(?=[<(,>]|$)")
+_NO_NAMES = re.compile("(?<=[<,])(not|select)(?=:)", re.IGNORECASE)
 NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
 MOST_DIGITS = 38
 """Maximum precision of a DECIMAL in Iceberg and Spark."""
@@ -135,8 +137,8 @@ def columns_ddl(columns: Iterable[Column]) -> str:
 
 def type_ddl(column: Column) -> str:
     """Return a column's type as in Spark DDL."""
-    # Field names in a STRUCT keep their case.
-    kind = column.type if "<" in column.type else column.type.upper()
+    # Field names in a STRUCT keep their case; two are no names of DDL.
+    kind = _NO_NAMES.sub(r"`\1`", _TYPE_WORDS.sub(lambda word: word[0].upper(), column.type))
     return kind if column.nullable else f"{kind} NOT NULL"
 
 

@@ -109,7 +109,14 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
         raise ConfigurationError(
             f"stream {name!r}: expected the file {path}, found none (known streams: {known})"
         )
-    file = read_stream_file(name, folder)
+    return parse_stream(name, folder)
+
+
+def parse_stream(name: str, folder: str | Path | None, text: str | None = None) -> Stream:
+    """Read a stream's file, or `text` as its file. Raises ConfigurationError."""
+    folder = resolve_folder(folder)
+    with _mistakes_raised():
+        file = plain.read_stream_file(folder, name, text=text)
     stream = build_stream(file, {"name": name})
     require_services(stream, folder)
     return stream

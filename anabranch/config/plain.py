@@ -249,9 +249,11 @@ class StreamFile:
         return Mistake(f"{self.source(key)}: {where.lstrip('.')}: {message}")
 
 
-def read_stream_file(folder: Path, name: str, only: Container[str] | None = None) -> StreamFile:
-    """Read a stream's file, and the defaults if that file exists; with `only`, the variables and
-    values of these keys alone. Raises Mistake."""
+def read_stream_file(
+    folder: Path, name: str, only: Container[str] | None = None, text: str | None = None
+) -> StreamFile:
+    """Read a stream's file, or `text` as one, and the defaults if that file exists; with `only`,
+    the variables and values of these keys alone. Raises Mistake."""
     path, defaults_path = folder / "streams" / f"{name}.yaml", folder / DEFAULTS
     defaults = read(defaults_path) if defaults_path.is_file() else {}
     if taken := [key for key in PER_STREAM_KEYS if key in defaults]:
@@ -259,7 +261,7 @@ def read_stream_file(folder: Path, name: str, only: Container[str] | None = None
             f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each "
             "stream has for itself; move it to the stream's file"
         )
-    own = read(path)
+    own = read(path) if text is None else _load(text)
     default_values, own_values = (
         substitute(of, {k: v for k, v in written.items() if only is None or k in only})
         for of, written in ((defaults_path, defaults), (path, own))

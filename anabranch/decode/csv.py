@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -37,8 +37,6 @@ class CsvReader:
     def __init__(
         self, columns: Sequence[Column], delimiter: str, header: Sequence[str] = ()
     ) -> None:
-        mark = re.escape(delimiter)
-        field = rf'(?:{_QUOTED}|[^"\r\n{mark}]*+)'
         self._columns, self._delimiter, self._header = columns, delimiter, list(header)
         self._width = len(header or columns)
         self._places = (
@@ -46,8 +44,6 @@ class CsvReader:
             if header
             else range(len(columns))
         )
-        self._line = re.compile(rf"(?!\ufeff){field}(?:{mark}{field})*+(?:\r?\n)?")
-        self._fields = re.compile(f"{mark}({field})")
 
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` of a batch. Bytes of any kind give a reading."""
@@ -81,16 +77,30 @@ class CsvReader:
             return refuse("invalid_utf8", found("UTF-8", "bytes that are not"))
         if line in ("", "\n", "\r\n"):
             return refuse("empty_value", found("a line of CSV", "no text"))
-        if self._line.fullmatch(line) is None:
+        if (values := split(line, self._delimiter)) is None:
             text = "a quote that is open or out of place, or a second line"
             return refuse("malformed_csv", found("one line of CSV", text))
-        fields = self._fields.findall(self._delimiter + line)
-        if len(fields) != self._width:
-            return refuse("wrong_field_count", found(f"{self._width} fields", str(len(fields))))
-        values = [_unquoted(field) for field in fields]
+        if len(values) != self._width:
+            return refuse("wrong_field_count", found(f"{self._width} fields", str(len(values))))
         if values == self._header:
             return refuse("header_line", found("a line of values", "the header"))
         return values
+
+
+@lru_cache(maxsize=16)
+def _patterns(delimiter: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    mark = re.escape(delimiter)
+    field = rf'(?:{_QUOTED}|[^"\r\n{mark}]*+)'
+    line = rf"(?!\ufeff){field}(?:{mark}{field})*+(?:\r?\n)?"
+    return re.compile(line), re.compile(f"{mark}({field})")
+
+
+def split(line: str, delimiter: str) -> list[str | None] | None:
+    """Return the fields of a line, None for an empty one; None for text that is no line of CSV."""
+    whole, fields = _patterns(delimiter)
+    if whole.fullmatch(line) is None:
+        return None
+    return [_unquoted(field) for field in fields.findall(delimiter + line)]
 
 
 def _unquoted(field: str) -> str | None:

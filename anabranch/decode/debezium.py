@@ -6,12 +6,14 @@ Source: https://debezium.io/documentation/reference/stable/connectors/postgresql
 - A value may be the change itself, or have it in `payload` beside its schema.
 - A column whose path begins with ROW is a field of the row, any other a field of the change. A
   change without a row (`op: t`) has null in the row's columns.
-- A tombstone (a null value, after a delete) has the fields of the record's key, an object in JSON.
+- A tombstone (a null value, after a delete) has the fields of the record's key, an object in JSON,
+  as has a delete without a row. A row may be a text of JSON (MongoDB).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -22,7 +24,7 @@ from anabranch.config.columns import ROW, Column
 from anabranch.decode.json import REFUSED, JsonReader
 from anabranch.decode.reading import Errors, Reading, found
 
-_NULL = Raw(b"null")
+_NULL, _DELETE = Raw(b"null"), Raw(b'"d"')
 
 
 class _Change(msgspec.Struct, gc=False):
@@ -55,14 +57,11 @@ class DebeziumReader:
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` and `key` of a batch. Bytes of any kind give a reading."""
         errors, value = Errors(), batch.column("value")
-        keys = batch.column("key").to_pylist() if value.null_count else ()
+        keys = batch.column("key")
         changes: list[bytes] = []
         rows: list[bytes | None] = []
         for i, one in enumerate(value.to_pylist()):
-            if one is None:
-                change, row, is_change = b"{}", _fields_of(keys[i]), True
-            else:
-                change, row, is_change = _parts(one)
+            change, row, is_change = _parts(one, keys[i])
             changes.append(change)
             rows.append(row)
             if not is_change:
@@ -86,8 +85,10 @@ class DebeziumReader:
         )
 
 
-def _parts(value: bytes) -> tuple[bytes, bytes | None, bool]:
+def _parts(value: bytes | None, key: pa.Scalar) -> tuple[bytes, bytes | None, bool]:
     """Return a value's change and row, None if it has none, and whether it is a change."""
+    if value is None:
+        return b"{}", _fields_of(key.as_py()), True
     try:
         change = _CHANGE.decode(value)
         if change.op == _NULL and change.payload != _NULL:
@@ -96,7 +97,12 @@ def _parts(value: bytes) -> tuple[bytes, bytes | None, bool]:
     except REFUSED:
         return value, None, True
     row = change.after if change.after != _NULL else change.before
-    return value, None if row == _NULL else bytes(row), change.op != _NULL
+    if row == _NULL:
+        return value, _fields_of(key.as_py()) if change.op == _DELETE else None, change.op != _NULL
+    sent = bytes(row)
+    with suppress(*REFUSED):
+        sent = msgspec.json.decode(sent, type=str).encode()
+    return value, sent, change.op != _NULL
 
 
 def _fields_of(key: bytes | None) -> bytes | None:

@@ -626,13 +626,17 @@ class KafkaAdapter:
                     heard = time.monotonic()
                 self._is_stuck(topic, doing, heard, ends, "up to")
 
-    def newest_records(self, topic: Topic, count: int) -> list[Any]:
-        """Return the newest `count` records of a topic, spread over its partitions, as kafka-python
-        has them; fewer if compaction or aborted transactions left gaps. Raises as `read_offsets`.
-        """
-        ranges = plan_newest(self.log_starts(topic), self.stable_ends(topic), count)
-        read = self.read_records(topic.name, ranges) if ranges else ()
-        return [record for _, records in read for record in records]
+    def newest_records(self, topic: Topic, count: int, oldest: int = 0) -> list[Any]:
+        """Return the newest `count` records of a topic, and of those before them the `oldest`, both
+        spread over its partitions, as kafka-python has them; fewer if compaction or aborted
+        transactions left gaps. Raises as `read_offsets`."""
+        starts, ends = self.log_starts(topic), self.stable_ends(topic)
+        newest = plan_newest(starts, ends, count)
+        before = {p: newest[p][0] if p in newest else end for p, end in ends.items()}
+        sizes = plan_newest(starts, before, oldest)
+        first = {p: (starts[p], starts[p] + e - s) for p, (s, e) in sizes.items()}
+        parts = [self.read_records(topic.name, ranges) for ranges in (first, newest) if ranges]
+        return [record for read in parts for _, records in read for record in records]
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         """Return for each partition why a consumer does not receive these offsets, all below the

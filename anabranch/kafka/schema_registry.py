@@ -108,15 +108,20 @@ class SchemaRegistryClient:
         subject's context."""
         key = schema_id, _context(subject)
         if subject not in self._subjects.get(key, ()):
-            path = f"schemas/ids/{schema_id}/versions?deleted=true"
-            path += f"&{_of(subject)}" if key[1] else ""
-            versions = self._get(path) or []
-            if not isinstance(versions, list) or not all(
-                isinstance(v, dict) and "subject" in v for v in versions
-            ):
-                raise self._unexpected(path, "no list of versions")
-            self._subjects[key] = frozenset(str(version["subject"]) for version in versions)
+            self._subjects[key] = self.subjects(schema_id, subject)
         return subject in self._subjects[key]
+
+    def subjects(self, schema_id: int, of: str | None = None) -> frozenset[str]:
+        """Return the subjects of which a version, even a deleted one, has this schema id, in the
+        context of subject `of`."""
+        path = f"schemas/ids/{schema_id}/versions?deleted=true"
+        path += f"&{_of(of)}" if _context(of) else ""
+        versions = self._get(path) or []
+        if not isinstance(versions, list) or not all(
+            isinstance(v, dict) and "subject" in v for v in versions
+        ):
+            raise self._unexpected(path, "no list of versions")
+        return frozenset(str(version["subject"]) for version in versions)
 
     def has_subject(self, subject: str) -> bool:
         """Return whether the registry has a version of the subject."""

@@ -71,7 +71,7 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
     """Return the account of decoded records. Pure."""
     names = [column.name for column in stream.columns]
     rows = decoded.good.select([*names, "kafka_partition", "kafka_offset"]).to_pylist()
-    repeated, conflicts = _duplicates(stream.key, names, rows)
+    repeated, conflicts = count_duplicates(stream.key, names, rows)
     reasons, quality = _reasons(records, decoded), stream.quality
     total, dead = len(records), len(decoded.errors)
     objections = []
@@ -94,7 +94,7 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
     )
 
 
-def _duplicates(
+def count_duplicates(
     key: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> tuple[int, int]:
     """Return the number of duplicates, by the rule of the batch layer, and of those with other

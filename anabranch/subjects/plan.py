@@ -92,7 +92,7 @@ def plan_columns(
         raise Refused(
             f"{where}: {error}; change the subject, or in the stream's file {given} or leave the "
             "column out (`schema: {exclude: [NAME]}`)"
-        ) from None
+        ) from error
     try:
         _require_readable(stream, version, (c for c in rules.columns if c.name in of_subject))
     except Incompatible as error:

@@ -58,9 +58,11 @@ class FilledView:
 
 
 def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
-    """Return how far each view of a stream is filled. Raises Terminal, Transient."""
+    """Return how far each view of a stream is filled whose table `apply` has created. Raises
+    Terminal, Transient."""
     state = load_state(lake, stream.table)
-    hours = {view: partial_hours(lake, stream, view, state) for view in stream.views}
+    views = [view for view in stream.views if lake.exists(stream.partials_table(view))]
+    hours = {view: partial_hours(lake, stream, view, state) for view in views}
     return [
         FilledView(v.name, stream.view_table(v), len(h.taken), h.lacking) for v, h in hours.items()
     ]
@@ -73,10 +75,8 @@ def try_fill(lake: Lake, stream: Stream) -> None:
             fill(lake, stream, view)
         except AnabranchError as error:
             LOG.warning(
-                "view %s: not filled, hours are read from rows until the next batch run or "
-                "`anabranch views %s --fill`: %s",
+                "view %s: not filled, hours are read from rows until the next batch run: %s",
                 stream.view_table(view),
-                stream.name,
                 error,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from anabranch.operations.reports.position import ConsumerPosition
     from anabranch.operations.reports.status import StreamStatus
     from anabranch.operations.reports.streams import StreamSummary
-    from serving_layer.views.fill import FilledView
 
 _WIDTH = 80  # columns of a finding
 
@@ -70,6 +69,14 @@ def status_text(view: StreamStatus) -> Text:
         ),
     ]
     yield Table((view.stream, ""), rows)
+    if view.views:
+        yield Table(
+            ("view", "table", "hours filled", "hours missing", "first missing"),
+            [
+                (v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3]))
+                for v in view.views
+            ],
+        )
     if view.late:
         yield f"the speed layer is late: {view.late}"
     for hour in view.too_many_dead:
@@ -141,13 +148,6 @@ def streams_text(views: Sequence[StreamSummary]) -> Text:
     yield Table(
         ("stream", "family", "group", "topic", "table", "state", "error"),
         [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views],
-    )
-
-
-def views_text(found: Iterable[FilledView]) -> Text:
-    yield Table(
-        ("view", "table", "hours filled", "hours missing", "first missing"),
-        [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found],
     )
 
 

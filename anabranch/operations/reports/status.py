@@ -38,6 +38,8 @@ from serving_layer.layer_diff.kinds import unexplained_counts
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from serving_layer.views.fill import FilledView
+
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
 
@@ -102,7 +104,8 @@ class StreamStatus:
     `dead_shares`: the dead letters of the hours that are not accepted, as counted by a refused
     build, else in `main`; hours without records are absent. `too_many_dead`: those hours among them
     that have more than `quality.max_dead`. `conflicts`: the duplicates with other content, of the
-    newest accepted hour and of those that are not accepted.
+    newest accepted hour and of those that are not accepted. `views`: how far each view is
+    precomputed, if asked for.
     """
 
     stream: str
@@ -139,6 +142,7 @@ class StreamStatus:
     dead_shares: Mapping[str, HourShare] = field(default_factory=dict)
     too_many_dead: Sequence[str] = ()
     conflicts: Mapping[str, int] = field(default_factory=dict)
+    views: Sequence[FilledView] = ()
 
     @property
     def running_dead_share(self) -> HourShare | None:
@@ -278,7 +282,13 @@ def status(
     Calls `note` with the service to be waited for. Raises Transient when Kafka or the lake is
     unreachable."""
     note(LAKE)
-    return status_of(job, load_state(job.lake, job.stream.table), late_after, note)
+    found = status_of(job, load_state(job.lake, job.stream.table), late_after, note)
+    if not job.stream.views:
+        return found
+    from serving_layer.views.fill import fill_status
+
+    note(LAKE)
+    return replace(found, views=fill_status(job.lake, job.stream))
 
 
 def status_of(

@@ -57,7 +57,6 @@ COMMANDS = [
     ["status"],
     ["complete"],
     ["check"],
-    ["views"],
     ["erasures"],
     ["adopt"],
     ["maintain"],

@@ -768,7 +768,7 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
     assert not filling._replace(one.lake, one.stream, view, hours, partials)
 
 
-def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path) -> None:
+def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     write_environment(tmp_path)
     stream = {
@@ -786,17 +786,16 @@ def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path)
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    [found] = json.loads(ask("views", "events", "--output", "json"))["views"]
-    hours = [shift(FIRST, n) for n in range(3)]
-    assert found == {
-        "view": "per_minute",
-        "table": "games.events_per_minute",
-        "filled": 0,
-        "lacking": hours,
-    }
-    assert "games.events_per_minute" in ask("views", "events")
-    [found] = json.loads(ask("views", "events", "--fill", "--output", "json"))["views"]
-    assert (found["filled"], found["lacking"]) == (3, [])
+    [found] = filling.fill_status(one.lake, one.stream)
+    assert found == filling.FilledView(
+        one.stream.views[0].name,
+        f"{one.name}_per_minute",
+        0,
+        tuple(shift(FIRST, n) for n in range(3)),
+    )
+    filling.try_fill(one.lake, one.stream)
+    [found] = filling.fill_status(one.lake, one.stream)
+    assert (found.filled, found.lacking) == (3, ())
 
     shown = {row["name"] for row in json.loads(ask("query", "SHOW TABLES", "--output", "json"))}
     assert {

@@ -1,0 +1,256 @@
+"""Draft a stream's file from records of its topic, or from its subject.
+
+1. Find the format: of the registry, else JSON, CSV, text or bytes, and the envelope.
+2. Guess the columns (`anabranch.decode.guessed`).
+3. Decode the records with the draft, as the jobs would, and make a column that refuses a value
+   STRING, which refuses none.
+4. Choose key and event time from the rows.
+5. Check the file as `anabranch check` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.common.errors import ConfigurationError, NotYet
+from anabranch.config import Environment, Stream
+from anabranch.config.columns import Notation
+from anabranch.config.loading import parse_stream
+from anabranch.config.plain import NAME
+from anabranch.decode import Decoded
+from anabranch.decode.guessed import snake
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.kafka.schema_registry import open_registry
+from anabranch.operations.check import RECORDS, Check, check_of, count_duplicates
+from anabranch.operations.draft import forms, subjects
+from anabranch.operations.draft.sketch import Sketch, text_of
+from anabranch.operations.sample import batch_of, decode_sample
+
+_KEY_TYPES = re.compile(r"string|int|bigint|decimal\(\d+,0\)")
+_ALONE = frozenset(("id", "_id", "uuid", "guid", "event_id", "event_uuid", "message_id"))
+_ID = re.compile(r"(?:^|_)(?:id|uuid|guid|ulid|key|number|no|nr|sequence|seq|delivery)$")
+_UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# So many records without a repetition, for a field whose name alone does not make it an event's.
+_ENOUGH = 100
+_TIMES = (
+    re.compile(r"(?:^|_)(?:event_?time|occurred\w*|observed\w*)$"),
+    re.compile(r"^_?(?:time|timestamp|ts|at|datetime|date_time|when)$"),
+    re.compile(r"time|stamp|_ts$|^ts_|created|placed|sent|_at$"),
+)
+_OTHER_TIMES = re.compile(r"birth|expir|until|(?:^|_)(?:end|exp|due|valid|next|deadline)")
+_REASONS = 3
+# Of the first records too: a header, and values of the topic's whole time.
+_OLDEST = 200
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A stream's file, and its account of the records from which it was made."""
+
+    stream: str
+    topic: str
+    file: str
+    check: Check
+
+
+def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
+    """Return the topic of this name, else the topics whose whole names match it as a regular
+    expression. Raises ConfigurationError, NotYet without any, Transient."""
+    names = kafka.topic_names()
+    if wanted in names:
+        return [wanted]
+    try:
+        pattern = re.compile(wanted)
+    except re.error as error:
+        raise ConfigurationError(
+            f"draft: expected a topic or a regular expression, found {wanted!r} ({error})"
+        ) from None
+    found = sorted(n for n in names if pattern.fullmatch(n) and not n.startswith("__"))
+    if not found:
+        raise NotYet(f"draft: expected topics that match {wanted}, found none")
+    return found
+
+
+def names_of(topics: Sequence[str]) -> dict[str, str]:
+    """Return a stream's name for each topic, each once. Pure."""
+    names: dict[str, str] = {}
+    for topic in topics:
+        name = base = _name(topic)
+        number = 2
+        while name.lower() in {n.lower() for n in names.values()}:
+            name, number = f"{base}_{number}", number + 1
+        names[topic] = name
+    return names
+
+
+def draft(
+    environment: Environment, folder: Path, kafka: KafkaAdapter, name: str, topic: str
+) -> Draft:
+    """Return a file for stream `name` that reads the topic. Writes nothing. Raises NotYet without
+    records, ConfigurationError, Transient."""
+    described = kafka.describe(topic)
+    if described is None:
+        raise NotYet(f"topic {topic}: expected its records, found no topic of this name")
+    found = kafka.newest_records(described, RECORDS, _OLDEST)
+    records = batch_of(found, datetime.now(UTC))
+    sketch = subjects.sketch_of(environment, topic, records)
+    if sketch is None:
+        if records.column("value").null_count == len(records):
+            raise NotYet(f"topic {topic}: expected records with values, found none; send some")
+        sketch = forms.sketch_of(records)
+    return finished(environment, folder, sketch, records, name, topic)
+
+
+def finished(
+    environment: Environment,
+    folder: Path,
+    sketch: Sketch,
+    records: pa.RecordBatch,
+    name: str,
+    topic: str,
+) -> Draft:
+    """Return a sketch as a file that decodes the records, of `operations.sample.batch_of`."""
+    table = _table(topic, name)
+
+    def read(key: Sequence[str] = (), time: str = "") -> tuple[str, Stream, Decoded]:
+        text = text_of(sketch, name, topic, table, key, time)
+        stream = parse_stream(name, folder, text)
+        if stream.lacks_columns:
+            stream = subjects.with_columns(stream, open_registry(environment, stream))
+        return text, stream, decode_sample(environment, stream, records)
+
+    _, stream, decoded = read()
+    while _widen(sketch, decoded):
+        _, stream, decoded = read()
+    rows = decoded.good.to_pylist()
+    key = _key(sketch, stream, rows)
+    time = _time(sketch, stream, rows)
+    _, stream, decoded = read(key, time)
+    found = check_of(stream, records, decoded)
+    sketch.comments = [*_account(found), *sketch.comments]
+    return Draft(name, topic, text_of(sketch, name, topic, table, key, time), found)
+
+
+def _account(found: Check) -> list[str]:
+    if not found.records:
+        return [f"A draft from the subject of topic {found.topic}, which has no records"]
+    lines = [
+        f"A draft from {found.records:,} records of topic {found.topic}: {found.good:,} would be "
+        f"rows, {found.dead:,} dead letters, {found.duplicates:,} duplicates"
+    ]
+    reasons = found.reasons[:_REASONS]
+    return [*lines, *(f"{r.records:,} would be dead letters: {r.code}: {r.text}" for r in reasons)]
+
+
+def _widen(sketch: Sketch, decoded: Decoded) -> bool:
+    """Make each column STRING that refuses a value; return whether there was one."""
+    columns = {column.name: column for column in sketch.columns if column.type != "string"}
+    widened = False
+    for code, text in decoded.errors.values():
+        match = re.match(r"\w+", text)
+        column = columns.pop(match[0], None) if match is not None else None
+        if column is not None and code in ("wrong_type", "unreadable_timestamp"):
+            note = f"{column.type.upper()} in most records"
+            sketch.replace(replace(column, type="string", notation=Notation()), note)
+            widened = True
+    return widened
+
+
+def _key(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that are an event's identity, as far as the rows show it: none if no
+    column is."""
+    names = [column.name for column in stream.columns]
+    maps = {column.name for column in stream.columns if "map<" in column.type}
+    for key in sketch.keys:
+        if not maps & set(key) and not count_duplicates(key, names, rows)[1]:
+            return key
+    candidates = []
+    for column in stream.columns if sketch.format != "raw" else ():
+        values = [row[column.name] for row in rows]
+        if not _KEY_TYPES.fullmatch(column.type) or not rows or not all(map(_is_given, values)):
+            continue
+        rank = _rank(snake(column.name), values, stream.topic)
+        is_unique = len(set(values)) == len(values)
+        if is_unique or (rank < 2 and not count_duplicates([column.name], names, rows)[1]):
+            candidates.append((rank, column.name))
+    best = min(candidates, default=(9, ""))[0]
+    chosen = next((name for rank, name in candidates if rank == best < 2), None)
+    if chosen is None and len(rows) >= _ENOUGH:
+        chosen = next((name for rank, name in candidates if rank == 2), None)
+    others = [name for _, name in candidates if name != chosen][:5]
+    if chosen is not None:
+        note = "unique in these records"
+        sketch.key_note = f"{note}; so is {', '.join(others)}" if others else note
+        return [chosen]
+    words = f"; unique in these records: {', '.join(others)}" if others else ""
+    sketch.key_note = f"no duplicates are searched{words}"
+    return []
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value != ""
+
+
+def _rank(name: str, values: Sequence[object], topic: str) -> int:
+    """Return how well a column's name fits the identity of an event: 0 and 1 alone, 2 with many
+    rows, 3 not."""
+    if name in _ALONE:
+        return 0
+    match = _ID.search(name)
+    if match is None:
+        return 1 if all(_UUID.fullmatch(str(value)) for value in values) else 3
+    of = name[: match.start()]
+    # `order_id` in the topic `shop.orders`.
+    return 1 if of and of.rstrip("s") in snake(topic) else 2
+
+
+def _time(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the column of the event's own time; empty if none is."""
+    names = [column.name for column in stream.columns if column.type == "timestamp"]
+    found = []
+    for name in names:
+        given = sum(row[name] is not None for row in rows)
+        if 2 * given <= len(rows) or _OTHER_TIMES.search(snake(name)):
+            continue
+        rank = next((i for i, form in enumerate(_TIMES) if form.search(snake(name))), len(_TIMES))
+        found.append((name != sketch.time, given < len(rows), rank, names.index(name)))
+    if not found:
+        return ""
+    chosen = names[min(found)[-1]]
+    if others := [name for name in names if name != chosen]:
+        sketch.time_note = f"or {', '.join(others[:5])}"
+    return chosen
+
+
+def _name(text: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "topic"
+    return name if NAME.fullmatch(name) else f"t_{name}"
+
+
+def _table(topic: str, name: str) -> str:
+    """Return `shop.orders` for the topic of that name, `raw.orders` for one without a dot."""
+    namespace, _, rest = topic.partition(".")
+    if rest and NAME.fullmatch(namespace):
+        return f"{namespace}.{_name(rest)}"
+    return f"raw.{name}"
+
+
+def write(folder: Path, draft: Draft) -> Path:
+    """Write a draft's file, and return its path. Raises ConfigurationError if there is one."""
+    path = folder / "streams" / f"{draft.stream}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(draft.file)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"draft: expected no file {path}, found one; move it away, or run without --write"
+        ) from None
+    return path

@@ -1,0 +1,286 @@
+"""The form of a topic's values without a registry: JSON in an envelope or without, CSV, or text and
+bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from anabranch.config.columns import Notation
+from anabranch.decode import csv, values
+from anabranch.decode.guessed import STRING, Guess, guess, guess_text
+from anabranch.decode.headers import headers_of
+from anabranch.operations.draft.connect import column_of
+from anabranch.operations.draft.lines import form_of, is_log
+from anabranch.operations.draft.sketch import Sketch, is_usable
+
+_JSON = msgspec.json.Decoder(float_hook=Decimal)
+_DELIMITERS = (",", ";", "\t", "|")
+_OPERATIONS = frozenset("crudtm")
+# Fields of a change's source that place it, in the order of databases' logs.
+_POSITIONS = (*("lsn", "file", "pos", "row", "ord", "scn", "change_lsn", "event_serial_no"),)
+_MILLIS = Guess("timestamp", Notation(unit="millis"))
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
+
+Object = Mapping[str, Any]
+
+
+def sketch_of(records: pa.RecordBatch) -> Sketch:
+    """Return the sketch of a topic's records, of `operations.sample.batch_of`. Pure."""
+    given = [value for value in records.column("value").to_pylist() if value is not None]
+    stamps = [ms for ms in records.column("timestamp").cast(pa.int64()).to_pylist() if ms]
+    stamps = [micros // 1000 for micros in stamps]
+    objects = [one for one in map(_read, given) if isinstance(one, Mapping)]
+    if 2 * len(objects) >= len(given):
+        sketch = _of_objects(objects, stamps, records)
+        if sketch.columns:
+            return sketch
+    lines = [one.decode() for one in given if values.is_utf8(one) and one[:1] != b"\0"]
+    if 2 * len(lines) > len(given):
+        found = None if is_log(lines) else _of_csv(lines, stamps, _firsts(records))
+        return found or _of_text(lines, records)
+    comment = "no text: perhaps a format with a schema (avro, protobuf)"
+    if all(value[:1] == b"\0" for value in given):
+        comment = "values begin with a zero byte, as with a schema registry: set registry.url"
+    return _raw("binary", records, [comment])
+
+
+def _read(value: bytes | None) -> Any:
+    try:
+        return _JSON.decode(value or b"null")
+    except _UNREADABLE:
+        return None
+
+
+def _of_objects(
+    objects: Sequence[Object], stamps: Sequence[int], records: pa.RecordBatch
+) -> Sketch:
+    changes = [_change(one) for one in objects]
+    keys = [_payload(_read(key)) for key in records.column("key").to_pylist()]
+    if all(change is not None for change in changes):
+        return _of_changes(objects, [c for c in changes if c], keys, stamps)
+    sketch = Sketch()
+    if all(one.keys() == {"schema", "payload"} for one in objects):
+        _add_connect(sketch, objects, ("payload",))
+    elif all({"specversion", "id", "source", "type"} <= one.keys() for one in objects):
+        _add_cloud_event(sketch, objects, stamps)
+    else:
+        sketch.add_fields(objects, stamps)
+    _add_headers(sketch, records)
+    return sketch
+
+
+def _change(one: Object) -> Object | None:
+    """Return Debezium's change in a value, perhaps beside its schema; None for any other object."""
+    change = one if "op" in one else one.get("payload")
+    is_one = (
+        isinstance(change, Mapping)
+        and str(change.get("op")) in _OPERATIONS
+        and bool({"before", "after"} & change.keys())
+        and ("source" in change or "ts_ms" in change)
+    )
+    return change if is_one else None
+
+
+def _payload(key: Any) -> Any:
+    is_beside = isinstance(key, Mapping) and key.keys() == {"schema", "payload"}
+    return key["payload"] if is_beside else key
+
+
+def _of_changes(
+    objects: Sequence[Object], changes: Sequence[Object], keys: Sequence[Any], stamps: Sequence[int]
+) -> Sketch:
+    sketch = Sketch({"type": "json", "envelope": "debezium"}, implied=("row",))
+    schema = _schema_of(objects, "after") or _schema_of(objects, "before")
+    rows = [one for one in map(_row, changes) if one is not None]
+    if schema and not any(isinstance(change.get("after"), str) for change in changes):
+        for one in schema:
+            sketch.add(column_of(one), one["field"], ("row", one["field"]))
+    else:
+        sketch.add_fields(rows, stamps, ("row",))
+        sketch.comments.append(
+            "Without Debezium's schema, dates are numbers of days (unit: days), and decimals are "
+            "texts (decimal: base64) or numbers: compare with the database's table"
+        )
+    names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
+    of_keys = [key for key in keys if isinstance(key, Mapping)]
+    fields = list(of_keys[0]) if of_keys else []
+    for name in fields:
+        if name not in names and is_usable(name):
+            # MongoDB's deletes have only their key.
+            of = guess([key.get(name) for key in of_keys], name, stamps) or STRING
+            names[name] = sketch.add(of, name, ("row", name))
+    if fields == ["id"] and "_id" in names:
+        fields = ["_id", "id"]
+    sources = [s for change in changes if isinstance(s := change.get("source"), Mapping)]
+    names_of_source = {name for one in sources for name in one}
+    source = {
+        name: of
+        for name in names_of_source
+        if (of := guess([one.get(name) for one in sources], name)) is not None
+    }
+    add_change(sketch, [names[name] for name in fields if name in names], source)
+    return sketch
+
+
+def _row(change: Object) -> Object | None:
+    row = change.get("after")
+    row = change.get("before") if row is None else row
+    # MongoDB's documents are text.
+    row = _read(row.encode()) if isinstance(row, str) else row
+    return row if isinstance(row, Mapping) else None
+
+
+def add_change(sketch: Sketch, key: Sequence[str], source: Mapping[str, Guess]) -> None:
+    """Add the fields of Debezium's change itself. `key`: the columns of the row's key; `source`:
+    the fields of the change's source."""
+    sketch.add(STRING, "op", ("op",))
+    positions = [
+        sketch.add(source[name], f"source_{name}", ("source", name))
+        for name in _POSITIONS
+        if name in source
+    ]
+    if "ts_ms" in source:
+        sketch.time = sketch.add(_MILLIS, "source_ts", ("source", "ts_ms"))
+    if key:
+        sketch.keys.append([*key, *(positions or [sketch.time] * bool(sketch.time))])
+
+
+def _schema_of(objects: Sequence[Object], field: str = "") -> list[Any]:
+    """Return the fields of the newest schema beside a value, or of its `field`."""
+    for one in reversed(objects):
+        schema = one.get("schema")
+        if not isinstance(schema, Mapping) or schema.get("type") != "struct":
+            continue
+        if field:
+            parts = {part.get("field"): part for part in schema.get("fields") or ()}
+            schema = parts.get(field) or {}
+        fields = [f for f in schema.get("fields") or () if is_usable(str(f.get("field") or ""))]
+        if fields:
+            return fields
+    return []
+
+
+def _add_connect(sketch: Sketch, objects: Sequence[Object], path: tuple[str, ...]) -> None:
+    for one in _schema_of(objects):
+        sketch.add(column_of(one), one["field"], (*path, one["field"]))
+    if not sketch.columns:
+        of = guess([one["payload"] for one in objects]) or STRING
+        sketch.add(of, "payload")
+
+
+def _add_cloud_event(sketch: Sketch, objects: Sequence[Object], stamps: Sequence[int]) -> None:
+    data = [one["data"] for one in objects if one.get("data") is not None]
+    fields = {name for one in data if isinstance(one, Mapping) for name in one}
+    is_flat = (
+        all(isinstance(one, Mapping) for one in data)
+        and 0 < len(fields) <= 100
+        and all(map(is_usable, fields))
+    )
+    without = [{k: v for k, v in one.items() if k != "data" or not is_flat} for one in objects]
+    sketch.add_fields(without, stamps)
+    if is_flat:
+        sketch.add_fields(data, stamps, ("data",))
+    names = {column.field: column.name for column in sketch.columns}
+    sketch.keys.append([names[("source",)], names[("id",)]])
+    sketch.time = names.get(("time",), "")
+
+
+def _add_headers(sketch: Sketch, records: pa.RecordBatch) -> None:
+    """Select the attributes of CloudEvents in headers (binary mode)."""
+    headers = headers_of(records.column("headers")).to_pylist()
+    names = [{h["key"] for h in one} for one in headers if one is not None]
+    if len(names) < len(headers) or not all({"ce_id", "ce_source"} <= of for of in names):
+        return
+    found = sorted({n for of in names for n in of if n.startswith("ce_") and n.isidentifier()})
+    columns = [column.name for column in sketch.columns]
+    own = [name for name in found if name.lower() not in {c.lower() for c in columns}]
+    sketch.select = [*columns, *({name: {"header": name}} for name in own)]
+    if {"ce_id", "ce_source"} <= set(own):
+        sketch.keys.insert(0, ["ce_source", "ce_id"])
+
+
+def _firsts(records: pa.RecordBatch) -> list[str]:
+    """Return the first value of each partition, if it is text."""
+    places = zip(
+        *(records.column(name).to_pylist() for name in ("partition", "offset", "value")),
+        strict=True,
+    )
+    first = {p: value for p, _, value in sorted(places, key=lambda place: place[1], reverse=True)}
+    return [value.decode() for value in first.values() if value and values.is_utf8(value)]
+
+
+def _of_csv(lines: Sequence[str], stamps: Sequence[int], firsts: Sequence[str]) -> Sketch | None:
+    """Return the sketch of lines of CSV; None if they are not."""
+    best = ("", 1)
+    for delimiter in _DELIMITERS:
+        widths = [len(csv.split(line, delimiter) or ()) for line in lines]
+        width = max(set(widths), key=widths.count)
+        # A comma and a blank are prose.
+        prose = sum(f"{delimiter} " in line for line in lines) * 2 > len(lines)
+        if widths.count(width) * 10 >= 9 * len(widths) and width > best[1] and not prose:
+            best = delimiter, width
+    delimiter, width = best
+    if width < 2:
+        return None
+    rows = [r for line in lines if len(r := csv.split(line, delimiter) or []) == width]
+    heads = [csv.split(line, delimiter) or [] for line in firsts]
+    header = next((row for row in heads if len(row) == width and _names(row, rows)), None)
+    rows = [row for row in rows if row != header]
+    more: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
+    sketch = Sketch()
+    if header is not None:
+        more["header"] = header
+        sketch.comments.append("A record that repeats the header is a dead letter, header_line")
+    else:
+        sketch.comments.append("The fields have no names: name the columns")
+    sketch.format = {"type": "csv", **more} if more else "csv"
+    for place in range(width):
+        name = header[place] if header is not None else f"c{place + 1}"
+        of = guess_text([row[place] for row in rows], str(name), stamps)
+        sketch.add(of or Guess("string", note="empty in each record"), str(name), (str(name),))
+    return sketch
+
+
+def _names(row: Sequence[str | None], rows: Sequence[Sequence[str | None]]) -> bool:
+    """Return whether a line is a header: names that no other line has, above values of which some
+    are no text, or not like names."""
+    names = [name for name in row if name and is_usable(name) and len(name) <= 100]
+    if len(set(names)) < len(row) or any(guess_text([name]) != STRING for name in names):
+        return False
+    others = [other for other in rows if other != row]
+    if any(name in {other[i] for other in others} for i, name in enumerate(names)):
+        return False
+    kinds = [guess_text([other[i] for other in others]) for i in range(len(row))]
+    if any(kind is not None and kind != STRING for kind in kinds):
+        return True
+    return bool(others) and all(name.isidentifier() and name == name.lower() for name in names)
+
+
+def _of_text(lines: Sequence[str], records: pa.RecordBatch) -> Sketch:
+    if any(
+        line.startswith(("[{", "[[", "[")) and _read(line.encode()) is not None for line in lines
+    ):
+        comment = "Values are lists of JSON, which queries take apart"
+        return _raw("string", records, [comment])
+    form = form_of(lines)
+    sketch = _raw("string", records, [f"Lines of {form.name}"] if form else [])
+    if form is not None:
+        kept = [name for name in ("key",) if len(sketch.columns) > 1]
+        parts = [{n: {"sql": sql, "type": kind}} for n, (sql, kind) in form.parts.items()]
+        sketch.select = [{"line": "value"}, *parts, *kept]
+        sketch.time = form.time
+    return sketch
+
+
+def _raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:
+    sketch = Sketch("raw", comments=comments)
+    sketch.add(Guess(kind), "value")
+    keys = [key for key in records.column("key").to_pylist() if key is not None]
+    if keys:
+        sketch.add(STRING if all(map(values.is_utf8, keys)) else Guess("binary"), "key")
+    return sketch

@@ -1,0 +1,442 @@
+"""Drafts of streams' files: what topics have is found at the first try, and no record becomes a dead
+letter that another draft would make a row."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from budget import budget
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from anabranch.config import load_environment
+from anabranch.config.loading import parse_stream
+from anabranch.operations.draft import Draft, finished, forms, names_of
+from anabranch.operations.sample import batch_of, decode_sample
+
+NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
+AT = int(NOW.timestamp() * 1000)
+TEN = datetime(2026, 11, 28, 10, tzinfo=UTC)
+CONF = Path(__file__).parents[3] / "conf"
+
+
+def drafted(
+    values: list[object],
+    topic: str = "shop.orders",
+    **more: Any,
+) -> tuple[Draft, list[dict[str, Any]]]:
+    """Return the draft of a topic with these values, and the rows that it makes of them."""
+    records = [
+        SimpleNamespace(
+            partition=0, offset=i, timestamp=AT, key=more.get("keys", [None] * len(values))[i],
+            headers=more.get("headers", []),
+            value=v if isinstance(v, bytes | None) else v.encode() if isinstance(v, str) else json.dumps(v).encode(),
+        )
+        for i, v in enumerate(values)
+    ]  # fmt: skip
+    batch, environment = batch_of(records, NOW), load_environment(CONF)
+    sketch = forms.sketch_of(batch)
+    [name] = names_of([topic]).values()
+    draft = finished(environment, CONF, sketch, batch, name, topic)
+    stream = parse_stream(name, CONF, draft.file)
+    decoded = decode_sample(environment, stream, batch)
+    rows = decoded.good.select([column.name for column in stream.columns]).to_pylist()
+    return draft, rows
+
+
+def file_of(values: list[object], **more: Any) -> dict[str, Any]:
+    draft, _ = drafted(values, **more)
+    assert (draft.check.dead, draft.check.objections) == (0, []), draft.file
+    file: dict[str, Any] = yaml.safe_load(draft.file)
+    return file
+
+
+def test_the_topic_of_the_tutorial() -> None:
+    values: list[object] = [
+        {"id": f"o-{i}", "placed_at": "2026-11-28T10:00:00Z", "total": 12.5, "items": [{"sku": "a", "n": i}]}
+        for i in range(3)
+    ]  # fmt: skip
+    draft, rows = drafted(values)
+    assert yaml.safe_load(draft.file) == {
+        "topic": "shop.orders",
+        "table": "shop.orders",
+        "format": "json",
+        "schema": {
+            "id": "STRING", "placed_at": "TIMESTAMP", "total": "DOUBLE", "items": "ARRAY<STRUCT<sku:STRING,n:BIGINT>>",
+        },
+        "key": "id",
+        "event_time": {"column": "placed_at"},
+    }  # fmt: skip
+    assert rows[2] == {
+        "id": "o-2", "placed_at": TEN, "total": 12.5, "items": [{"sku": "a", "n": 2}],
+    }  # fmt: skip
+    assert draft.file.startswith("# conf/streams/shop_orders.yaml\n# A draft from 3 records ")
+
+
+SECONDS = 1795860000
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "column", "value"),
+    [
+        ("ts", [SECONDS, None], {"type": "TIMESTAMP", "unit": "seconds"}, TEN),
+        ("other", [SECONDS], {"type": "TIMESTAMP", "unit": "seconds"}, TEN),
+        ("other", [SECONDS - 10**8], "BIGINT", SECONDS - 10**8),
+        ("response_time", [SECONDS - 10**8], "BIGINT", SECONDS - 10**8),
+        ("downtime", [10**8], "BIGINT", 10**8),
+        ("started", [1795860000.5], {"type": "TIMESTAMP", "unit": "seconds"}, TEN.replace(microsecond=500_000)),
+        ("ts", [SECONDS * 1000, 0], {"type": "TIMESTAMP", "unit": "millis"}, TEN),
+        ("createdAt", [str(SECONDS * 10**6)], {"type": "TIMESTAMP", "unit": "micros"}, TEN),
+        ("timeUnixNano", [str(SECONDS * 10**9)], {"type": "TIMESTAMP", "unit": "nanos"}, TEN),
+        ("ts", [SECONDS, SECONDS * 1000], "BIGINT", SECONDS),
+        ("ts", [SECONDS, "soon"], "STRING", str(SECONDS)),
+        ("t", ["2026-11-28T10:00:00", "2026-11-28 10:00:00+01"], "TIMESTAMP", TEN),
+        ("t", ["28/Nov/2026:11:00:00 +0100"], {"type": "TIMESTAMP", "format": "%d/%b/%Y:%H:%M:%S %z"}, TEN),
+        ("t", ["2026/11/28 10:00:00.00"], {"type": "TIMESTAMP", "format": "%Y/%m/%d %H:%M:%S.%f"}, TEN),
+        ("t", ["28.11.2026 10:00"], {"type": "TIMESTAMP", "format": "%d.%m.%Y %H:%M"}, TEN),
+        ("t", ["Sat, 28 Nov 2026 10:00:00 GMT"], {"type": "TIMESTAMP", "format": "%a, %d %b %Y %H:%M:%S GMT"}, TEN),
+        ("t", ["11/28/2026 10:00 AM"], {"type": "TIMESTAMP", "format": "%m/%d/%Y %I:%M %p"}, TEN),
+        ("t", ["Sat Nov 28 10:00:00 2026"], {"type": "TIMESTAMP", "format": "%a %b %d %H:%M:%S %Y"}, TEN),
+        ("t", ["2026-11-28T10:00Z"], {"type": "TIMESTAMP", "format": "%Y-%m-%dT%H:%M%z"}, TEN),
+        ("t", ["01/02/2026"], "STRING", "01/02/2026"),
+        ("t", ["2026-11-28", ""], "STRING", "2026-11-28"),
+        ("d", ["2026-11-28"], "DATE", TEN.date()),
+        ("d", ["28.11.2026"], {"type": "DATE", "format": "%d.%m.%Y"}, TEN.date()),
+        ("id", [2**64], "DECIMAL(38,0)", Decimal(2**64)),
+        ("n", [1, 2.5], "DOUBLE", 1.0),
+        ("n", [1, "2"], "STRING", "1"),
+        ("total", ["12,50", "7"], {"type": "DECIMAL(18,2)", "decimal": ","}, Decimal("12.50")),
+        ("total", ["12.50", "7.00"], "DECIMAL(18,2)", Decimal("12.50")),
+        ("version", ["1.0", "2.0"], "STRING", "1.0"),
+        ("zip", ["01234", "99999"], "STRING", "01234"),
+        ("flag", [True, None, False], "BOOLEAN", True),
+        ("nothing", [None], "STRING", None),
+        ("codes", [{"2xx": 5}, {"3xx": 6}], "MAP<STRING,BIGINT>", [("2xx", 5)]),
+        ("mixed", [{"a": 1}, [1], "x"], "STRING", '{"a": 1}'),
+        ("deep", [[[1, 2], []], []], "ARRAY<ARRAY<BIGINT>>", [[1, 2], []]),
+        ("o", [{"not": 1, "end": {"b": "x"}}], "STRUCT<`not`:BIGINT,end:STRUCT<b:STRING>>", {"not": 1, "end": {"b": "x"}}),
+        ("o", [{"ts": SECONDS, "at": "2026-11-28T10:00:00Z"}], "STRUCT<ts:BIGINT,at:TIMESTAMP>", {"ts": SECONDS, "at": TEN}),
+        ("logs", [[{"timeUnixNano": str(SECONDS * 10**9), "n": "5"}]],
+         {"type": "ARRAY<STRUCT<timeUnixNano:TIMESTAMP,n:STRING>>", "unit": "nanos"}, [{"timeUnixNano": TEN, "n": "5"}]),
+    ],
+)  # fmt: skip
+def test_a_column(name: str, found: list[object], column: object, value: object) -> None:
+    values: list[object] = [{name: one} for one in found]
+    assert file_of(values)["schema"][name] == column
+    assert drafted(values)[1][0][name] == value
+
+
+def test_numbers_without_loss() -> None:
+    values: list[object] = ['{"a":12345678901234567.89,"b":1e400}']
+    assert file_of(values)["schema"] == {"a": "DECIMAL(38,2)", "b": "STRING"}
+    assert drafted(values)[1] == [{"a": Decimal("12345678901234567.89"), "b": "1e400"}]
+
+
+def test_names_that_are_no_columns() -> None:
+    names = [
+        "@timestamp",
+        "event.action",
+        "ID",
+        "id",
+        "kafka_offset",
+        "9",
+        "ключ",
+        "on",
+        "${A}",
+        '"',
+        "a\nb",
+    ]
+    values: list[object] = [dict.fromkeys(names, "x")]
+    assert (file := file_of(values))["schema"] == {
+        "ID": "STRING",
+        "on": "STRING",
+        "timestamp": {"type": "STRING", "from": "@timestamp"},
+        "event_action": {"type": "STRING", "from": ["event.action"]},
+        "id_2": {"type": "STRING", "from": "id"},
+        "kafka_offset_2": {"type": "STRING", "from": "kafka_offset"},
+        "_9": {"type": "STRING", "from": "9"},
+        "field": {"type": "STRING", "from": "ключ"},
+    }
+    assert file["unknown"] == "rescue"
+    [row] = drafted(values)[1]
+    rescued = json.loads(row.pop("rescued"))
+    assert set(row.values()) == {"x"} and rescued.keys() == {"${A}", '"', "a\nb"}
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ([{"id": "a"}, {"id": "b"}], "id"),
+        # A record that was sent again is a duplicate.
+        ([{"id": "a", "n": 1}, {"id": "a", "n": 1}], "id"),
+        ([{"id": "a", "n": 1}, {"id": "a", "n": 2}], "none"),
+        ([{"id": "a"}, {"id": ""}], "none"),
+        ([{"id": "a"}, {"n": 1}], "none"),
+        # The customer is not the event, as far as two records show.
+        ([{"customer_id": 1}, {"customer_id": 2}], "none"),
+        ([{"order_id": 1}, {"order_id": 2}], "order_id"),
+        ([{"customer_id": n} for n in range(200)], "customer_id"),
+        ([{"name": f"n{n}", "value": n / 3} for n in range(200)], "none"),
+        ([{"x": f"{n:08}-0000-4000-8000-000000000000"} for n in range(5)], "x"),
+    ],
+)  # fmt: skip
+def test_a_key_is_of_the_event_and_repeats_no_other_content(values: list[object], key: str) -> None:
+    assert file_of(values)["key"] == key
+
+
+def test_event_time_is_the_events_own() -> None:
+    at = "2026-11-28T10:00:00Z"
+    both = {"expires_at": at, "updated_at": at, "occurred_at": at, "birth_date": at}
+    assert file_of([both])["event_time"] == {"column": "occurred_at"}
+    assert "event_time" not in file_of([{"expires_at": at}])
+    some: list[object] = [{"time": at}, {"n": 1}, {"n": 2}]
+    assert "event_time" not in file_of(some)
+
+
+def test_a_value_that_differs_beyond_the_first_is_text() -> None:
+    # A number of more digits than Python reads.
+    values: list[object] = [*[{"n": 1}] * 3, '{"n": %s}' % ("9" * 5_000)]
+    draft, rows = drafted(values)
+    assert draft.check.dead == 0 and yaml.safe_load(draft.file)["schema"] == {"n": "STRING"}
+    assert rows[3]["n"] == "9" * 5_000
+
+
+def test_dead_letters_of_any_draft_are_counted() -> None:
+    draft, _ = drafted([{"id": 1}, {"id": 2}, b"{", None])
+    assert draft.check.dead == 2
+    assert "# 1 would be dead letters: malformed_json: " in draft.file
+
+
+def test_csv() -> None:
+    lines: list[object] = ["1,2026-11-28,true,+40.9,a", '2,2026-11-29,false,1,"b, c"', "3,,,,"]
+    file = file_of(lines)
+    assert file["format"] == "csv"
+    assert file["schema"] == {
+        "c1": "BIGINT", "c2": "DATE", "c3": "BOOLEAN", "c4": "STRING", "c5": "STRING",
+    }  # fmt: skip
+    assert drafted(lines)[1][1] == {
+        "c1": 2, "c2": date(2026, 11, 29), "c3": False, "c4": "1", "c5": "b, c",
+    }  # fmt: skip
+
+
+def test_csv_with_a_header() -> None:
+    lines: list[object] = [f"{i};28.11.2026 10:00:00;{i},50;x" for i in range(3)]
+    draft, rows = drafted(["Id;placed at;total;city\n", *lines])
+    assert yaml.safe_load(draft.file)["format"] == {
+        "type": "csv", "delimiter": ";", "header": ["Id", "placed at", "total", "city"],
+    }  # fmt: skip
+    assert [reason.code for reason in draft.check.reasons] == ["header_line"]
+    assert rows[1] == {"Id": 1, "total": Decimal("1.50"), "city": "x", "placed_at": TEN}
+    # A line of other text among values is none.
+    assert "header" not in drafted([*lines, "Id;placed at;total;city"])[0].file
+
+
+def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
+    lines: list[object] = ["10001,200,2026", "10002,404,2026"]
+    assert file_of(lines)["schema"] == {"c1": "STRING", "c2": "BIGINT", "c3": "BIGINT"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "row"),
+    [
+        (
+            ['10.0.0.1 - bob [28/Nov/2026:11:00:00 +0100] "GET /a?b HTTP/1.1" 200 512 "-" "curl/8 (x, y)"'],
+            {
+                "client": "10.0.0.1", "user_name": "bob", "ts": TEN, "method": "GET", "path": "/a?b", "status": 200,
+                "bytes": 512, "referer": "-", "agent": "curl/8 (x, y)",
+            },
+        ),
+        (
+            ['::1 - - [28/Nov/2026:10:00:00 +0000] "-" 408 -', "broken"],
+            dict.fromkeys(("method", "path", "bytes", "agent")) | {"client": "::1", "status": 408, "ts": TEN},
+        ),
+        (
+            ["<34>1 2026-11-28T10:00:00.000Z web-1 nginx 12 ID47 - it, works"],
+            {"priority": 34, "ts": TEN, "host": "web-1", "app": "nginx"},
+        ),
+        (
+            ["Nov  8 10:00:00 web-1 sshd[12]: Failed, again"],
+            {"priority": None, "time_text": "Nov  8 10:00:00", "host": "web-1", "program": "sshd"},
+        ),
+        (["2026-11-28 10:00:00,123 INFO a message", "2026-11-28 10:00:00,123 INFO b"], {}),
+        (['[{"a": 1}, {"a": 2}]'], {}),
+        (["just words, and more"], {}),
+    ],
+)  # fmt: skip
+def test_lines_of_text(lines: list[object], row: dict[str, object]) -> None:
+    file = file_of(lines)
+    assert (file["format"], file["schema"], file["key"]) == ("raw", {"value": "STRING"}, "none")
+    [found, *_] = drafted(lines)[1]
+    assert found.get("line", found.get("value")) == lines[0]
+    assert {name: found[name] for name in row} == row
+
+
+def test_bytes() -> None:
+    draft, rows = drafted([b"\xff\x00", b"\x80"], keys=[b"k", None])
+    assert yaml.safe_load(draft.file)["schema"] == {"value": "BINARY", "key": "STRING"}
+    assert rows == [{"value": b"\xff\x00", "key": "k"}, {"value": b"\x80", "key": None}]
+    assert "set registry.url" in drafted([b"\0\0\0\0\1abc"])[0].file
+
+
+def test_cloud_events() -> None:
+    events: list[object] = [
+        {
+            "specversion": "1.0", "id": str(i), "source": "/s", "type": "t", "time": "2026-11-28T10:00:00Z",
+            "data": {"n": i, "id": 7},
+        }
+        for i in range(3)
+    ]  # fmt: skip
+    file = file_of(events)
+    assert file["schema"] == {
+        "specversion": "STRING", "id": "STRING", "source": "STRING", "type": "STRING", "time": "TIMESTAMP",
+        "n": {"type": "BIGINT", "from": "data.n"}, "id_2": {"type": "BIGINT", "from": "data.id"},
+    }  # fmt: skip
+    assert file["key"] == ["source", "id"] and file["event_time"] == {"column": "time"}
+    # In binary mode the attributes are headers.
+    headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_specversion", b"1.0")]
+    draft, rows = drafted([{"n": 1}], headers=headers)
+    assert yaml.safe_load(draft.file)["key"] == ["ce_source", "ce_id"]
+    assert rows == [{"n": 1, "ce_id": "1", "ce_source": "/s", "ce_specversion": "1.0"}]
+
+
+def change(i: int, op: str, **source: object) -> dict[str, Any]:
+    row = {"id": 5, "total": "AeJA", "made-at": 1795860000000001 + i}
+    return {
+        "before": row if op in "ud" else None, "after": None if op == "d" else row, "op": op,
+        "source": {"ts_ms": 1795860000000, **source}, "ts_ms": 1795860000500,
+    }  # fmt: skip
+
+
+KEY = b'{"id":5}'
+
+
+def test_debezium_without_schema() -> None:
+    values: list[object] = [change(i, op, lsn=42 + i) for i, op in enumerate("cud")]
+    draft, rows = drafted([*values, None], keys=[KEY] * 4)
+    assert draft.check.dead == 0, draft.file
+    assert yaml.safe_load(draft.file) == {
+        "topic": "shop.orders",
+        "table": "shop.orders",
+        "format": {"type": "json", "envelope": "debezium"},
+        "schema": {
+            "id": "BIGINT",
+            "total": "STRING",
+            "made_at": {"type": "TIMESTAMP", "from": "row.made-at", "unit": "micros"},
+            "op": {"type": "STRING", "from": "op"},
+            "source_lsn": {"type": "BIGINT", "from": "source.lsn"},
+            "source_ts": {"type": "TIMESTAMP", "from": "source.ts_ms", "unit": "millis"},
+        },
+        "key": ["id", "source_lsn"],
+        "event_time": {"column": "source_ts"},
+    }
+    assert [row["op"] for row in rows] == ["c", "u", "d", None]
+    assert [row["source_lsn"] for row in rows] == [42, 43, 44, None]
+
+
+def test_debezium_with_schema() -> None:
+    decimal = "org.apache.kafka.connect.data.Decimal"
+    fields = [
+        {"type": "int64", "field": "id"},
+        {"type": "bytes", "field": "total", "name": decimal, "parameters": {"scale": "2", "connect.decimal.precision": "12"}},
+        {"type": "int64", "field": "made-at", "name": "io.debezium.time.MicroTimestamp"},
+    ]  # fmt: skip
+    row = {"type": "struct", "fields": fields, "optional": True}
+    schema = {"type": "struct", "fields": [row | {"field": "before"}, row | {"field": "after"}]}
+    values: list[object] = [
+        {"schema": schema, "payload": change(i, "c", file="b.1", pos=i, row=0)} for i in range(2)
+    ]
+    file = file_of(values, keys=[b'{"schema":{},"payload":%s}' % KEY] * 2)
+    assert file["schema"]["total"] == {"type": "DECIMAL(12,2)", "decimal": "base64"}
+    assert file["schema"]["made_at"]["unit"] == "micros"
+    assert file["key"] == ["id", "source_file", "source_pos", "source_row"]
+    assert drafted(values)[1][0]["total"] == Decimal("1234.56")
+
+
+def test_debezium_of_documents() -> None:
+    document = json.dumps({"_id": {"$oid": "5f"}, "n": 1})
+    values: list[object] = [
+        change(0, "c", ord=1) | {"after": document},
+        change(1, "d", ord=2) | {"before": None},
+    ]
+    key = b'{"id":"{\\"$oid\\": \\"5f\\"}"}'
+    file = file_of(values, keys=[key, key])
+    assert file["key"] == ["_id", "id", "source_ord"]
+    first, second = drafted(values, keys=[key, key])[1]
+    assert (first["_id"], first["n"]) == ("5f", 1)
+    assert second["id"] == '{"$oid": "5f"}'
+
+
+def test_kafka_connect_with_schema() -> None:
+    fields = [
+        {"type": "int32", "field": "id"},
+        {"type": "int32", "field": "day", "name": "org.apache.kafka.connect.data.Date"},
+        {"type": "array", "items": {"type": "string"}, "field": "tags"},
+    ]
+    schema = {"type": "struct", "fields": fields}
+    values: list[object] = [
+        {"schema": schema, "payload": {"id": i, "day": 20785, "tags": ["a"]}} for i in range(2)
+    ]
+    assert file_of(values)["schema"] == {
+        "id": {"type": "INT", "from": "payload.id"},
+        "day": {"type": "DATE", "from": "payload.day", "unit": "days"},
+        "tags": {"type": "ARRAY<STRING>", "from": "payload.tags"},
+    }
+    assert drafted(values)[1][1] == {"id": 1, "day": date(2026, 11, 28), "tags": ["a"]}
+
+
+def test_names_of_streams() -> None:
+    assert names_of(["shop.orders", "shop-orders", "1", "a" * 5]) == {
+        "shop.orders": "shop_orders", "shop-orders": "shop_orders_2", "1": "t_1", "aaaaa": "aaaaa",
+    }  # fmt: skip
+    assert yaml.safe_load(drafted([{"a": 1}], topic="orders")[0].file)["table"] == "raw.orders"
+
+
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        ["", "5", "007", "12,5", "1.50", "2026-11-28", "2026-11-28T10:00:00Z", "28.11.2026", "1e5",
+        "1795860000", "20261128", "01/02/2026", "true", "null", "10:00", "28/Nov/2026:11:00:00 +0100"]
+    ),
+)  # fmt: skip
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), TEXTS,
+    st.sampled_from([0, SECONDS, SECONDS * 1000, SECONDS * 10**9, 2**63, -(2**63), 1e300, 0.1, 1.5]),
+)  # fmt: skip
+NAMES = st.one_of(
+    st.sampled_from(["id", "ts", "n", "at", "date", "not", "rescued", "@t", "a.b", "op", "x-y"]),
+    st.text(max_size=6),
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=budget(30, 1_000), deadline=None, derandomize=True)
+@given(st.lists(st.dictionaries(NAMES, JSON, max_size=5), min_size=1, max_size=6))
+@example([{"": 1}])
+@example([{"a": {"b": None}}, {"a": {"B": 1, "b": 2}}])
+@example([{"a": [None, [], {}]}])
+def test_a_draft_loads_and_no_object_is_a_dead_letter(objects: list[dict[str, Any]]) -> None:
+    draft, rows = drafted([json.dumps(one) for one in objects])
+    assert draft.check.dead == 0, draft.file
+    assert not draft.check.conflicts and len(rows) == len(objects)
+
+
+@settings(max_examples=budget(15, 500), deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=2, max_size=6),
+    st.sampled_from([",", ";", "\t", "|"]),
+)
+def test_a_draft_of_lines_refuses_none_but_the_header(rows: list[list[str]], mark: str) -> None:
+    quoted = [['"' + field.replace('"', '""') + '"' for field in row] for row in rows]
+    draft, _ = drafted([mark.join(row) for row in quoted])
+    assert {reason.code for reason in draft.check.reasons} <= {"header_line"}, draft.file
