@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from speed_layer.fast_staging import (
 )
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
     from pyspark.sql import DataFrame
 
     from speed_layer.micro_batch import PreparedBatch
@@ -93,16 +92,10 @@ def _task(parts: Mapping[str, TaskSpec]) -> Callable[..., Iterable[pa.RecordBatc
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         topics: dict[str, _Topic] = {}
-        shared: list[FileIO] = []
         for batch in batches:
             for topic, piece in runs_of(batch):
                 if (one := topics.get(topic)) is None:
-                    target, letters = (
-                        replace(of, io=_shared(of.io, shared))
-                        for of in (parts[topic].target, parts[topic].letters)
-                    )
-                    spec = replace(parts[topic], target=target, letters=letters)
-                    one = topics[topic] = _Topic(CertainTask(spec))
+                    one = topics[topic] = _Topic(CertainTask(parts[topic]))
                 _attempt(one, partial(one.task.read, piece.drop_columns(["topic"])))
         for one in topics.values():
             _attempt(one, one.end)
@@ -118,18 +111,6 @@ def _attempt(one: _Topic, step: Callable[[], None]) -> None:
             step()
         except Exception:
             one.error = traceback.format_exc()[-_LONGEST_ERROR:]
-
-
-def _shared(io: FileIO, known: list[FileIO]) -> FileIO:
-    """Return an equal `io` that another topic uses already, else `io`: opening a connection takes
-    longer than writing a small file."""
-    same = next(
-        (other for other in known if type(other) is type(io) and other.properties == io.properties),
-        None,
-    )
-    if same is None:
-        known.append(io)
-    return same or io
 
 
 def _rows(topics: Mapping[str, _Topic]) -> Iterator[dict[str, object]]:

@@ -52,6 +52,11 @@ class MissingRight(ConfigurationError):
         self.command = command
 
 
+class NotOffered(ConfigurationError):
+    """The object store has no such operation for anybody: table buckets of Amazon S3 Tables list
+    and delete nothing."""
+
+
 class NoTopicIds(ConfigurationError):
     """The brokers give topics no ids, so a recreated topic cannot be distinguished from the
     previous one."""

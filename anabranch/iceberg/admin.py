@@ -11,6 +11,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationError,
 )
+from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table, Transaction
@@ -22,13 +23,12 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.transforms import IdentityTransform
 
-from anabranch.common.errors import Terminal, Transient
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.remote_errors import explain, lake_errors
-from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake, Unknown, until_landed
 from anabranch.iceberg.prepare import set_ref
-from anabranch.iceberg.private_api import requirements_of, updates_of
+from anabranch.iceberg.private_api import requirements_of, table_of, updates_of
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISH_ID, PUBLISHED, STAGING
 from anabranch.iceberg.state_properties import plan_summary
 
@@ -73,12 +73,13 @@ def create(
     return True
 
 
-def new_location(lake: Lake, name: str, schema: Schema) -> str:
-    """Return the location at which the catalog would create a table. Creates only its namespace.
-    Raises Transient."""
+def new_place(lake: Lake, name: str, schema: Schema) -> tuple[str, FileIO]:
+    """Return the location at which the catalog would create a table, and the access to files there.
+    Creates only its namespace. Raises Transient."""
     _ensure_namespace(lake, name)
     try:
-        return str(lake.catalog.create_table_transaction(name, schema).table_metadata.location)
+        staged = lake.catalog.create_table_transaction(name, schema)
+        return str(staged.table_metadata.location), table_of(staged).io
     except Exception as error:
         raise explain(f"get the location of a new table {name}", error) from error
 
@@ -118,11 +119,11 @@ def try_to_write(lake: Lake) -> None:
         raise explain("try to write to the catalog", error) from error
 
 
-def read_metadata(lake: Lake, metadata_file: str) -> Table:
+def read_metadata(io: FileIO, metadata_file: str) -> Table:
     """Return the table of a metadata file, independent of the catalog. Raises OSError,
     ValueError."""
     try:
-        return StaticTable.from_metadata(metadata_file, catalog_properties(lake.environment))
+        return StaticTable.from_metadata(metadata_file, io.properties)
     except ValidationError as error:
         raise ValueError(f"no metadata of a table: {error}") from error
 
@@ -229,6 +230,14 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     doing = f"create branches of {name}"
     if _send(lake, table, requirements, updates, doing) is Outcome.REFUSED:
         raise Transient(f"{doing}: another process was first; run it again")
+    # Before any row is staged: a catalog that ignores branches would show none of the two layers,
+    # or the rows of an unfinished publish.
+    if lost := [b for b in made if b not in lake.load(name).metadata.refs]:
+        raise ConfigurationError(
+            f"{doing}: expected catalog {lake.catalog_name} to keep them, found that it accepted "
+            f"the commit and has no {', '.join(lost)}: it ignores branches, as Nessie's does; use "
+            "a catalog of docs/how-to/deploy/services.md, and drop the table there, which is empty"
+        )
     return made
 
 

@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from io import BytesIO
+from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSystem, S3FileSystem
+from pyarrow import PythonFile
+from pyarrow.fs import FileSystem, FileSystemHandler, PyFileSystem, S3FileSystem
 from pyiceberg.io import (
     S3_RETRY_STRATEGY_IMPL,
     FileIO,
@@ -29,10 +31,11 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
-from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.common.errors import AnabranchError, NoAnswer, Transient
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.private_api import open_file_system, retry_strategy, write_data_files
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
+from anabranch.iceberg.vended import KEY_NAMES, Vendor, keys_in, vendor_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +94,8 @@ class _NewFile(PyArrowFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:
         stream = super().create(overwrite=True)
-        if self.location.startswith("s3"):
+        # Our own client counts its requests.
+        if self.location.startswith("s3") and isinstance(self._filesystem, S3FileSystem):
             TALLY.count(S3_REQUESTS, "PutObject")
         # Parquet's writer accepts only PyArrow's own streams; its callers count the bytes.
         return _Counted(stream, self) if self.location.endswith((".avro", ".json")) else stream
@@ -189,7 +193,9 @@ def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> 
 
 class LakeFileIO(PyArrowFileIO):
     """PyIceberg's file access by PyArrow; on S3 with fewer requests, over connections that the
-    process shares."""
+    process shares. `vendor`: where the keys of S3 are from, if the catalog vends them."""
+
+    vendor: Vendor | None = None
 
     def __init__(self, properties: dict[str, str]) -> None:
         super().__init__(properties)
@@ -198,8 +204,23 @@ class LakeFileIO(PyArrowFileIO):
     def _shared_fs(self, scheme: str, netloc: str | None) -> FileSystem:
         if not scheme.startswith("s3"):
             return open_file_system(self, scheme, netloc)
+        return self.s3(netloc) if self.vendor is None else PyFileSystem(_Renewing(self, netloc))
+
+    def s3(self, bucket: str | None) -> FileSystem:
+        """Return PyArrow's file system of S3, with keys that are valid now. Raises OSError, or
+        ConfigurationError if the catalog refuses to renew them."""
+        try:
+            properties = self.access()
+        except Transient as error:
+            raise OSError(str(error)) from error
         # A forked process must not use its parent's connections.
-        return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())), shared_files())
+        return _open_s3(os.getpid(), bucket, tuple(sorted(properties.items())), shared_files())
+
+    def access(self) -> dict[str, str]:
+        """Return the properties of S3, with keys that are valid now. Those of the table, which
+        change with each publish, would open new connections. Raises as `Lake.load`."""
+        own = _of_s3(self.properties)
+        return own if self.vendor is None else own | self.vendor.current().as_properties()
 
     def new_input(self, location: str) -> PyArrowFile:
         return (
@@ -212,8 +233,10 @@ class LakeFileIO(PyArrowFileIO):
         """Return a file that is read completely into memory, by one request where possible."""
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
-        # A command that only reads does not import the S3 client's library.
-        file.on_s3 = self._on_s3(location) if is_open() else None
+        # A command that only reads does not import the S3 client's library, unless PyArrow would
+        # open new connections for each renewal.
+        is_used = is_open() or self.vendor is not None
+        file.on_s3 = self.on_s3(location) if is_used else None
         return file
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -225,7 +248,7 @@ class LakeFileIO(PyArrowFileIO):
         path = location if isinstance(location, str) else location.location
         if (remembered := _REMEMBERED.get()) is not None:
             remembered.forget(path)
-        on_s3 = self._on_s3(path)
+        on_s3 = self.on_s3(path)
         if on_s3 is None:
             super().delete(location)
             return
@@ -235,22 +258,129 @@ class LakeFileIO(PyArrowFileIO):
         except AnabranchError as error:
             raise OSError(str(error)) from error
 
-    def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
+    def on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
         """Return the store, bucket and key for our own requests; None for a file elsewhere, or if
         only PyArrow supports the S3 settings."""
         found = bucket_and_key(location)
         if found is None or self.properties.keys() & _PYARROW_ONLY:
             return None
-        keys = {
-            key: self.properties[f"s3.{name}"]
-            for key, name in _STORE_KEYS.items()
-            if f"s3.{name}" in self.properties
-        }
-        return open_store(config.S3.model_validate(keys)), *found
+        return store_of(self), *found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.fs_by_scheme = self._shared_fs
+        if self.vendor is not None:
+            self.vendor.offer(self.properties)
+
+
+def with_renewed_keys(table: Table) -> Table:
+    """Return a loaded table whose file access renews the keys that the catalog vends."""
+    if isinstance(table.io, LakeFileIO):
+        table.io.vendor = vendor_of(table)
+    return table
+
+
+def for_tasks(io: FileIO) -> FileIO:
+    """Return a file access that tasks may get. It contains secrets of the catalog only if tasks
+    have to renew their keys. Raises as `Lake.load`."""
+    if not isinstance(io, PyArrowFileIO):
+        return io
+    if not isinstance(io, LakeFileIO):
+        return type(io)(_of_s3(io.properties))
+    made = type(io)(io.access())
+    made.vendor = io.vendor
+    return made
+
+
+def _of_s3(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of S3, without the table's and the catalog's own, such as a password.
+    Pure."""
+    own = {key: text for key, text in properties.items() if key.startswith(_OF_S3)}
+    return own | ({"s3.region": own["client.region"]} if "client.region" in own else {})
+
+
+def store_of(io: FileIO) -> ObjectStore:
+    """Return the object store with the keys of a file access."""
+    vendor = io.vendor if isinstance(io, LakeFileIO) else None
+    keys = vendor or keys_in(io.properties, time.time())
+    settings = {
+        key: io.properties[name]
+        for key, names in _STORE_KEYS.items()
+        for name in names
+        if name in io.properties and not (keys is not None and name in KEY_NAMES)
+    }
+    store = open_store(config.S3.model_validate(settings))
+    return store if keys is None else store.with_keys(keys)
+
+
+class _Renewing(FileSystemHandler):  # type: ignore[misc]
+    """S3 with keys that a catalog vends. Each file is opened with keys that are valid then. Files
+    are written by our own client, since a task may write one file for longer than keys live."""
+
+    def __init__(self, io: LakeFileIO, bucket: str | None) -> None:
+        self._io, self._bucket = io, bucket
+
+    def get_type_name(self) -> str:
+        return "s3"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def open_input_file(self, path: str) -> Any:
+        return self._io.s3(self._bucket).open_input_file(path)
+
+    def open_input_stream(self, path: str) -> Any:
+        return self._io.s3(self._bucket).open_input_stream(path)
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        on_s3 = self._io.on_s3(f"s3://{path}")
+        if on_s3 is None:
+            return self._io.s3(self._bucket).open_output_stream(path)
+        return PythonFile(_Upload(*on_s3), mode="w")
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return self._io.s3(self._bucket).get_file_info(paths)
+
+    def delete_file(self, path: str) -> None:
+        self._io.s3(self._bucket).delete_file(path)
+
+    def _unused(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    get_file_info_selector = create_dir = copy_file = move = open_append_stream = _unused
+    delete_dir = delete_dir_contents = delete_root_dir_contents = _unused
+
+
+class _Upload:
+    """A new object, which is sent when it is closed; until then it is in memory, or if it is large
+    in a temporary file, as in Iceberg's S3 client."""
+
+    def __init__(self, store: ObjectStore, bucket: str, key: str) -> None:
+        self._store, self._bucket, self._key = store, bucket, key
+        # `close` closes it.
+        self._content = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        return self._content.write(data)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+    def flush(self) -> None:
+        """Do nothing: a part of an object is of no use."""
+
+    def close(self) -> None:
+        """Send the object. Raises OSError."""
+        if self.closed:
+            return
+        self.closed = True
+        with self._content as content:
+            content.seek(0)
+            try:
+                self._store.upload(self._bucket, self._key, content)
+            except AnabranchError as error:
+                raise OSError(str(error)) from error
 
 
 def as_whole(io: FileIO, location: str) -> InputFile:
@@ -258,23 +388,25 @@ def as_whole(io: FileIO, location: str) -> InputFile:
     return io.whole(location) if isinstance(io, LakeFileIO) else io.new_input(location)
 
 
-# PyIceberg's property of each configuration key, without `s3.`.
+# Prefixes of the properties of S3.
+_OF_S3 = ("s3.", "client.")
+# PyIceberg's properties of each configuration key; the last one has precedence.
 _STORE_KEYS = {
-    "endpoint": "endpoint",
-    "region": "region",
-    "access_key": "access-key-id",
-    "secret_key": "secret-access-key",
-    "ca": "ca",
+    "endpoint": ("s3.endpoint",),
+    "region": ("s3.region", "client.region"),
+    "access_key": ("s3.access-key-id",),
+    "secret_key": ("s3.secret-access-key",),
+    "ca": ("s3.ca",),
 }
-# S3 properties that only PyArrow supports: a catalog's temporary credentials, a role, a proxy.
+# S3 properties that only PyArrow supports: a role, a proxy.
 _PYARROW_ONLY = {
-    "s3.session-token",
     "s3.role-arn",
     "client.role-arn",
     "s3.proxy-uri",
     "s3.anonymous",
     "client.session-token",
 }
+_IN_MEMORY_BYTES = 8 * 2**20
 
 
 @lru_cache(maxsize=16)

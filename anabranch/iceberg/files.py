@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
 
+from pyiceberg.io import FileIO
+
 from anabranch.common.errors import Refused, Transient
-from anabranch.config import Environment
-from anabranch.iceberg.s3 import Version, bucket_and_key, open_store
+from anabranch.iceberg.file_io import store_of
+from anabranch.iceberg.s3 import Version, bucket_and_key
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,23 @@ def local_path(path: str) -> Path:
     return Path(rest if rest != path else path.removeprefix("file:"))
 
 
-def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
+def list_files(io: FileIO, folder: str) -> Iterator[Stored]:
     """Yield every file under `folder`, at any depth, but none of a folder that only shares the
-    prefix. Raises Transient."""
+    prefix. `io`: a file access with keys for it. Raises Transient."""
     folder = folder.rstrip("/") + "/"
     if (on_s3 := bucket_and_key(folder)) is not None:
         bucket, prefix = on_s3
-        for key, size, modified in open_store(environment.s3).list_objects(bucket, prefix):
+        for key, size, modified in store_of(io).list_objects(bucket, prefix):
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
     yield from _below(folder, local_path(folder))
 
 
-def list_source(environment: Environment, folder: str) -> Iterator[Stored]:
+def list_source(io: FileIO, folder: str) -> Iterator[Stored]:
     """Yield every file under a folder that is read and never deleted from, also those behind links.
     Raises Refused for a link whose file would be left out, or read twice; Transient."""
     if bucket_and_key(folder) is not None:
-        yield from list_files(environment, folder)
+        yield from list_files(io, folder)
         return
     seen = set[str]()
     for at, _, names in os.walk(local_path(folder), followlinks=True):
@@ -75,12 +77,12 @@ def list_source(environment: Environment, folder: str) -> Iterator[Stored]:
             yield Stored(f"file://{path}", status.st_size, at_time)
 
 
-def list_versions(environment: Environment, folder: str) -> Iterator[Version]:
+def list_versions(io: FileIO, folder: str) -> Iterator[Version]:
     """Yield the versions of deleted and replaced files under `folder`; none if the bucket or the
     storage keeps none. Raises Terminal without the permission to list them, Transient."""
     if (on_s3 := bucket_and_key(folder.rstrip("/") + "/")) is None:
         return
-    store = open_store(environment.s3)
+    store = store_of(io)
     if store.had_versions(on_s3[0]):
         yield from store.former_versions(*on_s3)
 
@@ -106,7 +108,7 @@ def _below(folder: str, path: Path) -> Iterator[Stored]:
         ) from error
 
 
-def delete_files(environment: Environment, paths: Iterable[str]) -> int:
+def delete_files(io: FileIO, paths: Iterable[str]) -> int:
     """Delete files; ignore missing ones. Return the number of paths. Raises Transient for files
     that cannot be deleted, after deleting all others."""
     by_bucket: dict[str, list[str]] = {}
@@ -123,7 +125,7 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
         except OSError as error:
             left.append((path, error))
     for bucket, keys in by_bucket.items():
-        open_store(environment.s3).delete_objects(bucket, keys)
+        store_of(io).delete_objects(bucket, keys)
     if left:
         path, first = left[0]
         raise Transient(

@@ -52,6 +52,7 @@ from anabranch.iceberg.catalog_settings import (
 from anabranch.iceberg.clock import Clock, is_within, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.iceberg.file_io import with_renewed_keys
 from anabranch.iceberg.foreign import check_foreign_commits
 from anabranch.iceberg.prepare import prepare, prepare_stage
 from anabranch.iceberg.s3 import shared_files
@@ -227,7 +228,7 @@ class Lake:
         gone = None
         while True:
             try:
-                return self.catalog.load_table(name)
+                return with_renewed_keys(self.catalog.load_table(name))
             except (Terminal, Transient):
                 raise
             except Exception as error:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyiceberg.io import FileIO
+
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.json_values import parse, read_property
-from anabranch.config import Environment
 from anabranch.iceberg import admin
 from anabranch.iceberg.files import Stored, list_files, same_file
 from anabranch.iceberg.snapshots import reachable
@@ -45,6 +46,7 @@ class OwnFiles:
 
     folders: frozenset[str]
     _names: re.Pattern[str]
+    io: FileIO = field(compare=False)
 
     def has(self, path: str) -> bool:
         """Return whether the table's writers may have written a path."""
@@ -82,7 +84,7 @@ def own_files(lake: Lake, table: Table, paths: Iterable[str] = ()) -> OwnFiles:
         f"{re.escape(same_file(folder))}/(?:{of_table}{'' if folder in shared else f'|{of_any}'})"
         for folder in sorted(folders)
     )
-    return OwnFiles(frozenset(folders), re.compile("|".join(names)))
+    return OwnFiles(frozenset(folders), re.compile("|".join(names)), table.io)
 
 
 def _shared(lake: Lake, table: Table, folders: Mapping[str, bool]) -> set[str]:
@@ -127,12 +129,10 @@ def remember(lake: Lake, table: Table, own: OwnFiles) -> None:
         admin.change_table(lake, ".".join(table.name()), "folders", write)
 
 
-def list_table(
-    environment: Environment, own: OwnFiles, listed: Callable[[], None] = lambda: None
-) -> list[Stored]:
+def list_table(own: OwnFiles, listed: Callable[[], None] = lambda: None) -> list[Stored]:
     """List a table's own files. Calls `listed` for each file in the folders. Raises Transient."""
     found = dict[str, Stored]()
-    for file in (f for folder in sorted(own.folders) for f in list_files(environment, folder)):
+    for file in (f for folder in sorted(own.folders) for f in list_files(own.io, folder)):
         listed()
         if own.has(file.path):
             found[file.path] = file

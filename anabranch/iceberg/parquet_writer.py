@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
-    PyArrowFileIO,
     StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -31,6 +30,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
+from anabranch.iceberg.file_io import for_tasks
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 PARTITIONS = ("event_date", "ingest_hour"), ("ingest_hour",)
 """The partition fields of rows, and of dead letters."""
-
-# Prefixes of the properties for PyArrow's file systems.
-_FILE_SYSTEM_PREFIXES = ("s3.", "client.")
 
 # Prefix of the properties that select a manifest's statistics.
 _METRICS = "write.metadata.metrics"
@@ -78,7 +75,7 @@ def target_of(table: Table) -> Target | None:
         return None
     schema = pa.schema([_with_small_offsets(f) for f in schema_to_pyarrow(table.schema())])
     folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-    return Target(_file_access(table), folder, schema, codec_of(table))
+    return Target(for_tasks(table.io), folder, schema, codec_of(table))
 
 
 def _with_small_offsets(field: pa.Field) -> pa.Field:
@@ -95,24 +92,6 @@ def _with_small_offsets(field: pa.Field) -> pa.Field:
     elif pa.types.is_struct(kind):
         kind = pa.struct([_with_small_offsets(inner) for inner in kind])
     return field.with_type(kind)
-
-
-def _file_access(table: Table) -> FileIO:
-    """Return the table's file access without the catalog's own properties: address, password,
-    token. Temporary credentials from the catalog are requested again: the table may have been
-    loaded hours ago."""
-    io = table.io
-    if "s3.session-token" in io.properties:
-        io = table.catalog.load_table(table.name()).io
-    if not isinstance(io, PyArrowFileIO):
-        return io
-    return type(io)(
-        {
-            key: value
-            for key, value in io.properties.items()
-            if key.startswith(_FILE_SYSTEM_PREFIXES)
-        }
-    )
 
 
 def has_columns(table: Table, columns: Schema) -> bool:

@@ -36,6 +36,11 @@ def requirements_of(tx: Transaction) -> tuple[TableRequirement, ...]:
     return tuple(tx._requirements)
 
 
+def table_of(tx: Transaction) -> Table:
+    """Return the table that a transaction changes or creates."""
+    return tx._table
+
+
 def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> FileSystem:
     """Return a new file system for a scheme and a bucket or host, with all properties of `io`."""
     return io._initialize_fs(scheme, netloc)

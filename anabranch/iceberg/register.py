@@ -13,12 +13,12 @@ from uuid import UUID
 
 from anabranch.common.errors import ConfigurationError, MetadataGone
 from anabranch.common.remote_errors import one_line
-from anabranch.config import Environment
 from anabranch.iceberg import admin
 from anabranch.iceberg.files import list_files, same_file
 from anabranch.iceberg.snapshots import reachable
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
@@ -63,17 +63,15 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def require_unknown(
-    environment: Environment, lake: Lake, name: str, schema: Schema, stream: str, is_derived: bool
-) -> None:
+def require_unknown(lake: Lake, name: str, schema: Schema, stream: str, is_derived: bool) -> None:
     """Raise ConfigurationError if the location of a table that the catalog does not have contains
     metadata files. Otherwise a lost catalog would start a second table beside these files, with
     only the records that Kafka still has. Files of a table with derived content are an error only
     if the catalog has another name for them.
     """
-    location = admin.new_location(lake, name, schema)
+    location, io = admin.new_place(lake, name, schema)
     metadata_files = _metadata_files(
-        (f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location
+        (f.path for f in list_files(io, f"{location.rstrip('/')}/metadata")), location
     )
     # Check again: another apply may be creating it.
     if not metadata_files or lake.exists(name):
@@ -81,10 +79,10 @@ def require_unknown(
     _require_one_name(lake, name, location)
     if is_derived:
         return
-    newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
+    newest = newest_first(_read(io, path)[0] for path in metadata_files)[0]
     raise ConfigurationError(
         f"table {name}: expected nothing below {location}, since the catalog "
-        f"{environment.catalog.name} does not have the table, found its files up to "
+        f"{lake.catalog_name} does not have the table, found its files up to "
         f"{newest.path}; has the catalog been lost? `anabranch apply {stream} --register` "
         "registers the table again; to start a new table, move that folder away first"
     )
@@ -105,7 +103,7 @@ def _require_one_name(lake: Lake, name: str, location: str, uuid: UUID | None = 
             )
 
 
-def register(environment: Environment, lake: Lake, name: str, schema: Schema) -> list[str]:
+def register(lake: Lake, name: str, schema: Schema) -> list[str]:
     """Register a table with its newest complete metadata file; return sentences that describe the
     changes. Does nothing if the catalog and storage have the table, or if storage has no metadata
     file. Raises ConfigurationError if no metadata file is usable, or if the catalog has the table
@@ -118,10 +116,10 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
         LOG.warning("%s", error)
         # Only the catalog's entry goes; the files stay, and one of them is registered below.
         admin.forget(lake, name)
-    location = admin.new_location(lake, name, schema)
-    files = [f.path for f in list_files(environment, location)]
+    location, io = admin.new_place(lake, name, schema)
+    files = [f.path for f in list_files(io, location)]
     listed = {same_file(path) for path in files}
-    read = [_read(lake, path) for path in _metadata_files(files, location)]
+    read = [_read(io, path) for path in _metadata_files(files, location)]
     tables = {candidate.path: table for candidate, table in read}
     landed = {path for candidate, _ in read for path in candidate.past}
     passed: list[str] = []
@@ -154,9 +152,9 @@ def _metadata_files(files: Iterable[str], location: str) -> list[str]:
     return [path for path in files if same_file(path).startswith(own) and _NUMBER.search(path)]
 
 
-def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
+def _read(io: FileIO, path: str) -> tuple[Candidate, Table | None]:
     try:
-        table = admin.read_metadata(lake, path)
+        table = admin.read_metadata(io, path)
     except (OSError, ValueError) as error:
         return Candidate(path, broken=one_line(error), empty=True), None
     metadata = table.metadata

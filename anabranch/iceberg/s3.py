@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.elapsed import Compared, elapsed_seconds
-from anabranch.common.errors import ConfigurationError, NoAnswer, Transient
+from anabranch.common.errors import ConfigurationError, NoAnswer, NotOffered, Transient
 from anabranch.common.remote_errors import explain
+from anabranch.iceberg.vended import KeySource
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
+
+_PART_BYTES = 16 * 2**20
 
 # The time for which an answer's time is extrapolated by the monotonic clock, which drifts by far
 # less than a second meanwhile.
@@ -124,11 +129,17 @@ def _opened(process: int, s3: config.S3, keys: tuple[tuple[int, int], ...]) -> O
     return ObjectStore(s3)
 
 
+# The keys that sign the requests of the context, in place of the client's.
+_VENDED: ContextVar[KeySource | None] = ContextVar("vended", default=None)
+
+
 class ObjectStore:
     """A client of the object store. Its keys come from the configuration, else from the standard
-    AWS chain. A request without an answer for `read_timeout` seconds is retried once, then raises
-    NoAnswer.
+    AWS chain, unless it is `with_keys`. A request without an answer for `read_timeout` seconds is
+    retried once, then raises NoAnswer.
     """
+
+    _vended: KeySource | None = None
 
     def __init__(self, s3: config.S3, read_timeout: float = 8) -> None:
         # A command that only reads tables does not import boto3.
@@ -137,7 +148,8 @@ class ObjectStore:
 
         self._s3 = s3
         # boto3's default session would keep the keys that it read first.
-        self._client: Any = boto3.session.Session().client(
+        session = boto3.session.Session()
+        self._client: Any = session.client(
             "s3",
             endpoint_url=s3.endpoint,
             region_name=s3.region,
@@ -158,9 +170,20 @@ class ObjectStore:
             ),
         )
 
-        self._client.meta.events.register("before-send.s3", _count_request)
-        self._client.meta.events.register("after-call.s3", self._note_time)
+        events = self._client.meta.events
+        events.register("before-sign.s3", _sign_by_vended_keys)
+        if not s3.access_key and session.get_credentials() is None:
+            # The refusal of an unsigned request contains the time.
+            events.register("choose-signer.s3.HeadBucket", _leave_unsigned)
+        events.register("before-send.s3", _count_request)
+        events.register("after-call.s3", self._note_time)
         self._answered: Compared | None = None
+
+    def with_keys(self, vended: KeySource) -> ObjectStore:
+        """Return this store for requests that other keys sign, over the same connections."""
+        other = copy(self)
+        other._vended = vended
+        return other
 
     def ensure_bucket(self, bucket: str) -> bool:
         """Create the bucket if it is missing; return whether it was created. Raises
@@ -181,7 +204,8 @@ class ObjectStore:
             try:
                 answer = self._client.head_bucket(Bucket=bucket)
             except ClientError as error:
-                # S3 refuses the request of a wrong clock, and the refusal contains the time.
+                # S3 refuses the request of a wrong clock or without keys, and the refusal contains
+                # the time.
                 answer = error.response
                 if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
                     raise
@@ -203,12 +227,10 @@ class ObjectStore:
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
         """Yield key, size (bytes) and time (UTC) of every object whose key begins with `prefix`.
         Raises Terminal (permissions) or Transient."""
-        with self._errors(f"list s3://{bucket}/{prefix}"):
-            for page in self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=prefix
-            ):
-                for entry in page.get("Contents", ()):
-                    yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
+        doing = f"list s3://{bucket}/{prefix}"
+        for page in self._pages(doing, "list_objects_v2", bucket, prefix):
+            for entry in page.get("Contents", ()):
+                yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
 
     def get(self, bucket: str, key: str) -> bytes:
         """Return the contents of an object. Raises ConfigurationError (keys, permissions),
@@ -223,6 +245,15 @@ class ObjectStore:
         Transient."""
         with self._errors(f"write s3://{bucket}/{key}"):
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
+
+    def upload(self, bucket: str, key: str, content: IO[bytes]) -> None:
+        """Write one object, a large one in parts. Raises as `put`."""
+        from boto3.s3.transfer import TransferConfig
+
+        # In this thread, whose context has the keys: each part is signed by the newest ones.
+        config = TransferConfig(_PART_BYTES, multipart_chunksize=_PART_BYTES, use_threads=False)
+        with self._errors(f"write s3://{bucket}/{key}"):
+            self._client.upload_fileobj(content, bucket, key, Config=config)
 
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
         """Return one object's contents and entity tag; None if it does not exist. Raises as
@@ -319,14 +350,12 @@ class ObjectStore:
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
         """Yield the noncurrent versions of objects whose keys begin with `prefix`. Raises Terminal
         (permissions) or Transient."""
-        with self._errors(f"list the versions of s3://{bucket}/{prefix}"):
-            for page in self._client.get_paginator("list_object_versions").paginate(
-                Bucket=bucket, Prefix=prefix
-            ):
-                for entry in page.get("Versions", ()):
-                    if not entry["IsLatest"]:
-                        written = entry["LastModified"].astimezone(UTC)
-                        yield Version(bucket, entry["Key"], entry["VersionId"], written)
+        doing = f"list the versions of s3://{bucket}/{prefix}"
+        for page in self._pages(doing, "list_object_versions", bucket, prefix):
+            for entry in page.get("Versions", ()):
+                if not entry["IsLatest"]:
+                    written = entry["LastModified"].astimezone(UTC)
+                    yield Version(bucket, entry["Key"], entry["VersionId"], written)
 
     def get_version(self, version: Version) -> bytes:
         """Return the contents of a version. Raises as `get`."""
@@ -379,27 +408,64 @@ class ObjectStore:
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
         """Return the incomplete multipart uploads under `prefix`."""
-        with self._errors(f"list the unfinished uploads of s3://{bucket}/{prefix}"):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=bucket, Prefix=prefix
-            )
-            return tuple(
-                Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
-                for page in pages
-                for entry in page.get("Uploads", ())
-            )
+        doing = f"list the unfinished uploads of s3://{bucket}/{prefix}"
+        return tuple(
+            Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
+            for page in self._pages(doing, "list_multipart_uploads", bucket, prefix)
+            for entry in page.get("Uploads", ())
+        )
+
+    def _pages(self, doing: str, operation: str, bucket: str, prefix: str) -> Iterator[Any]:
+        """Yield the pages of a listing. Raises Terminal (permissions) or Transient."""
+        paginator = self._client.get_paginator(operation)
+        pages = iter(paginator.paginate(Bucket=bucket, Prefix=prefix))
+        while True:
+            # Only for the request: the keys of the caller's context stay its own.
+            with self._errors(doing):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield page
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Translate the client's errors to an AnabranchError: NoAnswer for a time-out."""
+        """Sign requests with the store's keys, and translate the client's errors to an
+        AnabranchError: NoAnswer for a time-out."""
+        used = _VENDED.set(self._vended)
         try:
             yield
         except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and _code(error) == "ExpiredToken" and self._vended:
+                self._vended.expire()
             explained = explain(
                 f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error
             )
+            if isinstance(error, ClientError) and _status(error) == 405:
+                raise NotOffered(
+                    f"{doing}: expected an object store that lists and deletes, found that it "
+                    f"refuses this to all: {error}; in a table bucket, as of Amazon S3 Tables, its "
+                    "own service removes unreferenced files"
+                ) from error
             is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
             raise (NoAnswer(str(explained)) if is_silent else explained) from error
+        finally:
+            _VENDED.reset(used)
+
+
+def _sign_by_vended_keys(request: Any, **_: Any) -> None:
+    """Sign a request with the keys of the context, if it has any."""
+    from botocore.credentials import Credentials
+
+    if (vended := _VENDED.get()) is not None:
+        keys = vended.current()
+        signing = request.context.setdefault("signing", {})
+        signing["request_credentials"] = Credentials(keys.access, keys.secret, keys.token)
+
+
+def _leave_unsigned(**_: Any) -> Any:
+    from botocore import UNSIGNED
+
+    return UNSIGNED if _VENDED.get() is None else None
 
 
 def _count_request(event_name: str, **_: Any) -> None:

@@ -56,9 +56,9 @@ def drop(job: Job) -> list[str]:
     for name, table in tables.items():
         files, current = _files_of(job, table), table.metadata_location
         # While the catalog has the table, the next run finds what this one did not delete.
-        delete_files(job.environment, [path for path in files if path != current])
+        delete_files(table.io, [path for path in files if path != current])
         admin.forget(lake, name)
-        delete_files(job.environment, [current])
+        delete_files(table.io, [current])
         LOG.warning("stream %s: dropped table %s files=%d", stream.name, name, len(files))
         done.append(f"dropped table {name} and its {len(files):,} files")
     return done
@@ -73,5 +73,5 @@ def _files_of(job: Job, table: Table) -> Collection[str]:
     except Transient as error:
         LOG.warning("%s; files outside the table's folders may stay", error)
     own = own_files(job.lake, table, named)
-    files = {same_file(file.path): file.path for file in list_table(job.environment, own)}
+    files = {same_file(file.path): file.path for file in list_table(own)}
     return (files | {same_file(path): path for path in named}).values()

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anabranch.common.errors import AnabranchError
+from anabranch.common.errors import AnabranchError, NotOffered
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.temporary import clear_abandoned
@@ -262,7 +262,11 @@ class _Steps:
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:
     state = load_state(job.lake, job.stream.table)
     before = end.orphans_before(state, now - job.stream.maintain.orphans_after, now)
-    found = end.find_unreferenced(job, end.tables_of(job), before)
+    try:
+        found = end.find_unreferenced(job, end.tables_of(job), before)
+    except NotOffered as error:
+        LOG.warning("stream %s: no orphan is deleted: %s", job.stream.name, error)
+        return end.Unreferenced()
     orphans = found.old
     names = {name for name, files in orphans.items() if files}
     if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
@@ -280,7 +284,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:
             with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:
                 for first in range(0, len(files), _FILES_AT_ONCE):
                     some = files[first : first + _FILES_AT_ONCE]
-                    delete_files(job.environment, [f.path for f in some])
+                    delete_files(found.own[name].io, [f.path for f in some])
                     progress.step(len(some))
             LOG.info(
                 "table %s: %d orphan files deleted, %d bytes",

@@ -5,7 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import ColumnsChanged, Refused, Terminal
+from anabranch.common.errors import (
+    ColumnsChanged,
+    ConfigurationError,
+    NotOffered,
+    Refused,
+    Terminal,
+)
 from anabranch.common.json_values import read_property
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
@@ -81,7 +87,7 @@ def apply(
         _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     bucket = s3.bucket_of(environment.catalog.warehouse)
-    if bucket is not None and s3.open_store(environment.s3).ensure_bucket(bucket):
+    if bucket is not None and _ensure_bucket(environment, bucket):
         changes.append(f"created bucket {bucket}")
     wanted = (
         (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
@@ -102,7 +108,7 @@ def apply(
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
     if register:
         for name, columns, _ in wanted:
-            changes += registration.register(environment, lake, name, columns.schema)
+            changes += registration.register(lake, name, columns.schema)
         _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
@@ -112,9 +118,11 @@ def apply(
         if name in missing:
             # Decision 6: a new table beside the files of a lost one would have only the records
             # that Kafka still has.
-            registration.require_unknown(
-                environment, lake, name, columns.schema, stream.name, name in derived
-            )
+            try:
+                derives = name in derived
+                registration.require_unknown(lake, name, columns.schema, stream.name, derives)
+            except NotOffered as error:
+                changes.append(f"not examined whether the catalog has lost table {name}: {error}")
     if not missing & {stream.table, stream.hours_table}:
         table = lake.load(stream.table)
         # A dropped branch is created again below.
@@ -159,6 +167,19 @@ def apply(
             "none of these hours"
         )
     return changes
+
+
+def _ensure_bucket(environment: Environment, bucket: str) -> bool:
+    """Create the bucket if it is missing; return whether it was created. The bucket of a REST
+    catalog may be the catalog's own, whose keys are for tables alone. Raises ConfigurationError,
+    Transient."""
+    try:
+        return s3.open_store(environment.s3).ensure_bucket(bucket)
+    except ConfigurationError as error:
+        if environment.catalog.type != "rest" or environment.s3.access_key is not None:
+            raise
+        LOG.debug("%s; expecting the catalog to have it", error)
+    return False
 
 
 def is_created(lake: Lake, stream: Stream) -> bool:

@@ -76,6 +76,9 @@ def session_settings(environment: Environment) -> dict[str, str]:
     settings |= {
         f"{prefix}.{key}": value for key, value in spark_properties(catalog, s3.region).items()
     }
+    if catalog.type == "rest":
+        # As PyIceberg asks: keys for the files of a table, if the catalog vends them.
+        settings[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     if catalog.warehouse.startswith("s3://"):
         settings |= {
             f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",

@@ -17,9 +17,9 @@ from anabranch import config
 from anabranch.common.file_lock import locked
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.catalog_settings import catalog_properties
-from anabranch.iceberg.file_io import LakeFileIO
+from anabranch.iceberg.file_io import LakeFileIO, store_of
 from anabranch.iceberg.files import delete_files, list_files, local_path
-from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, open_store
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 
 _JSON = "application/json"
 
@@ -37,7 +37,6 @@ class Storage(ABC):
     """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
     for missing permissions."""
 
-    environment: config.Environment
     io: LakeFileIO
 
     @abstractmethod
@@ -61,13 +60,11 @@ class Storage(ABC):
 
     def names(self, folder: str) -> frozenset[str]:
         """Return the names of the files in a folder."""
-        return frozenset(
-            file.path.rpartition("/")[2] for file in list_files(self.environment, folder)
-        )
+        return frozenset(file.path.rpartition("/")[2] for file in list_files(self.io, folder))
 
     def delete(self, folder: str, names: frozenset[str]) -> None:
         """Delete files; those that are already gone are ignored."""
-        delete_files(self.environment, [f"{folder}/{name}" for name in sorted(names)])
+        delete_files(self.io, [f"{folder}/{name}" for name in sorted(names)])
 
 
 @dataclass(frozen=True)
@@ -130,13 +127,13 @@ def open_storage(environment: config.Environment, root: str) -> Iterator[Storage
     while another has it open."""
     io = LakeFileIO(catalog_properties(environment))
     if bucket_and_key(root) is not None:
-        yield S3Storage(environment, io, open_store(environment.s3))
+        yield S3Storage(io, store_of(io))
         return
     folder = local_path(root)
     with lake_errors(f"open {root}"):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".anabranch.lock", seconds=1):
-            yield LocalStorage(environment, io)
+            yield LocalStorage(io)
 
 
 def _on_s3(path: str) -> tuple[str, str]:

@@ -187,7 +187,7 @@ def _lose_and_register(one: World) -> None:
     assert call(one, "apply", one.name, "--register").count("registered table") == 3
     assert [one.lake.load(name).metadata for name in tables] == before
     newest = one.lake.load(stream.table)
-    delete_files(one.job.environment, [newest.metadata_location])
+    delete_files(newest.io, [newest.metadata_location])
     with pytest.raises(MetadataGone, match=re.escape(newest.metadata_location.rpartition("/")[2])):
         one.lake.load(stream.table)
     assert newest.metadata.metadata_log[-1].metadata_file in call(

@@ -98,7 +98,7 @@ def lost_files(one: World) -> set[str]:
     lost = set()
     for name in tables(one):
         table = one.lake.load(name)
-        stored = {same_file(f.path) for f in list_files(one.job.environment, table.location())}
+        stored = {same_file(f.path) for f in list_files(table.io, table.location())}
         lost |= {path for path in named_files(table) if same_file(path) not in stored}
     return lost
 

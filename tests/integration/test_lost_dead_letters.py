@@ -95,7 +95,7 @@ def test_an_hour_whose_dead_letters_were_lost_is_restated_by_the_next_run(
     one = world()
     hour = hour_of_ten(one)
     item = waiting(one, monkeypatch, lambda: one.batch(hour))
-    delete_files(one.job.environment, item["paths"])
+    delete_files(one.lake.load(one.job.stream.dead_letters_table).io, item["paths"])
     one.speed()
     assert [
         r.getMessage()

@@ -119,10 +119,8 @@ def _objects(job: Job, table: Table) -> Iterator[_Object]:
     """Yield all objects below the table's location and the paths in its properties."""
     paths = {v for k, v in table.properties.items() if re.fullmatch(r"write\..*\.?path", k)}
     for folder in sorted({table.location(), *paths}):
-        yield from (_Object(stored.path) for stored in list_files(job.environment, folder))
-        yield from (
-            _Object(version.path, version) for version in list_versions(job.environment, folder)
-        )
+        yield from (_Object(stored.path) for stored in list_files(table.io, folder))
+        yield from (_Object(version.path, version) for version in list_versions(table.io, folder))
 
 
 def _search(job: Job, table: Table, search: ValueSearch, one: _Object) -> tuple[int, list[str]]:

@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +31,10 @@ _ERRORS = {
     ),
     "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
     "400": _ERROR.format(code="ExpiredToken", text="The provided token has expired."),
+    "403": _ERROR.format(code="AccessDenied", text="Access Denied"),
+    "405": _ERROR.format(
+        code="MethodNotAllowed", text="The specified method is not allowed against this resource."
+    ),
 }
 _SILENCE_SECONDS = 15.0  # longer than the timeout of any client of Anabranch
 
@@ -38,11 +42,12 @@ _SILENCE_SECONDS = 15.0  # longer than the timeout of any client of Anabranch
 @dataclass
 class FlakyS3:
     """The settings and counters of a proxy. `faults`: probability of each fault per request whose
-    key ends in `ending`. Tokens in `expired` are refused.
+    key ends in `ending`. Tokens in `expired` are refused. `refuse`: returns the status with which a
+    request is refused, by method, path and token; None to serve it.
 
     Requests are counted by outcome (`counts`), by method (`methods`), by method and kind of file
     such as `parquet` or `metadata.json` (`kinds`), and by session token and client such as `Boto3`,
-    `aws-sdk-cpp` or `s3fileio` (`tokens`).
+    `aws-sdk-cpp` or `s3fileio` (`tokens`). `connections`: their number by client.
     """
 
     upstream_port: int
@@ -55,6 +60,8 @@ class FlakyS3:
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     expired: set[str] = field(default_factory=set)
+    connections: Counter[str] = field(default_factory=Counter)
+    refuse: Callable[[str, str, str], str | None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
@@ -81,12 +88,13 @@ class FlakyS3:
         return sum(n for fault, n in self.counts.items() if fault != "answered")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Otherwise head and body of a response are two segments, and the second waits 40 ms for the ACK
     # of the first.
     disable_nagle_algorithm = True
     front: FlakyS3
+    is_known = False
 
     def _serve(self) -> None:
         body = self._body()
@@ -94,10 +102,18 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.partition("?")[0].rpartition("/")[2]
         self.front.kinds[self.command, name.partition(".")[2]] += 1
         token = self.headers.get("x-amz-security-token", "")
-        self.front.tokens[token, self.headers.get("User-Agent", "").partition("/")[0]] += 1
-        if token in self.front.expired:
-            self.front.counts["expired"] += 1
-            self._answer(400, [("Content-Type", "application/xml")], _ERRORS["400"].encode())
+        client = self.headers.get("User-Agent", "").partition("/")[0]
+        self.front.tokens[token, client] += 1
+        if not self.is_known:
+            self.is_known = True
+            self.front.connections[client] += 1
+        refused = "400" if token in self.front.expired else None
+        if refused is None:
+            refused = self.front.refuse(self.command, self.path, token)
+        if refused is not None:
+            self.front.counts["expired" if refused == "400" else refused] += 1
+            headers = [("Content-Type", "application/xml"), ("Date", self.date_time_string())]
+            self._answer(int(refused), headers, _ERRORS[refused].encode())
             return
         fault = self.front.draw(self.path)
         if fault == "silence":
@@ -107,6 +123,22 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("500", "503"):
             self._answer(int(fault), [("Content-Type", "application/xml")], _ERRORS[fault].encode())
             return
+        response, content = self.forward(body)
+        if fault == "lost":
+            self.close_connection = True
+            return
+        kept = [
+            (n, v)
+            for n, v in response.getheaders()
+            if n.lower() not in ("connection", "transfer-encoding")
+        ]
+        if self.command != "HEAD":
+            kept = [(n, v) for n, v in kept if n.lower() != "content-length"]
+        self._answer(response.status, kept, content)
+
+    def forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send the request to the server behind; return its response, which is read, and the
+        response's content."""
         upstream = http.client.HTTPConnection(HOST, self.front.upstream_port, timeout=60)
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -122,20 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
                 upstream.putheader("Content-Length", str(len(body)))
             upstream.endheaders(body or None)
             response = upstream.getresponse()
-            content = response.read()
+            return response, response.read()
         finally:
             upstream.close()
-        if fault == "lost":
-            self.close_connection = True
-            return
-        kept = [
-            (n, v)
-            for n, v in response.getheaders()
-            if n.lower() not in ("connection", "transfer-encoding")
-        ]
-        if self.command != "HEAD":
-            kept = [(n, v) for n, v in kept if n.lower() != "content-length"]
-        self._answer(response.status, kept, content)
 
     def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         self.send_response_only(status)
@@ -177,22 +198,29 @@ def running_flaky_s3(
 ) -> Iterator[FlakyS3]:
     """Run a proxy on a free port within a `with`; without faults until the caller sets some."""
     front = FlakyS3(upstream_port, seed)
-    handler = type("Handler", (_Handler,), {"front": front})
+    with serving(type("Handler", (Handler,), {"front": front}), tls) as front.port:
+        try:
+            yield front
+        finally:
+            front.ended.set()
+
+
+@contextmanager
+def serving(handler: type[Handler], tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Run a proxy on a free port within a `with`; provide the port."""
     server = _Server((HOST, 0), handler)
     if tls is not None:
         # The thread of each connection does its handshake.
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
-    front.port = server.server_address[1]
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
     )
     thread.start()
     try:
-        yield front
+        yield server.server_address[1]
     finally:
-        front.ended.set()
         server.shutdown()
         with suppress(OSError):
             server.server_close()

@@ -17,7 +17,7 @@ def stored_rows(one: World) -> str:
     """Return the text of each row of the stream's tables, views and archive."""
     found = []
     for table in map(one.lake.load, tables_of(one.job)):
-        for stored in list_table(one.job.environment, own_files(one.lake, table)):
+        for stored in list_table(own_files(one.lake, table)):
             if stored.path.endswith(".parquet"):
                 with table.io.new_input(stored.path).open() as file:
                     found += _rows(file.read())

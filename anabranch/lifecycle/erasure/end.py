@@ -253,7 +253,7 @@ def find_unreferenced(job: Job, names: Sequence[str], before: datetime) -> Unref
         own = wider
         # List files first: files published after this are either referenced or not in the list.
         with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
-            listed = {n: list_table(job.environment, own[n], progress.step) for n in names}
+            listed = {n: list_table(own[n], progress.step) for n in names}
         paths = {name: list(references(lake.load(name))) for name in names}
     referenced = {path for of_table in paths.values() for path in of_table}
     referenced |= named_files(load_state(lake, stream.table))
@@ -288,9 +288,7 @@ def versions_of(job: Job, before: datetime) -> Iterator[Version]:
         table = job.lake.load(name)
         own = own_files(job.lake, table, references(table))
         versions = (
-            version
-            for folder in sorted(own.folders)
-            for version in list_versions(job.environment, folder)
+            version for folder in sorted(own.folders) for version in list_versions(own.io, folder)
         )
         yield from (
             version for version in versions if version.written < before and own.has(version.path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.files import list_files
 from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.job import Job
@@ -92,6 +93,9 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     """
     require_valid(job, request)
     publisher.recover()
+    # Else the copies in unreferenced files would be neither found nor deleted.
+    table = job.lake.load(job.stream.table)
+    next(list_files(table.io, f"{table.location()}/metadata"), None)
     remember_folders(job)
     values = request.wanted
     repair(job, publisher, values, request.why)

@@ -200,8 +200,8 @@ class _Import:
 
     @cached_property
     def _source(self) -> Source:
-        environment, io = self._job.environment, self._reader.io
-        found = [list_source(environment, io, one, self._version) for one in self._locations]
+        io = self._reader.io
+        found = [list_source(io, one, self._version) for one in self._locations]
         return Source(
             tuple(file for one in found for file in one.files),
             tuple(note for one in found for note in one.notes),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyiceberg.io import FileIO
 
-    from anabranch.config import Environment
 
 HOUR = "_import_hour"
 TIME = "_import_time"
@@ -125,9 +124,7 @@ class Source:
     version: int | None = None
 
 
-def list_source(
-    environment: Environment, io: FileIO, location: str, version: int | None = None
-) -> Source:
+def list_source(io: FileIO, location: str, version: int | None = None) -> Source:
     """Return the files of an Iceberg table's current snapshot, of a Delta table's `version` (None:
     its newest), or the valid files of a folder: Parquet, JSON lines.
 
@@ -140,9 +137,7 @@ def list_source(
         _require_delta(location, version)
         return _of_iceberg(io, location)
     root = same_file(location).rstrip("/") + "/"
-    stored = {
-        same_file(one.path).removeprefix(root): one for one in list_files_of(environment, location)
-    }
+    stored = {same_file(one.path).removeprefix(root): one for one in list_files_of(io, location)}
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if version is None and (metadata := find_metadata(stored, location)) is not None:
         return _of_iceberg(io, stored[metadata].path)

@@ -88,13 +88,16 @@ def examine(
     machine = TimedRead("this machine", lambda: local.read(environment))
     catalog_read = TimedRead("catalog", lambda: catalog.read(environment))
     answers = Answers()
+    shared = Lake(environment)
+    find_table = partial(s3.table_of_rest, shared, chosen)
     object_store = (
-        TimedRead("s3", lambda: s3.read(environment, where, answers.note), answers=answers)
+        TimedRead(
+            "s3", lambda: s3.read(environment, where, answers.note, find_table), answers=answers
+        )
         if where is not None
         else None
     )
     airflow_read = TimedRead("airflow", airflow.read) if airflow.is_configured() else None
-    shared = Lake(environment)
     readings = [_read(environment, stream, shared) for stream in chosen]
     _wait(machine, object_store, catalog_read, airflow_read, readings, limit)
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import TypeVar
 
+from pyiceberg.table import Table
+
 from anabranch.common.errors import (
     AnabranchError,
     ConfigurationError,
+    NotOffered,
     Terminal,
     Transient,
     Unexplained,
 )
 from anabranch.common.remote_errors import is_untrusted_s3
-from anabranch.config import Environment
+from anabranch.config import Environment, Stream
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
+from anabranch.iceberg.file_io import store_of
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
 from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 
@@ -36,19 +42,22 @@ _BODY = b"anabranch doctor\n"
 @dataclass(frozen=True)
 class StoreFacts:
     """Facts about the bucket. `denied`: the first refused operation (writing, listing, reading or
-    deleting an object) and its error. `unreadable`: why a bucket setting could not be read, with
-    its check. `seconds`: the average duration of one request."""
+    deleting an object) and its error. `deletes`: the store lists and deletes objects. `unreadable`:
+    why a bucket setting could not be read, with its check. `seconds`: the average duration of one
+    request. `awaits_table`: a REST catalog may vend keys, or accept files, for its tables only."""
 
     has_bucket: bool
     store_time: datetime
     now: datetime
     denied: tuple[str, str] | None = None
+    deletes: bool = True
     versioned: bool = False
     rules: tuple[LifecycleRule, ...] = ()
     lock: str | None = None
     uploads: tuple[Upload, ...] = ()
     unreadable: tuple[tuple[Issue, str], ...] = ()
     seconds: float = 0.0
+    awaits_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,20 +78,48 @@ def place(environment: Environment) -> Warehouse | None:
     return Warehouse(found[0], f"{prefix}/" if prefix else "")
 
 
-def read(environment: Environment, where: Warehouse, answered: Callable[[], None]) -> StoreFacts:
-    """Write, list, read and delete one small object under the warehouse, and read the bucket's
-    settings; call `answered` after each request. Raises ConfigurationError (wrong keys, or no
-    permission to read the bucket), Transient."""
-    store = open_store(environment.s3)
-    has_bucket = store.has_bucket(where.bucket)
+def table_of_rest(lake: Lake, streams: Sequence[Stream]) -> Table | None:
+    """Return a table of the streams in a REST catalog, whose keys and storage may be for files of
+    tables only; None if there is none."""
+    if lake.environment.catalog.type != "rest":
+        return None
+    with suppress(AnabranchError):  # a finding of the catalog's own reader
+        return next(filter(None, (lake.find(stream.table) for stream in streams)), None)
+    return None
+
+
+def read(
+    environment: Environment,
+    where: Warehouse,
+    answered: Callable[[], None],
+    find_table: Callable[[], Table | None] = lambda: None,
+) -> StoreFacts:
+    """Write, list, read and delete one small object under the warehouse, or as a file of the table
+    that `find_table` returns, and read the bucket's settings; call `answered` after each request.
+    Raises ConfigurationError (wrong keys, or no permission to read the bucket), Transient."""
+    is_rest, now = environment.catalog.type == "rest", datetime.now(UTC)
+    # The policies of deploy/s3 allow jobs to delete objects below a folder `metadata` only.
+    key = f"{where.prefix}.anabranch-doctor/metadata/{uuid.uuid4().hex}"
+    if (table := find_table()) is not None:
+        store, place = store_of(table.io), bucket_and_key(table.location().rstrip("/"))
+        assert place is not None
+        has_bucket, where = True, Warehouse(place[0], f"{place[1]}/")
+        # Orphan removal knows this name.
+        key = f"{where.prefix}metadata/{uuid.uuid4().hex}.avro"
+    else:
+        store = open_store(environment.s3)
+        try:
+            has_bucket = store.has_bucket(where.bucket)
+        except ConfigurationError:
+            if not is_rest or environment.s3.access_key is not None:
+                raise
+            return StoreFacts(True, now, now, awaits_table=True)
     answered()
     if not has_bucket:
         now = datetime.now(UTC)
         return StoreFacts(False, now, now)
     store_time, now = store.clock(where.bucket), datetime.now(UTC)
     answered()
-    # The policies of deploy/s3 allow jobs to delete objects below a folder `metadata` only.
-    key = f"{where.prefix}.anabranch-doctor/metadata/{uuid.uuid4().hex}"
 
     def listed() -> None:
         if [k for k, _, _ in store.list_objects(where.bucket, key)] != [key]:
@@ -98,18 +135,22 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
         ("s3:GetObject", read_back),
         ("s3:DeleteObject", lambda: store.delete_objects(where.bucket, [key])),
     )
-    denied = None
+    denied, deletes = None, True
     began = time.monotonic()
     requests = 0
     for right, step in steps:
         requests += 1
         try:
             step()
+        except NotOffered:
+            deletes = False
         except AnabranchError as refused:
             if _is_unreachable(refused):
                 raise
             denied = denied or (right, str(refused))
             if right == "s3:PutObject":
+                if is_rest and table is None:
+                    return StoreFacts(True, now, now, awaits_table=True)
                 break
         finally:
             answered()
@@ -132,6 +173,7 @@ def read(environment: Environment, where: Warehouse, answered: Callable[[], None
         store_time=store_time,
         now=now,
         denied=denied,
+        deletes=deletes,
         versioned=setting(Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
         rules=setting(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
         lock=setting(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
@@ -189,7 +231,22 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
                 f"anabranch apply {streams[0]}",
             )
         ]
+    if facts.awaits_table:
+        found = "none yet: the catalog may allow them for its tables only"
+        return [
+            info(Issue.NOT_EXAMINED, subject, "files in S3", found, f"anabranch apply {streams[0]}")
+        ]
     made = []
+    if not facts.deletes:
+        made.append(
+            warning(
+                Issue.S3_RIGHTS,
+                subject,
+                "a store that lists and deletes objects",
+                "none: its own service has to remove unreferenced files",
+                "nothing, if it does; `erase`, `drop` and `apply --register` are refused",
+            )
+        )
     if facts.denied is not None and facts.lock is None:
         remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
         made.append(

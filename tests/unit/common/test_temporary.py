@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from lakes import new_environment
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.common.errors import Transient
 from anabranch.common.temporary import clear_abandoned, temporary_folder
@@ -39,7 +39,7 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
     with pytest.raises(
         Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "
     ):
-        delete_files(new_environment(tmp_path), [f"file://{path}" for path in (first, held, last)])
+        delete_files(PyArrowFileIO(), [f"file://{path}" for path in (first, held, last)])
     assert held.exists() and not first.exists() and not last.exists()
 
 
@@ -50,12 +50,10 @@ def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(
     """A location is no URI: another folder whose name ends before a `#` or `?` keeps its files."""
     other = write(tmp_path / "lake" / "part.parquet", 9)
     file = write(tmp_path / name / "data" / name, 9)
-    environment = new_environment(tmp_path)
+    io = PyArrowFileIO()
     for scheme in ("file://", "file:"):
-        assert [f.path for f in list_files(environment, f"{scheme}{tmp_path / name}")] == [
-            f"file://{file}"
-        ]
-    assert delete_files(environment, [f"file://{file}"]) == 1
+        assert [f.path for f in list_files(io, f"{scheme}{tmp_path / name}")] == [f"file://{file}"]
+    assert delete_files(io, [f"file://{file}"]) == 1
     assert other.exists() and not file.exists()
 
 
@@ -64,7 +62,7 @@ def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None
     with pytest.raises(
         Transient, match=f"list .*: expected permission to read {tmp_path}/loop, found "
     ):
-        list(list_files(new_environment(tmp_path), f"file://{tmp_path}"))
+        list(list_files(PyArrowFileIO(), f"file://{tmp_path}"))
 
 
 HOLDER = """\

@@ -80,7 +80,7 @@ def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) ->
         == 2
     )
     admin.forget(lake.lake, lake.name)
-    messages = register(lake.environment, lake.lake, lake.name, landed.schema())
+    messages = register(lake.lake, lake.name, landed.schema())
     assert messages[-1] == f"registered table {lake.name} by {landed.metadata_location}"
     assert lake.rows("main") == [row]
 

