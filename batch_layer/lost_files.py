@@ -39,7 +39,7 @@ class LostFiles:
         names = [job.stream.dead_letters_table]
         names += [job.stream.archive_table] if job.stream.archive is not None else []
         tables = [state.table, *map(job.lake.load, names)]
-        lost = [one for table in tables for one in find_lost_files(job.environment, table, hours)]
+        lost = [one for table in tables for one in find_lost_files(table, hours)]
         new = [one for one in lost if one.path not in self._found]
         for one in new:
             LOG.error(

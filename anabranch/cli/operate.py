@@ -153,7 +153,7 @@ def _plan(
     if isinstance(found, ConfigurationError):
         raise found
     lake = open_lake(environment, found, renamed_from)
-    registered = register_table(environment, found, lake) if register else []
+    registered = register_table(found, lake) if register else []
     return registered, plan_table(environment, found, lake)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from anabranch.config.base import Frozen, parse_duration
+from anabranch.config.base import Frozen
+from anabranch.config.plain import parse_duration
 
 _LEAST = timedelta(days=1)
 

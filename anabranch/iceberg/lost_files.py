@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyiceberg.io import FileIO
+
 from anabranch.common.remote_errors import full_text
-from anabranch.config import Environment
 from anabranch.iceberg.files import list_files, same_file
 from anabranch.iceberg.hour_files import files_by_branch
 
@@ -55,7 +56,7 @@ def reports_missing_file(error: BaseException) -> bool:
     return any(word in text for word in _MISSING)
 
 
-def missing_paths(environment: Environment, paths: Iterable[str]) -> set[str]:
+def missing_paths(io: FileIO, paths: Iterable[str]) -> set[str]:
     """Return the paths that storage does not have, by listing their folders. Raises Transient and
     Terminal if storage does not list them: such a file is not missing."""
     wanted = {same_file(path): path for path in paths}
@@ -63,7 +64,7 @@ def missing_paths(environment: Environment, paths: Iterable[str]) -> set[str]:
     if len(folders) > _FOLDERS:
         folders = {_common_parent(folders)}
     for folder in folders:
-        for stored in list_files(environment, folder):
+        for stored in list_files(io, folder):
             wanted.pop(same_file(stored.path), None)
     return set(wanted.values())
 
@@ -75,9 +76,7 @@ def _common_parent(folders: Collection[str]) -> str:
     return "/".join(parts[0][: max(3, len(same))])
 
 
-def find_lost_files(
-    environment: Environment, table: Table, hours: Collection[str] | None = None
-) -> list[LostFile]:
+def find_lost_files(table: Table, hours: Collection[str] | None = None) -> list[LostFile]:
     """Return the lost files of a table's branches in `hours` (None: all), oldest hour first. Raises
     Transient, Terminal."""
     branches: dict[str, list[str]] = {}
@@ -91,7 +90,7 @@ def find_lost_files(
     return sorted(
         (
             LostFile(name, found[path][0], path, tuple(branches[path]), found[path][1])
-            for path in missing_paths(environment, found)
+            for path in missing_paths(table.io, found)
         ),
         key=lambda lost: (lost.hour, lost.path),
     )

@@ -76,9 +76,7 @@ def open_other(environment: Environment, name: str) -> OtherTable:
     if location.endswith(".metadata.json"):
         return _static(io, location)
     root = same_file(location).rstrip("/") + "/"
-    stored = {
-        same_file(one.path).removeprefix(root): one for one in list_source(environment, location)
-    }
+    stored = {same_file(one.path).removeprefix(root): one for one in list_source(io, location)}
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if (metadata := find_metadata(stored, location)) is not None:
         return _static(io, stored[metadata].path)

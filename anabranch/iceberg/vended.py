@@ -64,7 +64,8 @@ def keys_in(properties: Mapping[str, str], now: float) -> Keys | None:
     millis = properties.get(_END)
     end = float(millis) / 1000 if millis is not None else now + _UNKNOWN_SECONDS
     renewal = end - min(_AHEAD_SECONDS, max(0.0, end - now) / 2)
-    return Keys(*(properties[name] for name in KEY_NAMES), renewal, end)
+    access, secret, token = (properties[name] for name in KEY_NAMES)
+    return Keys(access, secret, token, renewal, end)
 
 
 class KeySource(Protocol):

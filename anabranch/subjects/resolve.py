@@ -49,7 +49,7 @@ def with_columns_of(stream: Stream, table: Table) -> Stream:
     )
 
 
-def register_table(environment: Environment, stream: Stream, lake: Lake) -> list[str]:
+def register_table(stream: Stream, lake: Lake) -> list[str]:
     """Register the table of a stream with `schema: registry` if storage has it and the catalog has
     lost it, so that a version of its subject is planned over its columns. Return descriptions of
     the changes; none for any other stream.
@@ -58,7 +58,7 @@ def register_table(environment: Environment, stream: Stream, lake: Lake) -> list
     """
     if not stream.lacks_columns:
         return []
-    return register(environment, lake, stream.table, rows_columns(stream).schema)
+    return register(lake, stream.table, rows_columns(stream).schema)
 
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:

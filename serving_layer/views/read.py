@@ -111,7 +111,7 @@ def derive(
         return Derived(
             sql,
             {rows: plan_files(stream.table, state.table, snapshot_id, hours)},
-            functions_of(stream, view),
+            add_functions=functions_of(stream, view),
         )
     pinned = partial_hours(lake, stream, view, state)
     taken = frozenset(pinned.taken).intersection(pinned.taken if hours is None else hours)
@@ -122,7 +122,7 @@ def derive(
             plan_files(stream.partials_table(view), pinned.partials, None, taken), listed=known
         )
     sql = view_sql(DUCKDB, stream, view, state, source(stored) if taken else None, source(rows))
-    return Derived(sql, files, functions_of(stream, view))
+    return Derived(sql, files, add_functions=functions_of(stream, view))
 
 
 def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:

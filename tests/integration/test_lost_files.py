@@ -34,7 +34,7 @@ def lose(one: World, branch: str, hour: str, at_most: int = 100) -> list[str]:
     table = one.lake.load(one.job.stream.table)
     paths = sorted(files_by_branch(table)[branch][hour])[:at_most]
     assert paths
-    delete_files(one.job.environment, paths)
+    delete_files(table.io, paths)
     return paths
 
 

@@ -136,7 +136,7 @@ class Lost:
 def find_lost(job: Job, state: State, hours: Collection[str] | None = None) -> Lost:
     """Look for lost files on every branch, in `hours` or all. Raises Transient, Terminal."""
     tables = (state.table, job.lake.load(job.stream.dead_letters_table))
-    lost = [one for table in tables for one in find_lost_files(job.environment, table, hours)]
+    lost = [one for table in tables for one in find_lost_files(table, hours)]
 
     def is_served(one: LostFile) -> bool:
         return one.branches != ("speed",) or state.served_by(one.hour) == "speed"

@@ -75,15 +75,15 @@ def test_a_lost_table_is_registered_before_its_subject_is_planned(
     answer(registry, 1, ID, COLOUR)
     (tmp_path / "catalog.db").unlink()
     lost = lake.again()
-    [change] = register_table(environment, file, lost)
+    [change] = register_table(file, lost)
     assert change.startswith(f"registered table {file.table} by ")
     planned = plan_table(environment, file, lost)
     assert names(planned.stream) == ["id", "n", "colour"]
     assert planned.changes == (
         f"subject events-value version 1: new column colour of {file.table}, string",
     )
-    assert register_table(environment, file, lost) == []
-    assert register_table(environment, lake.stream, lost) == []
+    assert register_table(file, lost) == []
+    assert register_table(lake.stream, lost) == []
 
 
 def test_a_table_takes_a_version_up_once_and_is_not_read_again(
