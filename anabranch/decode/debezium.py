@@ -12,9 +12,10 @@ Source: https://debezium.io/documentation/reference/stable/connectors/postgresql
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -57,11 +58,10 @@ class DebeziumReader:
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` and `key` of a batch. Bytes of any kind give a reading."""
         errors, value = Errors(), batch.column("value")
-        keys = batch.column("key")
         changes: list[bytes] = []
         rows: list[bytes | None] = []
         for i, one in enumerate(value.to_pylist()):
-            change, row, is_change = _parts(one, keys[i])
+            change, row, is_change = _parts(one, partial(_key_of, batch, i))
             changes.append(change)
             rows.append(row)
             if not is_change:
@@ -85,10 +85,12 @@ class DebeziumReader:
         )
 
 
-def _parts(value: bytes | None, key: pa.Scalar) -> tuple[bytes, bytes | None, bool]:
+def _parts(
+    value: bytes | None, key: Callable[[], bytes | None]
+) -> tuple[bytes, bytes | None, bool]:
     """Return a value's change and row, None if it has none, and whether it is a change."""
     if value is None:
-        return b"{}", _fields_of(key.as_py()), True
+        return b"{}", _fields_of(key()), True
     try:
         change = _CHANGE.decode(value)
         if change.op == _NULL and change.payload != _NULL:
@@ -98,11 +100,16 @@ def _parts(value: bytes | None, key: pa.Scalar) -> tuple[bytes, bytes | None, bo
         return value, None, True
     row = change.after if change.after != _NULL else change.before
     if row == _NULL:
-        return value, _fields_of(key.as_py()) if change.op == _DELETE else None, change.op != _NULL
+        return value, _fields_of(key()) if change.op == _DELETE else None, change.op != _NULL
     sent = bytes(row)
     with suppress(*REFUSED):
         sent = msgspec.json.decode(sent, type=str).encode()
     return value, sent, change.op != _NULL
+
+
+def _key_of(batch: pa.RecordBatch, i: int) -> bytes | None:
+    key: bytes | None = batch.column("key")[i].as_py()
+    return key
 
 
 def _fields_of(key: bytes | None) -> bytes | None:

@@ -112,8 +112,8 @@ def _of_changes(
     for name in fields:
         if name not in names and is_usable(name):
             # MongoDB's deletes have only their key.
-            of_key = guess([key.get(name) for key in of_keys], name, stamps) or STRING
-            names[name] = sketch.add(of_key, name, ("row", name))
+            of = guess([key.get(name) for key in of_keys], name, stamps) or STRING
+            names[name] = sketch.add(of, name, ("row", name))
     if fields == ["id"] and "_id" in names:
         fields = ["_id", "id"]
     sources = [s for change in changes if isinstance(s := change.get("source"), Mapping)]
@@ -218,10 +218,11 @@ def _of_csv(lines: Sequence[str], stamps: Sequence[int], firsts: Sequence[str]) 
     """Return the sketch of lines of CSV; None if they are not."""
     best = ("", 1)
     for delimiter in _DELIMITERS:
-        widths = [len(csv.split(line, delimiter) or ()) for line in lines]
+        fields = [csv.split(line, delimiter) or [] for line in lines]
+        widths = [len(row) for row in fields]
         width = max(set(widths), key=widths.count)
         # A comma and a blank are prose.
-        prose = sum(f"{delimiter} " in line for line in lines) * 2 > len(lines)
+        prose = 2 * sum(any((f or "").startswith(" ") for f in row) for row in fields) > len(lines)
         if widths.count(width) * 10 >= 9 * len(widths) and width > best[1] and not prose:
             best = delimiter, width
     delimiter, width = best

@@ -15,6 +15,7 @@ import yaml
 from budget import budget
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from strange_topics import TOPICS, without_maps
 
 from anabranch.config import load_environment
 from anabranch.config.loading import parse_stream
@@ -36,7 +37,7 @@ def drafted(
     records = [
         SimpleNamespace(
             partition=0, offset=i, timestamp=AT, key=more.get("keys", [None] * len(values))[i],
-            headers=more.get("headers", []),
+            headers=more.get("headers", [()] * len(values))[i],
             value=v if isinstance(v, bytes | None) else v.encode() if isinstance(v, str) else json.dumps(v).encode(),
         )
         for i, v in enumerate(values)
@@ -301,7 +302,7 @@ def test_cloud_events() -> None:
     assert file["key"] == ["source", "id"] and file["event_time"] == {"column": "time"}
     # In binary mode the attributes are headers.
     headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_specversion", b"1.0")]
-    draft, rows = drafted([{"n": 1}], headers=headers)
+    draft, rows = drafted([{"n": 1}], headers=[headers])
     assert yaml.safe_load(draft.file)["key"] == ["ce_source", "ce_id"]
     assert rows == [{"n": 1, "ce_id": "1", "ce_source": "/s", "ce_specversion": "1.0"}]
 
@@ -389,6 +390,18 @@ def test_kafka_connect_with_schema() -> None:
         "tags": {"type": "ARRAY<STRING>", "from": "payload.tags"},
     }
     assert drafted(values)[1][1] == {"id": 1, "day": date(2026, 11, 28), "tags": ["a"]}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_topic_of_the_field(name: str) -> None:
+    sent = list(TOPICS[name]())
+    more = {"keys": [one.key for one in sent], "headers": [one.headers for one in sent]}
+    draft, rows = drafted([one.value for one in sent], **more)
+    expected = [one.expected for one in sent if one.expected is not None]
+    assert draft.check.objections == []
+    assert len(rows) == len(expected), draft.file
+    for row, want in zip(rows, expected, strict=True):
+        assert without_maps({name: row[name] for name in want}) == want, draft.file
 
 
 def test_names_of_streams() -> None:
