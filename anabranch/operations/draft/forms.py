@@ -112,8 +112,8 @@ def _of_changes(
     for name in fields:
         if name not in names and is_usable(name):
             # MongoDB's deletes have only their key.
-            of = guess([key.get(name) for key in of_keys], name, stamps) or STRING
-            names[name] = sketch.add(of, name, ("row", name))
+            of_key = guess([key.get(name) for key in of_keys], name, stamps) or STRING
+            names[name] = sketch.add(of_key, name, ("row", name))
     if fields == ["id"] and "_id" in names:
         fields = ["_id", "id"]
     sources = [s for change in changes if isinstance(s := change.get("source"), Mapping)]
