@@ -61,8 +61,7 @@ def status(
     The exit code is 1 when the layers differ in an hour without an explanation; with --late-after
     also when a record has waited and the position has not moved for that long. Several streams are
     read concurrently, with a line for each; one that does not answer within 6 seconds is named, and
-    the exit code is 75. Of a stream with views, it prints how many accepted hours are precomputed;
-    the batch layer computes the others, which are read from their rows until then.
+    the exit code is 75. Of views, it prints how many accepted hours are precomputed.
 
     --list reads only the configuration and the names of topics and tables. State `ready`: the
     stream has its table; `new`: it needs `anabranch apply`; `gone`: Kafka no longer has the topic

@@ -32,11 +32,9 @@ def draft(topic: str, write: bool) -> StreamReports:
     anabranch draft shop.orders
     anabranch draft 'shop[.].*' --write
 
-    Reads the newest 1,000 records, the oldest 200, and the subject in the schema registry. TOPIC is
-    a topic, or a regular expression for whole names of several. The file has format, envelope,
-    columns with types and notation, and candidates for key and event time; its comments list what
-    you must decide. Types are wide where the records leave a doubt. With --write, each file is
-    written as streams/NAME.yaml; files that exist stay, and are errors.
+    Reads the newest 1,000 records, the oldest 200, and the subject in the schema registry. TOPIC
+    may be a regular expression for whole names. Comments list what you must decide; types are wide
+    where the records leave a doubt. --write keeps files that exist, with an error.
     """
     from anabranch import config
     from anabranch.common.logs import configure_logging

@@ -4,6 +4,8 @@ try, and give rows that are exact in every reader."""
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +50,8 @@ PROTO = (
 )
 
 
-def test_topics_of_a_pattern_are_drafted_and_checked(
-    environment: dict[str, Any], registry: SchemaRegistry, tmp_path: Path
+def test_topics_of_a_pattern_are_drafted_and_read_by_both_layers(
+    environment: dict[str, Any], registry: SchemaRegistry, spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path / "conf", environment | {"registry": {"url": registry.url}})
     json_topic, csv_topic, avro, proto, cdc = (
@@ -108,10 +110,34 @@ def test_topics_of_a_pattern_are_drafted_and_checked(
     assert files[cdc]["key"] == ["id", "source_lsn"]
     for one in json.loads(lake.call("check", "--output", "json")):
         assert (one["dead"], one["duplicates"], one["objections"]) == (0, 0, []), one
+    lake.call("apply")
+    lake.speed(spark)
+    by_speed = {job.stream.topic: _rows(job) for job in lake.jobs()}
+    lake.batch(spark)
+    assert {job.stream.topic: _rows(job) for job in lake.jobs()} == by_speed
+    assert {topic: len(rows) for topic, rows in by_speed.items()} == {
+        json_topic: 20, csv_topic: 1_500, avro: 5, proto: 5, cdc: 5,
+    }  # fmt: skip
+    placed = datetime(2026, 11, 28, 10, tzinfo=UTC)
+    assert by_speed[csv_topic][7] == {"id": 7, "total": Decimal("7.50"), "placed_at": placed}
+    assert by_speed[avro][1] == {
+        "id": "o-1", "total": Decimal("12.34"), "either": {"member0": None, "member1": 1},
+    }  # fmt: skip
+    assert by_speed[proto][1] == {"id": "p-1", "at": None, "n": [1]}
+    made = placed.replace(microsecond=1)
+    change = {"op": "c", "source_lsn": 1, "source_ts": placed}
+    assert by_speed[cdc][1] == {"id": 1, "made": made, **change}
     assert "expected topics that match none-.*" in _error(lake, "none-.*")
     with lake.sending(f"{lake.prefix}-empty"):
         pass
     assert "expected records with values, found none" in _error(lake, f"{lake.prefix}-empty")
+
+
+def _rows(job: Job) -> list[dict[str, Any]]:
+    """Return the rows of a stream's own columns, by the first of them."""
+    names = [column.name for column in job.stream.columns]
+    rows = job.lake.load(job.stream.table).scan().to_arrow().select(names).to_pylist()
+    return sorted(rows, key=lambda row: str(row[names[0]]).zfill(9))
 
 
 def _error(lake: Lake, topic: str) -> str:
@@ -128,7 +154,7 @@ def test_topics_of_the_field_are_exact_at_the_first_try(
     lake = Lake(tmp_path / "conf", environment)
     sent = {f"{lake.prefix}.{name}": list(make()) for name, make in TOPICS.items()}
     for topic, records in sent.items():
-        with lake.sending(topic, 2, lake.stamp) as send:
+        with lake.sending(topic) as send:
             for one in records:
                 send(one.value, one.key, one.headers)
 

@@ -42,14 +42,15 @@ class Lake:
         return str(done.stdout)
 
     @contextmanager
-    def sending(self, topic: str, partitions: int = 2, stamp: int | None = None) -> Iterator[Any]:
-        """Create a topic, and yield what sends values to it, to one partition after the other."""
+    def sending(self, topic: str, partitions: int = 2) -> Iterator[Any]:
+        """Create a topic, and yield what sends values to it, to one partition after the other,
+        stamped in the hour before this one."""
         create_topic(self.kafka, topic, partitions, {})
         producer, count = new_producer(self.kafka), 0
 
         def send(value: bytes | None, key: bytes | None = None, headers: Any = ()) -> None:
             nonlocal count
-            producer.send(topic, value, key, [*headers], count % partitions, stamp)
+            producer.send(topic, value, key, [*headers], count % partitions, self.stamp)
             count += 1
 
         try:
