@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 DEAD = None
-"""What is expected of a record that no draft makes a row."""
+"""The expectation of a record that no draft makes a row."""
 
 Expected = dict[str, Any] | None
 COUNT = 120
@@ -230,7 +230,7 @@ def _changes(with_schema: bool) -> Iterator[Sent]:
             "source": {"lsn": n, "ts_ms": _millis(_at(n))}, "ts_ms": _millis(_at(n)) + 5,
         }  # fmt: skip
         if not with_schema:
-            # Without a schema nobody knows that these are an amount and a day.
+            # Only a schema shows that these are an amount and a day.
             expected |= {"total": row["total"], "day": 20785}
         key = _json({"schema": {}, "payload": {"id": i}} if with_schema else {"id": i})
         value = _json({"schema": schema, "payload": change} if with_schema else change)
@@ -277,7 +277,7 @@ TOPICS = {
         cloud_headers, otlp, big_ids, metrics, nested, connect, changes, changes_with_schema, documents, mysql,
     )
 }  # fmt: skip
-"""What makes the records of a topic, by name."""
+"""The function that yields the records of a topic, by name."""
 
 
 def without_maps(value: Any) -> Any:
