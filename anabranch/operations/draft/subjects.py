@@ -111,8 +111,9 @@ def _of_changes(
     for name, kind in _fields(json.dumps(row)):
         of = Guess(kind)
         for branch in raw[name] if isinstance(raw[name], list) else [raw[name]]:
-            if isinstance(branch, Mapping) and (time := time_of(branch.get("connect.name"))):
-                of = time if branch.get("logicalType") is None else of
+            is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
+            if is_number and branch.get("logicalType") is None:
+                of = time_of(branch.get("connect.name")) or of
         sketch.add(of, name, ("row", name))
     key = registry.latest(f"{topic}-key")
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
