@@ -65,7 +65,7 @@ def _of_objects(
         return _of_changes(objects, [c for c in changes if c], keys, stamps)
     sketch = Sketch()
     if all(one.keys() == {"schema", "payload"} for one in objects):
-        _add_connect(sketch, objects, ("payload",))
+        _add_connect(sketch, objects, stamps)
     elif all({"specversion", "id", "source", "type"} <= one.keys() for one in objects):
         _add_cloud_event(sketch, objects, stamps)
     else:
@@ -165,12 +165,15 @@ def _schema_of(objects: Sequence[Object], field: str = "") -> list[Any]:
     return []
 
 
-def _add_connect(sketch: Sketch, objects: Sequence[Object], path: tuple[str, ...]) -> None:
+def _add_connect(sketch: Sketch, objects: Sequence[Object], stamps: Sequence[int]) -> None:
+    """Add the fields of Kafka Connect's payloads, by the schema beside them if there is one."""
+    payloads = [one["payload"] for one in objects if one["payload"] is not None]
     for one in _schema_of(objects):
-        sketch.add(column_of(one), one["field"], (*path, one["field"]))
+        sketch.add(column_of(one), one["field"], ("payload", one["field"]))
+    if not sketch.columns and all(isinstance(one, Mapping) for one in payloads):
+        sketch.add_fields(payloads, stamps, ("payload",))
     if not sketch.columns:
-        of = guess([one["payload"] for one in objects]) or STRING
-        sketch.add(of, "payload")
+        sketch.add(guess(payloads, "", stamps) or STRING, "payload")
 
 
 def _add_cloud_event(sketch: Sketch, objects: Sequence[Object], stamps: Sequence[int]) -> None:

@@ -404,6 +404,16 @@ def test_a_topic_of_the_field(name: str) -> None:
         assert without_maps({name: row[name] for name in want}) == want, draft.file
 
 
+def test_kafka_connect_without_schema() -> None:
+    values: list[object] = [{"schema": None, "payload": {"id": i, "n": [i]}} for i in range(2)]
+    assert file_of(values)["schema"] == {
+        "id": {"type": "BIGINT", "from": "payload.id"},
+        "n": {"type": "ARRAY<BIGINT>", "from": "payload.n"},
+    }
+    texts: list[object] = [{"schema": {"type": "string"}, "payload": "x"}]
+    assert file_of(texts)["schema"] == {"payload": "STRING"}
+
+
 def test_names_of_streams() -> None:
     assert names_of(["shop.orders", "shop-orders", "1", "a" * 5]) == {
         "shop.orders": "shop_orders", "shop-orders": "shop_orders_2", "1": "t_1", "aaaaa": "aaaaa",
