@@ -395,7 +395,10 @@ def test_kafka_connect_with_schema() -> None:
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_topic_of_the_field(name: str) -> None:
     sent = list(TOPICS[name]())
-    more = {"keys": [one.key for one in sent], "headers": [one.headers for one in sent]}
+    more: dict[str, Any] = {
+        "keys": [one.key for one in sent],
+        "headers": [one.headers for one in sent],
+    }
     draft, rows = drafted([one.value for one in sent], **more)
     expected = [one.expected for one in sent if one.expected is not None]
     assert draft.check.objections == []
