@@ -179,17 +179,20 @@ def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
         if start < first:
             explained.mark(start, first, COMPACTED)
         reached = max(start, end)
+        # A batch may begin with records before the log's start, which are marked already.
+        first = max(first, start)
         if not explained.has_missing(first, end):
             continue
         if kind is not None:
             explained.mark(first, end, kind)
-        elif batch.records_count == end - first:
+        elif batch.records_count == end - batch.base_offset:
             explained.mark(first, end, PRESENT)
         else:
             # The batch lacks records that the log cleaner removed.
             explained.mark(first, end, COMPACTED)
             for offset in _record_offsets(batch):
-                explained.mark(offset, offset + 1, PRESENT)
+                if offset >= first:
+                    explained.mark(offset, offset + 1, PRESENT)
     return reached
 
 

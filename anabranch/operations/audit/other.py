@@ -264,30 +264,25 @@ def plan_cuts(
 ) -> list[tuple[str, Ranges]]:
     """Return the hours with their offset ranges, oldest first, from `begins` on. Pure.
 
-    Hours that Kafka still has end at its offsets (`of_kafka`); earlier ones, below `starts`, end
+    They end at Kafka's offsets (`of_kafka`) where it still has their records, and below `starts`
     before the first row of a later hour, by the rows' own times. Offsets before both are `BEFORE`.
     """
-    first = min(of_kafka, default="~")
     ends: dict[str, Offsets] = {}
-    later: Offsets = dict(starts)
-    for hour in sorted(times.first, reverse=True):
-        if hour and hour < first:
-            ends[hour] = dict(later)
-        if hour:
-            for p, offset in times.first[hour].items():
-                later[p] = min(offset, later.get(p, offset))
-    cuts: list[tuple[str, Ranges]] = []
-    low = dict(begins)
-
-    def cut(hour: str, until: Offsets) -> None:
+    later = dict(starts)
+    for hour in sorted({*times.first, *of_kafka} - {""}, reverse=True):
+        kafka = of_kafka.get(hour, {})
+        ends[hour] = {
+            p: kafka[p] if kafka.get(p, 0) > starts.get(p, 0) else end for p, end in later.items()
+        }
+        for p, offset in times.first.get(hour, {}).items():
+            later[p] = min(offset, later.get(p, offset))
+    low, cuts = dict(begins), list[tuple[str, Ranges]]()
+    for hour, until in [(BEFORE, later), *sorted(ends.items())]:
         ranges = {p: (low[p], until[p]) for p in sorted(until) if low.get(p, until[p]) < until[p]}
-        cuts.append((hour, ranges))
-        low.update({p: end for p, (_, end) in ranges.items()})
-
-    cut(BEFORE, later if ends else dict(starts))
-    for hour, until in [*sorted(ends.items()), *sorted(of_kafka.items())]:
-        cut(hour, until)
-    return [(hour, ranges) for hour, ranges in cuts if ranges]
+        low |= {p: end for p, (_, end) in ranges.items()}
+        if ranges:
+            cuts.append((hour, ranges))
+    return cuts
 
 
 @dataclass(frozen=True)

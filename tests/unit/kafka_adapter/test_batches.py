@@ -153,6 +153,14 @@ def test_offsets_before_the_logs_start_are_retention() -> None:
     assert seen(log, [2, 3, 10]) == Explanation({"retention": 2, "control": 1})
 
 
+def test_offsets_before_a_start_within_a_batch_stay_retention() -> None:
+    """The batch still has their records, which no consumer receives."""
+    log = Log([batch(0, [0, 2, *range(4, 9)], end=10)], start=5)
+    assert seen(log, range(10)) == Explanation(
+        {"retention": 5, "present": 4, "compacted": 1}, ((5, 9),)
+    )
+
+
 @pytest.mark.parametrize("magic", [0, 1])
 def test_an_older_message_format_is_refused(magic: int) -> None:
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=NONE, batch_size=1 << 20)
