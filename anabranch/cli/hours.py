@@ -308,8 +308,8 @@ def audit(
     stream that does not answer within 6 seconds is skipped and named.
 
     With --table and --topic, it finds the records that a table of Kafka Connect, Flink, Spark or
-    another program lacks or has twice, by hour; the exit code is then 1. It needs only `kafka`,
-    `catalog` and `s3` of conf/anabranch.yaml, no stream, and writes nothing. Columns such as
+    another program lacks or has twice, by hour; the exit code is then 1. It needs `kafka`
+    and `catalog` of conf/anabranch.yaml, no stream, and writes nothing. Columns such as
     `partition` and `offset`, Connect's `_kafka_metadata`, `redpanda` and `RECORD_METADATA` are
     found; others are named, nested ones with dots. The table's first and last hour may be
     incomplete, unless --hours names them.

@@ -50,11 +50,11 @@ def other_text(audit: OtherAudit) -> Text:
         yield Table(columns, cells)
     yield from _beside(audit)
     total = {name: sum(h.total(name) for h in audit.hours) for name in ("missing", "twice")}
-    retention = sum(h.gaps["retention"] for h in audit.hours)
+    missing = f"{total['missing']} records missing" if audit.kafka else "Kafka was not read"
     yield (
         f"{audit.topic}: {len(audit.hours)} hours, {sum(h.offsets for h in audit.hours)} offsets: "
-        f"{total['missing']} records missing, {total['twice']} rows too many"
-        + (", each record is in the table once" if audit.is_exact and not retention else "")
+        f"{missing}, {total['twice']} rows too many"
+        + (", each record is in the table once" if audit.is_proven else "")
     )
 
 
@@ -74,8 +74,9 @@ def _beside(audit: OtherAudit) -> Iterator[str]:
         yield f"after the table's last rows, not audited: {_by_partition(audit.behind)}"
     if retention := sum(h.gaps["retention"] for h in audit.hours):
         yield (
-            f"{retention} offsets are neither in the table nor in Kafka any more: whether they "
-            "were records cannot be proven"
+            f"{retention} offsets are neither in the table nor "
+            + ("in Kafka any more" if audit.kafka else "looked for in Kafka")
+            + ": whether they were records cannot be proven"
         )
 
 

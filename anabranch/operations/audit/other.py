@@ -144,7 +144,7 @@ class OtherAudit:
 
     `unplaced`: rows without partition or offset; `elsewhere`: rows of other topics; `unknown`: rows
     at places that the topic's log never had. `before` and `behind`: offsets of Kafka before the
-    table's first row and after its last one, by partition.
+    table's first row and after its last one, by partition. `kafka`: whether Kafka was read.
     """
 
     table: str
@@ -160,6 +160,7 @@ class OtherAudit:
     records: tuple[MissingRecord, ...] = ()
     unproven: str | None = None
     by_time: Mapping[str, int] = field(default_factory=dict)
+    kafka: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -169,8 +170,14 @@ class OtherAudit:
             hour.total(name) for hour in self.hours for name in wrong
         )
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the table has each record of the audited offsets once."""
+        gone = any(hour.gaps[RETENTION] for hour in self.hours)
+        return self.kafka and self.unproven is None and self.is_exact and not gone
+
     def as_dict(self) -> dict[str, Any]:
-        return vars(self) | {"exact": self.unproven is None and self.is_exact}
+        return vars(self) | {"exact": self.is_proven}
 
 
 @dataclass(frozen=True)
@@ -207,6 +214,7 @@ def audit_other(environment: Environment, request: AuditRequest) -> OtherAudit:
                 places.rows,
                 places.unplaced,
                 places.elsewhere,
+                kafka=request.with_kafka,
             )
             if columns.partition is None:
                 return replace(audit, unplaced=0, **_unproven(places))

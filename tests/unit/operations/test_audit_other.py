@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from anabranch import config
 from anabranch.cli import main
+from anabranch.cli.render.others import other_text
 from anabranch.common.errors import ConfigurationError, Refused, TableMissing
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
@@ -129,6 +130,7 @@ def test_offsets_in_structs_and_text_are_read(
     write(folder, "a.parquet", table)
     found = audit(environment, folder, **names)
     [hour] = found.hours
+    assert "Kafka was not read, " in "".join(map(str, other_text(found))) and not found.is_proven
     assert (hour.hour, found.rows, found.unplaced) == (BEFORE, 3, form == "text")
     assert hour.partitions[1].twice_at == (() if form == "text" else ((4, 5),))
     assert not found.is_exact
