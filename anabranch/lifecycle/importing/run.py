@@ -354,7 +354,7 @@ class _Import:
         timeline, now = state.timeline, hour_of(self._lake.clock.now())
         hours = hours_between(timeline.first_of_kafka, shift(max(timeline.open, now), 1))
         snapshot = head(state.table, "main").snapshot_id
-        return plan_files(self._stream.table, state.table, snapshot, hours).dataset()
+        return plan_files(self._stream.table, state.table, snapshot, frozenset(hours)).dataset()
 
     def _require_keys(self, rows: pa.Table) -> None:
         """Raise Refused if a row of Kafka's hours has no key: whether the table has it too is then
