@@ -141,6 +141,26 @@ def test_a_file_outlives_the_keys_with_which_it_was_begun(
     assert vending.s3.counts["expired"] == 0
 
 
+def test_a_table_bucket_that_lists_and_deletes_nothing(
+    one: World, vending: Vending, tmp_path: Path
+) -> None:
+    vending.table_buckets = True
+    one.topic()
+    assert "not examined whether the catalog has lost table" in call(one, "apply", one.name)
+    report = json.loads(call(one, "doctor", one.name, "--output", "json"))
+    [finding] = [f for f in report["findings"] if f["check"] == "s3.rights"]
+    assert report["ready"] and finding["severity"] == "warning"
+    one.send_now(10, "a")
+    run(one, "speed", one.name, "--available-now")
+    assert one.contents() == one.acknowledged()
+    assert "no orphan is deleted" in run(one, "maintain", one.name)
+    values = tmp_path / "values"
+    values.write_text("a-1\n")
+    erase = ("erase", one.name, "--by", "event_id", "--values", str(values), "--why", "the test")
+    assert "expected an object store that lists and deletes" in call(one, *erase, expect=2)
+    assert one.contents() == one.acknowledged()
+
+
 def test_loads_and_writes_share_connections(one: World, vending: Vending) -> None:
     one.topic()
     one.apply()

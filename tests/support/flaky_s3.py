@@ -95,6 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     front: FlakyS3
     is_known = False
+    dropped = frozenset({"expect", "connection", "transfer-encoding", "content-length"})
 
     def _serve(self) -> None:
         body = self._body()
@@ -143,12 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in (
-                    "expect",
-                    "connection",
-                    "transfer-encoding",
-                    "content-length",
-                ):
+                if name.lower() not in self.dropped:
                     upstream.putheader(name, value)
             if body or self.command in ("PUT", "POST"):
                 upstream.putheader("Content-Length", str(len(body)))

@@ -84,6 +84,8 @@ class Vending:
 
 class _Catalog(Handler):
     vending: Vending
+    # The content is read here; the server behind knows no bearer tokens.
+    dropped = Handler.dropped | {"accept-encoding", "authorization"}
 
     def _serve(self) -> None:
         body, path = self._body(), self.path.partition("?")[0]
