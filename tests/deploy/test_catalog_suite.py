@@ -1,4 +1,4 @@
-"""What the protocol expects of any catalog: commits of several branches with requirements, staged
+"""The demands of the protocol on any catalog: commits of several branches with requirements, staged
 snapshots, tags, expiry, large properties, lists over several pages, files beside the tables.
 
 Real servers: an SQLite file, moto's Glue, the server of Iceberg's REST compatibility kit, and
@@ -147,7 +147,7 @@ def test_a_catalog_that_ignores_branches_is_refused_before_rows_are_staged(
     with pytest.raises(ConfigurationError, match="it ignores branches, as Nessie's does"):
         new_lake(tmp_path, s3=s3, **vending.catalog)
     vending.drops_refs = False
-    # What was left, a table without rows, is no obstacle to a catalog that has branches.
+    # The table without rows that was left is no obstacle to a catalog that has branches.
     lake = new_lake(tmp_path, s3=s3, **vending.catalog)
     assert set(heads(lake.table())) >= {"main", "speed", "batch"}
 
@@ -155,9 +155,8 @@ def test_a_catalog_that_ignores_branches_is_refused_before_rows_are_staged(
 def test_a_catalog_that_may_only_be_read_is_read(vending: Vending, tmp_path: Path) -> None:
     s3 = S3(endpoint=f"http://{HOST}:{vending.s3.port}")
     lake = new_lake(tmp_path, s3=s3, **vending.catalog)
-    state = lake.state()
     staged = lake.stage([(FIRST, 0, 0)])
-    assert lake.publish(lake.speed(staged, {0: 1}, state), state) is Outcome.LANDED
+    assert lake.publish(lake.speed(staged, {0: 1})) is Outcome.LANDED
     vending.read_only = True
     assert lake.rows("main") == [(FIRST, 0, 0)]
     with pytest.raises(ConfigurationError, match=r"catalog\.properties: token or credential"):
