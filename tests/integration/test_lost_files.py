@@ -11,7 +11,7 @@ from world import World, event, past_hour, spread
 from anabranch.iceberg.files import delete_files
 from anabranch.iceberg.hour_files import files_by_branch
 from anabranch.offsets.hours import start_of
-from anabranch.operations.audit import audit
+from anabranch.operations.audit import audit, find_lost
 
 Make = Callable[..., World]
 
@@ -73,10 +73,10 @@ def test_a_lost_file_of_the_speed_layer_stops_no_hour(world: Make) -> None:
     assert paths[0] in (results[0].reason or "")
     diff = results[0].account.diff
     assert diff is not None and diff.missing == diff.unread
-    # The batch layer's files are whole; the audit names those that the speed layer still lacks.
-    one_lost = audit(one.job, None, with_kafka=True).disagreements
-    assert [d.hour for d in one_lost] == [first] * len(paths)
-    assert all("branch speed" in d.message for d in one_lost)
+    # The batch layer serves the hour: the speed layer's lost file is named, and no disagreement.
+    assert audit(one.job, None, with_kafka=True).disagreements == []
+    lost = find_lost(one.job, one.state)
+    assert (lost.served, {one.path for one in lost.unserved}) == ((), {*paths})
     assert one.contents() == [r for r in one.acknowledged() if r != repeated(one)]
 
 
