@@ -378,7 +378,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     assert commit.drop_tags == ("main-then",)
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     tags = {snapshots.PUBLISHED + branch for branch in BRANCHES}
-    assert set(lake.table().metadata.refs) == {*BRANCHES, STAGING, *tags}
+    assert set(lake.table().metadata.refs) == {*BRANCHES, STAGING, snapshots.PROVEN, *tags}
 
 
 # What a decision may and must say
