@@ -14,21 +14,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from commands import Command, call, paused_at, run, started
 from identities import NAMES, SECONDS, Identities, running_identities
 from kafka.admin import ACLOperation, ResourceType
 from kafka_tools import write_scripts
-from kerberos import gssapi_folder
+from kerberos import REALM, Realm, gssapi_folder, running_kdc
+from kerberos import USER as USER_OF_REALM
 from pyspark.sql import SparkSession
 from secure_broker import ACCESS_KEY, USER, SecureBroker
 from world import World, closed_at_the_end, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.common.errors import ConfigurationError, MissingRight
+from anabranch.common.errors import ConfigurationError, MissingRight, Transient
 from anabranch.common.fail_points import Step
+from anabranch.config import Kafka
+from anabranch.kafka.batches import PRESENT, Missing
 from anabranch.kafka.client import create_topic
+from anabranch.kafka.security import kafka_python_settings
 from anabranch.kafka.source import read_ranges
 from anabranch.spark.session import explain_spark
 from anabranch.spark.settings import kafka_properties
@@ -109,7 +114,7 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
             if time.monotonic() > ends:
                 break
             time.sleep(2)
-        assert "transient" not in speed.log, speed.log
+        assert "kafka.security" not in speed.log, speed.log
         one.send_now(20, "killed")
         speed.kill()
     run(one, "speed", one.name, "--available-now")
@@ -122,6 +127,9 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
     assert one.state.served_by(hour) == "batch"
     call(one, "audit", one.name)
     assert one.contents() == one.acknowledged()
+    # The fetch of batches, which answers for offsets that a read lacks.
+    fetched = one.kafka.explain_missing(one.name, {0: Missing(0, np.ones(1, np.bool_))})
+    assert fetched[0].counts == {PRESENT: 1}
     if how == "oauth":
         clients = {agent.partition("/")[0] for agent in identities.tokens.issued}
         assert {"python-requests", "Java"} <= clients, clients
@@ -168,7 +176,11 @@ def assert_refused(one: World, command: list[str], texts: tuple[str, ...]) -> No
         ("mutual", {"ssl.truststore.location": "OTHER"}, "CERTIFICATE_VERIFY_FAILED"),
         ("oauth", {f"{CLIENT}.secret": "wrong"}, "invalid_client"),
         ("msk", {"aws.profile": "none"}, "(none) could not be found"),
-        ("kerberos", {"sasl.kerberos.principal": "other"}, "No key table entry"),
+        (
+            "kerberos",
+            {"sasl.kerberos.principal": "other"},
+            "get a Kerberos ticket for kafka@localhost",
+        ),
     ],
 )
 def test_a_wrong_identity_or_an_unknown_authority_is_named_and_terminal(
@@ -221,6 +233,35 @@ def test_java_alone_names_a_wrong_identity_too(
     assert found in str(explained) and re.search(
         r"kafka\.security|anabranch jars", str(explained)
     ), str(explained)
+
+
+def test_tickets_of_a_keytab_are_renewed_and_a_kdc_that_is_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(gssapi_folder()))
+
+    def tickets(realm: Realm, **changes: str) -> Any:
+        keys = {
+            "sasl.mechanism": "GSSAPI",
+            "sasl.kerberos.principal": f"{USER_OF_REALM}@{REALM}",
+            "sasl.kerberos.keytab": str(realm.keytab),
+            "java.security.krb5.conf": str(realm.conf),
+        }
+        kafka = Kafka.model_validate({"bootstrap_servers": "b:1", "security": keys | changes})
+        return kafka_python_settings(kafka)["sasl_oauth_token_provider"]
+
+    with running_kdc(tmp_path / "kdc", 5) as realm:
+        for pause in (6, 0):
+            assert tickets(realm).context("kafka@localhost")[1]
+            time.sleep(pause)
+        for service, changes in (
+            ("none@localhost", {}),
+            ("kafka@localhost", {"sasl.kerberos.principal": "other"}),
+        ):
+            with pytest.raises(ConfigurationError, match=r"check kafka\.security: sasl\.kerberos"):
+                tickets(realm, **changes).context(service)
+    with pytest.raises(Transient, match="Cannot contact any KDC"):
+        tickets(realm, **{"sasl.kerberos.principal": USER_OF_REALM}).context("kafka@localhost")
 
 
 def by_acls(one: World, identities: Identities, folder: Path, role: str, topic: str) -> None:

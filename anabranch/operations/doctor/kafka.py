@@ -107,8 +107,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
             str(failure),
             f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add "
             "--allow-principal User:NAME --operation Read --operation Describe --operation "
-            f"DescribeConfigs --topic {quote(stream.topic)}, or the user, password and "
-            "certificates of kafka.security in anabranch.yaml",
+            f"DescribeConfigs --topic {quote(stream.topic)}, or kafka.security in anabranch.yaml",
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
     remedy = "anabranch dev up" if _is_local(kafka) else elsewhere

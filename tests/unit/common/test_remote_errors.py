@@ -98,6 +98,29 @@ def test_an_unreachable_service_is_a_transient_error(text: str) -> None:
         ),
         ("OAuthError: invalid_client: bad", "check catalog.properties: token or credential"),
         (
+            "org.apache.kafka.common.KafkaException: javax.security.auth.login.LoginException: "
+            "The response code 401 and error response {invalid_client} was encountered reading the "
+            "token endpoint response; will not attempt further retries",
+            "check kafka.security: the keys sasl.oauthbearer.*",
+        ),
+        (
+            "org.apache.kafka.common.errors.SaslAuthenticationException: An error: "
+            "(javax.security.sasl.SaslException: Failed to find AWS IAM Credentials)",
+            "check kafka.security: aws.profile",
+        ),
+        (
+            "org.apache.kafka.common.KafkaException: javax.security.auth.login.LoginException: "
+            "Unable to obtain password from user",
+            "check kafka.security: the keys sasl.kerberos.*",
+        ),
+        (
+            "org.apache.kafka.common.config.ConfigException: Invalid value "
+            "software.amazon.msk.auth.iam.IAMClientCallbackHandler for configuration "
+            "sasl.client.callback.handler.class: Class "
+            "software.amazon.msk.auth.iam.IAMClientCallbackHandler could not be found.",
+            "`anabranch jars --spark-submit`",
+        ),
+        (
             "An error occurred (AccessDeniedException) when calling the GetTable operation: User: "
             "arn:aws:iam::1:user/u is not authorized to perform: glue:GetTable on resource: "
             "arn:aws:glue:eu-west-1:1:catalog",
