@@ -40,6 +40,7 @@ from anabranch.spark.settings import kafka_properties
 
 CLIENT = "sasl.oauthbearer.client.credentials.client"
 EXPIRING = ("oauth", "oauth-file", "msk", "kerberos")
+PATIENT = 400.0  # seconds to wait for a job
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DENIED = "check the user's rights with kafka-acls"
 REFUSED = "check kafka.security: "
@@ -85,7 +86,7 @@ def plain_world(
 
 
 @pytest.mark.parametrize("how", NAMES)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_each_identity_is_exact_over_the_end_of_its_tokens(
     plain_world: Make, identities: Identities, how: str
 ) -> None:
@@ -103,14 +104,20 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
         paused.resume()
 
     # In the middle of a micro-batch.
-    with paused_at(one, Step.SPEED_DECIDED, "speed", one.name) as speed:
+    with paused_at(one, Step.SPEED_DECIDED, "speed", one.name, seconds=PATIENT) as speed:
+
+        def publish() -> None:
+            speed.until(
+                lambda: one.published == len(one.sent), "the records to be published", PATIENT
+            )
+
         outlive(speed)
-        speed.until(lambda: one.published == len(one.sent), "the records to be published")
+        publish()
         # Over the ends of tokens of connections in use.
         ends = time.monotonic() + (SECONDS + 5 if how in EXPIRING else 0)
         while True:
             one.send_now(20, f"at-{len(one.sent)}")
-            speed.until(lambda: one.published == len(one.sent), "the records to be published")
+            publish()
             if time.monotonic() > ends:
                 break
             time.sleep(2)
@@ -121,9 +128,9 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
     assert one.contents() == one.acknowledged()
 
     # In the middle of an hour.
-    with paused_at(one, Step.BATCH_DECODED, "batch", one.name) as batch:
+    with paused_at(one, Step.BATCH_DECODED, "batch", one.name, seconds=PATIENT) as batch:
         outlive(batch)
-        assert batch.wait(400) == 0, batch.log
+        assert batch.wait(PATIENT) == 0, batch.log
     assert one.state.served_by(hour) == "batch"
     call(one, "audit", one.name)
     assert one.contents() == one.acknowledged()

@@ -180,12 +180,16 @@ def run_into(one: World, fail_at: str, *arguments: str, first: str = "") -> str:
 
 
 @contextmanager
-def paused_at(one: World, step: Step, *arguments: str, first: str = "") -> Iterator[Command]:
+def paused_at(
+    one: World, step: Step, *arguments: str, first: str = "", seconds: float = 150
+) -> Iterator[Command]:
     """Start a command, and wait until all its processes are stopped at a step; the test resumes
     it."""
     with started(one, *arguments, first=first, **{PAUSE_AT: step.label}) as command:
         command.until(
-            lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}"
+            lambda: f"pause point {step.label}: " in command.log,
+            f"it to pause at {step.label}",
+            seconds,
         )
         # The step stops Java and the driver. Stop the workers too, as on a machine that sleeps.
         command.pause()
