@@ -213,8 +213,8 @@ def test_the_clock_of_the_machine_is_corrected(world: Make, tools: Path, tmp_pat
     (tmp_path / "ivy").symlink_to(cache_folder() / "ivy")
     cache = {"ANABRANCH_CACHE": str(tmp_path)}
     folder = tmp_path / "jars" / jars.cached()[0].name
-    (folder / "spark").mkdir(parents=True)
-    (folder / "spark" / "altered.jar").write_text("x")
+    (folder / jars.JOBS[0]).mkdir(parents=True)
+    (folder / jars.JOBS[0] / "altered.jar").write_text("x")
     assert "local.jars-differ" in checks("", **cache)
     shell(printed("rm -r FOLDER && anabranch jars", FOLDER=str(folder)), tools, ROOT, **cache)
     assert not {"local.jars", "local.jars-differ"} & checks("", **cache)

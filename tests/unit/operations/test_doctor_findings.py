@@ -53,6 +53,7 @@ from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.retention import Overdue
 from anabranch.protocol.shares import HourShare
 from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
+from anabranch.spark.jars import JOBS
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
@@ -611,7 +612,7 @@ def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path))
     facts = local.read(new_environment(tmp_path))
     assert checks(local.findings(facts))[Issue.JARS] is Severity.WARNING
-    jar = Path(facts.folder) / "spark" / "altered.jar"
+    jar = Path(facts.folder) / JOBS[0] / "altered.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"x")
     assert (

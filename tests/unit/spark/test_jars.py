@@ -51,7 +51,7 @@ def test_every_conf_has_jars() -> None:
 
 
 def test_the_jobs_jars_are_those_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jars.CONFS[0] == jars.JOBS[0] in ("spark", "spark40")
+    assert jars.CONFS[0] == jars.JOBS[0] == jars._of_jobs()
     for installed, conf in (("4.0.1", "spark40"), ("4.1.3", "spark")):
         monkeypatch.setattr(jars, "version", lambda _, found=installed: found)
         assert jars._of_jobs() == conf
@@ -167,6 +167,8 @@ def test_a_folder_with_the_jars_of_the_jobs_is_enough_for_the_jobs(
     (tmp_path / "ivy.xml").write_text("<ivy-module/>")
     _sums(tmp_path / "jars.sha256", spark__a=b"a", broker__b=b"b")
     monkeypatch.setattr(jars, "jvm_folder", lambda: tmp_path)
+    monkeypatch.setattr(jars, "JOBS", ("spark",))
+    monkeypatch.setattr(jars, "CONFS", ("spark", "broker", "s3"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "cache"))
     folder = _folder(tmp_path / "cache" / "jars" / jars._key(tmp_path), spark__a=b"a")
