@@ -23,8 +23,8 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import archive
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
+from batch_layer.duplicates import PLACE_COLUMNS
 from batch_layer.lost_files import LostFiles
-from batch_layer.packed_rows import PLACE_COLUMNS
 
 LOG = logging.getLogger(__name__)
 

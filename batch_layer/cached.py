@@ -7,9 +7,8 @@ so each releases its own records.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -27,9 +26,14 @@ def cached(
     """
     checkpoint = frame.localCheckpoint(eager=not is_lazy, storageLevel=level)
     # Spark itself frees them only after a garbage collection of Java.
-    kept: list[Any] = getattr(_THREAD_STATE, "kept", [])
-    kept.append(checkpoint._jdf.queryExecution().analyzed().rdd())
+    records = checkpoint._jdf.queryExecution().analyzed().rdd()
+    release_at_the_end(lambda: records.unpersist(False))
     return checkpoint
+
+
+def release_at_the_end(release: Callable[[], object]) -> None:
+    """Call `release` at the end of `released_at_the_end`, if within."""
+    getattr(_THREAD_STATE, "kept", []).append(release)
 
 
 @contextmanager
@@ -41,6 +45,6 @@ def released_at_the_end() -> Iterator[None]:
     finally:
         # If the JVM is gone there is nothing to free, and its own error is raised.
         with suppress(Exception):
-            for records in _THREAD_STATE.kept:
-                records.unpersist(False)
+            for release in _THREAD_STATE.kept:
+                release()
         _THREAD_STATE.kept = before if before is not None else []

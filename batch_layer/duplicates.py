@@ -3,18 +3,17 @@
 Within the hour the record with the smallest (offset, partition) is kept. An event that `main`
 serves in the look-back is earlier, so all its records are dropped. Nulls in a key equal each other,
 and an empty text counts as null. A key of nulls only names no event, so its record is no
-duplicate. All steps are shuffles that
-spill, so memory does not grow with the hour.
+duplicate.
 
 Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the
-rule is applied only to these. Of all other rows, only one number is shuffled. Only the key of the
-look-back's rows is read, and rows that a Bloom filter of the hour's hashes excludes are not
-shuffled.
+rule is applied only to these. The driver compares the hashes that workers report
+(`find_few_duplicates`). Those of a large hour are shuffled and spill, so memory does not grow with
+the hour (`find_duplicates`): one number of each row. Only the key of the look-back's rows is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -24,13 +23,15 @@ import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StringType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records.packed_files import dropped_places
-from batch_layer.cached import cached
-from batch_layer.offset_counts import count
-from batch_layer.packed_rows import PLACE_COLUMNS
+from anabranch.records.key_hashes import hash_keys
+from anabranch.records.staged import PLACE
+from batch_layer.cached import cached, release_at_the_end
+from batch_layer.offset_counts import OffsetMasks, count
+
+PLACE_COLUMNS = [*PLACE]
 
 MOST_BROADCAST = 500_000
 """Maximum number of rows that are broadcast instead of shuffled: some tens of megabytes."""
@@ -84,11 +85,13 @@ class Duplicates:
         """Return the number of distinct offsets inside the ranges, by partition."""
         if self.few is None:
             return count(self.places, ranges).distinct
-        offsets = {
-            p: np.unique(of.to_numpy()) for p, of in dropped_places(self.few).items() if p in ranges
-        }
-        counts = {p: int(np.diff(np.searchsorted(of, ranges[p]))[0]) for p, of in offsets.items()}
-        return {p: n for p, n in sorted(counts.items()) if n}
+        return OffsetMasks.of([self.few], ranges).distinct
+
+
+def by_partition(places: pa.Table) -> dict[int, np.ndarray]:
+    """Return the offsets of places by partition."""
+    partitions, offsets = (places.column(name).to_numpy() for name in PLACE)
+    return {p: offsets[partitions == p] for p in np.unique(partitions).tolist()}
 
 
 def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
@@ -120,35 +123,39 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 
 
 def find_few_duplicates(
-    read: pa.Table, rows: DataFrame, key: Sequence[str], served: DataFrame | None
+    facts: pa.Table,
+    rows: DataFrame,
+    key: Sequence[str],
+    served: DataFrame | None,
+    hashed: Callable[[pa.Table, Sequence[str]], pa.ChunkedArray] = hash_keys,
 ) -> Duplicates:
-    """Find duplicates as `find_duplicates`, among few rows whose places and hashes the driver has
-    (`HourRecords.read_few`). Spark reads only the look-back's rows with these hashes, and applies
-    the rule only to candidates, if any."""
-    rows = without_empty_texts(rows, key)
-    served = without_empty_texts(served, key) if served is not None else None
-    hashed = key_hash(rows, key, served)
-    named = read.filter(read.column("hash").is_valid()).select([*PLACE_COLUMNS, "hash"])
+    """Find duplicates as `find_duplicates`, by the `facts` of the rows: places, and the `hash` of
+    each key (`anabranch.records.staged.facts_of`). Spark reads only the keys of the look-back, and
+    applies the rule only to candidates, if any."""
+    named = facts.filter(facts.column("hash").is_valid())
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
     several, known = hashes[numbers > 1], None
     if served is not None and len(hashes):
-        candidates = served.where(names_event(key)).select(*key, hashed)
-        found = cached(_with_hashes(candidates, hashes), StorageLevel.MEMORY_AND_DISK, is_lazy=True)
+        found = cached(
+            _with_hashes(served.select(*key), key, hashes, hashed),
+            StorageLevel.MEMORY_AND_DISK,
+            is_lazy=True,
+        )
         others = np.unique(found.select("_hash").toArrow().column("_hash").to_numpy())
         if len(others):
             several, known = np.union1d(several, others), found.select(*key)
-    if not len(several):
+    suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several, pa.int64())))
+    suspected = suspected.select(PLACE_COLUMNS).cast(_NO_PLACES.schema)
+    if len(suspected) > MOST_BROADCAST:
+        return find_duplicates(rows, key, served)
+    if not len(suspected):
         return _duplicates_at(rows, _NO_PLACES)
-    suspects = _with_hashes(
-        rows.where(names_event(key)).select(*key, *PLACE_COLUMNS, hashed), several
-    )
-    kept = drop_duplicates(suspects.drop("_hash"), key, known).select(*PLACE_COLUMNS).toArrow()
-    suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several))).select(
-        PLACE_COLUMNS
-    )
-    return _duplicates_at(
-        rows, suspected.join(kept, PLACE_COLUMNS, join_type="left anti").cast(_NO_PLACES.schema)
-    )
+    at = rows.sparkSession.createDataFrame(suspected, rows.select(*PLACE_COLUMNS).schema)
+    suspects = rows.select(*key, *PLACE_COLUMNS).join(F.broadcast(at), PLACE_COLUMNS, "left_semi")
+    # Decision 22: the rule compares keys. By hashes, two events with one hash would become one row.
+    kept = drop_duplicates(suspects, key, known).select(*PLACE_COLUMNS).toArrow()
+    dropped = suspected.join(kept, PLACE_COLUMNS, join_type="left anti")
+    return _duplicates_at(rows, dropped.cast(_NO_PLACES.schema))
 
 
 def no_duplicates(rows: DataFrame) -> Duplicates:
@@ -167,10 +174,28 @@ def find_conflicts(duplicates: Duplicates, dropped: DataFrame, originals: DataFr
     return Duplicates(*_computed(other.select(*PLACE_COLUMNS)))
 
 
-def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
-    """Return the rows with one of these hashes, which are broadcast."""
-    sent = rows.sparkSession.createDataFrame(pa.table({"_hash": hashes}))
-    return rows.join(F.broadcast(sent), "_hash", "left_semi")
+def _with_hashes(
+    rows: DataFrame,
+    key: Sequence[str],
+    hashes: np.ndarray,
+    hashed: Callable[[pa.Table, Sequence[str]], pa.ChunkedArray],
+) -> DataFrame:
+    """Return the keys of rows with their `_hash`, if it is one of these hashes (sorted)."""
+    sent = rows.sparkSession.sparkContext.broadcast(hashes)
+
+    def choose(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            table = pa.table(batch)
+            found = table.append_column("_hash", hashed(table, key))
+            found = found.filter(found.column("_hash").is_valid())
+            # Sorted, so that each search is of the logarithm of the hour's size.
+            mine = found.column("_hash").to_numpy()
+            places = np.searchsorted(sent.value, mine)
+            is_one = sent.value[np.minimum(places, len(sent.value) - 1)] == mine
+            yield from found.filter(pa.array(is_one)).to_batches()
+
+    release_at_the_end(sent.destroy)
+    return rows.mapInArrow(choose, StructType([*rows.schema, StructField("_hash", LongType())]))
 
 
 def _duplicates_at(rows: DataFrame, few: pa.Table) -> Duplicates:

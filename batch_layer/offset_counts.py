@@ -7,12 +7,11 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -21,6 +20,7 @@ from anabranch.kafka.batches import Missing
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import UNKNOWN
+from anabranch.records.staged import PLACE
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
@@ -38,38 +38,60 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
     )
 
 
-def count_few(places: pa.Table, ranges: Ranges) -> Counted:
-    """Count like `count`, few rows in the driver's memory."""
-    partitions, offsets = (
-        places.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset")
-    )
-    distinct, rows = {}, 0
-    for p, (start, end) in ranges.items():
-        inside_ranges = offsets[partitions == p]
-        inside_ranges = inside_ranges[(start <= inside_ranges) & (inside_ranges < end)]
-        rows += len(inside_ranges)
-        if len(inside_ranges):
-            distinct[p] = len(np.unique(inside_ranges))
-    return Counted(distinct, len(places), len(places) - rows)
+@dataclass(frozen=True)
+class OffsetMasks:
+    """Offsets of ranges by partition, a byte each: `start + i` is among them if its mask is True.
+    `outside`: the number of places outside the ranges."""
+
+    masks: dict[int, Missing]
+    outside: int = 0
+
+    @staticmethod
+    def of(places: Iterable[pa.Table], ranges: Ranges) -> OffsetMasks:
+        masks = {p: np.zeros(e - s, bool) for p, (s, e) in ranges.items()}
+        outside = 0
+        for table in places:
+            partitions, offsets = (table.column(name).to_numpy() for name in PLACE)
+            for p in np.unique(partitions).tolist():
+                start, end = ranges.get(p, (0, 0))
+                of = offsets[partitions == p]
+                within = of[(start <= of) & (of < end)]
+                outside += len(of) - len(within)
+                if len(within):
+                    masks[p][within - start] = True
+        return OffsetMasks({p: Missing(ranges[p][0], mask) for p, mask in masks.items()}, outside)
+
+    @property
+    def distinct(self) -> Offsets:
+        return {p: of.count for p, of in self.masks.items() if of.count}
+
+    def missing(self) -> dict[int, Missing]:
+        """Return the other offsets of the ranges, by partition."""
+        others = {p: Missing(of.start, ~of.mask) for p, of in self.masks.items()}
+        return {p: of for p, of in others.items() if of.count}
+
+
+def count_places(places: Iterable[pa.Table], rows: int, ranges: Ranges) -> Counted:
+    """Count like `count`: places in the driver's memory, of `rows` rows."""
+    found = OffsetMasks.of(places, ranges)
+    return Counted(found.distinct, rows, found.outside)
 
 
 @dataclass(frozen=True)
 class ReadCounts:
     """Counts of the records read: distinct offsets inside the cut by partition, good and dead
-    records, all records by source, and records with unknown fields."""
+    records, and all records by source."""
 
     held: Offsets = field(default_factory=dict)
     good: int = 0
     dead: int = 0
     sources: dict[str, int] = field(default_factory=dict)
-    drifting: int = 0
 
 
 def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> ReadCounts:
     """Count decoded records from `sources`, in one pass."""
     source_sums = {source: f"count_if(source = '{source}')" for source in sources}
     sums = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **source_sums}
-    sums |= {"drifting": f"count_if({DRIFTS})"}
     counts = _counts(decoded, ranges, sums)
     by_source = {source: sum(row[source] for row in counts) for source in sorted(sources)}
     return ReadCounts(
@@ -77,30 +99,6 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
         good=sum(row["good"] for row in counts),
         dead=sum(row["dead"] for row in counts),
         sources={source: number for source, number in by_source.items() if number},
-        drifting=sum(row["drifting"] for row in counts),
-    )
-
-
-def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
-    """Count like `count_read`, few records in the driver's memory: their places, `source`, verdict
-    and whether each `drifts`."""
-    good, dead, drifting = (
-        pc.sum(flags).as_py() or 0
-        for flags in (
-            pc.invert(places.column("is_dead")),
-            places.column("is_dead"),
-            places.column("drifts"),
-        )
-    )
-    sources = {
-        row["values"]: row["counts"] for row in pc.value_counts(places.column("source")).to_pylist()
-    }
-    return ReadCounts(
-        held=count_few(places, ranges).distinct,
-        good=good,
-        dead=dead,
-        sources=dict(sorted(sources.items())),
-        drifting=drifting,
     )
 
 

@@ -12,6 +12,10 @@ from pyspark.sql import DataFrame
 SMALL = 50_000
 """Maximum number of offsets of a small hour: once read, one task does each step of it."""
 
+MOST_HASHED = 8_000_000
+"""Maximum number of offsets of an hour whose keys' hashes the driver compares: 8 bytes each, in
+Java, Python, and once more while they are sorted."""
+
 # Files of at least this size are written by a task each, while cores are free.
 _SMALL_FILE_BYTES = 16 * 2**20
 # Estimated bytes of a row if the speed layer has no file of the hour.

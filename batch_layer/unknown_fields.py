@@ -1,106 +1,60 @@
 """Fields that the stream's schema does not know: their names, the number of an hour's records with
-each, and the shape of their values.
-
-Names and values are arbitrary input of producers, so everything kept of them is bounded.
-"""
+each, and the shape of their values."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
 from anabranch.decode.guessed import guess_type
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.sample_shapes import shape_of
 from anabranch.records import UNKNOWN
+from anabranch.records.unknown_names import FoundName, UnknownNames
 from batch_layer.offset_counts import DRIFTS
 
-MOST_NAMES, MOST_OF_RECORD = 50, 200
-"""Maximum number of names counted for an hour, and of names read from one record."""
-SAMPLES, MOST_BYTES = 10_000, 65_536
-"""Maximum number of an hour's offsets whose values are cached for samples, and of bytes of such a
-value."""
+MOST_NAMES = 50
+"""Maximum number of names counted for an hour."""
 
 _SAMPLE = 80  # characters
 
-Place = tuple[int, int]
+
+def sum_unknown(found: UnknownNames) -> UnknownFields:
+    """Return the unknown fields that workers counted, the most frequent names first. Pure."""
+    names = sorted(found.names.items(), key=lambda item: (-item[1].records, item[0]))
+
+    def field_of(name: str, one: FoundName) -> UnknownField:
+        objects = [parsed(value) for _, value in sorted(one.values.items())]
+        field = UnknownField(name, one.records, one.first, one.last)
+        return sampled(field, [value for value in objects if value is not None])
+
+    fields = tuple(field_of(*item) for item in names[:MOST_NAMES])
+    return UnknownFields(found.records, fields, max(0, len(names) - MOST_NAMES))
 
 
-def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
-    """Count the unknown fields of an hour's `drifting` records by name, the most frequent names
-    first.
-
-    Exact for each listed name, among the first names of each record. Samples come from the first
-    and the last record whose value was cached; a rare field of a large hour may have none.
-    """
-    if not drifting:
-        return UnknownFields(0)
-    names = (
-        f"transform(slice({UNKNOWN}, 1, {MOST_OF_RECORD}), name -> substring(name, 1, "
-        f"{UNKNOWN_NAME_LENGTH}))"
+def count_unknown(decoded: DataFrame) -> UnknownNames:
+    """Count the unknown fields of records that Spark has."""
+    records = decoded.where(DRIFTS).select(
+        "kafka_partition", "kafka_offset", UNKNOWN, "kafka_value"
     )
-    places = {"first": "min({})", "last": "max({})", "first_kept": "min({}) FILTER (WHERE kept)"}
-    places["last_kept"] = "max({}) FILTER (WHERE kept)"
-    # Group by partition first: columns of a hash aggregation must not be structs.
-    by_partition = (
-        decoded.where(DRIFTS)
-        .selectExpr(
-            "kafka_partition",
-            "kafka_offset",
-            "kafka_value IS NOT NULL AS kept",
-            f"explode(array_distinct({names})) AS name",
-        )
-        .groupBy("name", "kafka_partition")
-        .agg(
-            F.count("*").alias("n"),
-            *(F.expr(of.format("kafka_offset")).alias(n) for n, of in places.items()),
-        )
-        .withColumn("kept", F.col("first_kept").isNotNull())
-    )
-    by_name = by_partition.groupBy("name").agg(
-        F.sum("n").alias("n"),
-        *(
-            F.expr(of.format(f"struct(kafka_partition, {name})")).alias(name)
-            for name, of in places.items()
-        ),
-    )
-    top = by_name.orderBy(F.desc("n"), "name").limit(MOST_NAMES + 1).collect()
-    others = by_name.count() - MOST_NAMES if len(top) > MOST_NAMES else 0
-    kept = {
-        row["name"]: [tuple(row[of]) for of in ("first_kept", "last_kept") if row[of]]
-        for row in top[:MOST_NAMES]
-    }
-    values = _values(decoded, {at for of_name in kept.values() for at in of_name})
 
-    def objects(name: str) -> list[Mapping[str, Any]]:
-        return [values[at] for at in kept[name] if at in values]
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        found = UnknownNames()
+        for batch in batches:
+            for partition, offset, names, value in zip(
+                *(column.to_pylist() for column in batch.columns), strict=True
+            ):
+                found.add(names, (partition, offset), value)
+        yield pa.RecordBatch.from_pydict({"found": [pickle.dumps(found)]})
 
-    fields = tuple(
-        sampled(
-            UnknownField(r["name"], r["n"], tuple(r["first"]), tuple(r["last"])), objects(r["name"])
-        )
-        for r in top[:MOST_NAMES]
-    )
-    return UnknownFields(drifting, fields, others)
-
-
-def _values(decoded: DataFrame, places: Iterable[Place]) -> dict[Place, Mapping[str, Any]]:
-    if not (ordered := sorted(places)):
-        return {}
-    at = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in ordered)
-    rows = (
-        decoded.where(f"({at}) AND {DRIFTS}")
-        .select("kafka_partition", "kafka_offset", "kafka_value")
-        .collect()
-    )
-    objects = {(row[0], row[1]): parsed(bytes(row[2])) for row in rows if row[2] is not None}
-    return {place: value for place, value in objects.items() if value is not None}
+    found = records.mapInArrow(run, "found BINARY").collect()
+    return UnknownNames.sum(pickle.loads(bytes(row.found)) for row in found)
 
 
 def parsed(value: bytes) -> Mapping[str, Any] | None:

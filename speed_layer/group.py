@@ -33,8 +33,8 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.offsets.position import Offsets, Ranges, Topic
+from anabranch.records.staged import Certain
 from anabranch.spark.session import explain_spark, explained, new_session
-from speed_layer.fast_staging import Certain
 from speed_layer.group_plan import (
     Waiting,
     is_behind,

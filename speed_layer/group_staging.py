@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient, Unexpected
 from anabranch.records import INPUT
-from speed_layer.fast_staging import (
+from anabranch.records.staged import (
     REPORT,
-    REPORT_SCHEMA,
     Certain,
     CertainTask,
+    TaskReport,
     TaskSpec,
     certain_from,
 )
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from speed_layer.micro_batch import PreparedBatch
 
 _REPORT = f"topic STRING, {REPORT}, error STRING"
-_REPORT_SCHEMA = pa.schema([("topic", pa.string()), *REPORT_SCHEMA, ("error", pa.string())])
+_REPORT_SCHEMA = pa.schema(
+    [("topic", pa.string()), ("report", pa.binary()), ("error", pa.string())]
+)
 _LONGEST_ERROR = 2_000
 
 
@@ -61,7 +63,8 @@ def stage_group(
             )
             continue
         try:
-            staged[topic] = certain_from(rows, one.tables, one.attempt, one.began)
+            done = [TaskReport.of(bytes(row.report)) for row in rows]
+            staged[topic] = certain_from(done, one.tables, one.attempt, one.began)
         except Unexpected as failure:
             staged[topic] = failure
     return staged
@@ -81,7 +84,7 @@ class _Topic:
     """A task's records of one topic: their writer, and its report or error."""
 
     task: CertainTask
-    report: list[dict[str, object]] = field(default_factory=list)
+    report: TaskReport = field(default_factory=TaskReport)
     error: str | None = None
 
     def end(self) -> None:
@@ -118,4 +121,4 @@ def _rows(topics: Mapping[str, _Topic]) -> Iterator[dict[str, object]]:
         if one.error is not None:
             yield {"topic": topic, "error": one.error}
         else:
-            yield from (row | {"topic": topic} for row in one.report)
+            yield {"topic": topic, "report": one.report.as_bytes()}

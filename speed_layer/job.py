@@ -43,6 +43,7 @@ from anabranch.config import Environment
 from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
+from anabranch.records.staged import warm_up
 from anabranch.spark import workers
 from anabranch.spark.session import (
     close_session,
@@ -51,7 +52,6 @@ from anabranch.spark.session import (
     open_session,
     stop_on_signal,
 )
-from speed_layer import fast_staging
 from speed_layer.group import GROUP_SETTINGS, GroupJob
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import reaches_log_end
@@ -274,7 +274,7 @@ def _stop_quietly(query: StreamingQuery) -> None:
 
 def _warm_up(spark: SparkSession) -> None:
     try:
-        fast_staging.warm_up(spark)
+        warm_up(spark)
     except Exception:
         # The first micro-batch reports any fault of the workers.
         LOG.debug("starting the Python workers failed", exc_info=True)

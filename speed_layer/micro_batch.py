@@ -56,16 +56,16 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.reshape import fit_to_table
-from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
-from speed_layer.compaction import Compaction
-from speed_layer.dead_share import DeadShare
-from speed_layer.fast_staging import (
+from anabranch.records.staged import (
     Certain,
     Tables,
     TaskSpec,
     stage_certain,
     task_spec,
 )
+from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
+from speed_layer.compaction import Compaction
+from speed_layer.dead_share import DeadShare
 from speed_layer.plan import (
     Next,
     Plan,
@@ -711,7 +711,9 @@ class MicroBatches:
         reach(Step.SPEED_ROWS_STAGED)
         if certain.letters.files:
             name = self._stream.dead_letters_table
-            dead = stage_written(self._lake, name, certain.letters)
+            # Decision 42: publishes name dead letters for any time, so their snapshot gets a branch
+            # in the commit that adds it. Without it, another program's expiry would delete them.
+            dead = stage_written(self._lake, name, certain.letters, protected=True)
         reach(Step.SPEED_STAGED)
         topic_id = prepared.decided.position.topic_id
         return StagedBatch(topic_id, plan.by_hour, certain.written, dead)

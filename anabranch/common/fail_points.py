@@ -63,7 +63,10 @@ class Step(Enum):
         "batch.empty-accepted",
         "hours without records are accepted, the ledger does not know it",
     )
-    BATCH_DECODED = "batch.decoded", "the hour is read and decoded, nothing is staged"
+    BATCH_DECODED = (
+        "batch.decoded",
+        "the hour is read and decoded, workers' rows are staged with duplicates",
+    )
     BATCH_ROWS_STAGED = "batch.rows-staged", "its rows are staged, its dead letters are not"
     BATCH_STAGED = "batch.staged", "rows and dead letters are staged, nothing is checked"
     BATCH_BALANCED = "batch.balanced", "the balance is counted, the quality gate has not run"

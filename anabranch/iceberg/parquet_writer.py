@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -129,13 +129,15 @@ def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWrite
 @dataclass(frozen=True)
 class Output:
     """A written file: its path, partition (days since 1970 if rows have a date, hour), bytes, and
-    Parquet footer."""
+    Parquet footer. `facts`: those of its rows that the writer was asked to note, as a compressed
+    stream of Arrow data."""
 
     path: str
     day: int | None
     hour: str
     size: int
     footer: bytes
+    facts: bytes | None = None
 
 
 @dataclass
@@ -147,14 +149,15 @@ class _OpenFile:
     parquet: pq.ParquetWriter
     footers: list[pq.FileMetaData] = field(default_factory=list)
     waiting: list[pa.Table] = field(default_factory=list)
+    facts: list[pa.Table] = field(default_factory=list)
 
 
 class FileWriter:
     """A writer with one file for each partition of the table. Files are complete once `close` has
-    returned; later rows go to new files."""
+    returned; later rows go to new files. `note`: the facts of rows to return with their file."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, note: Callable[[pa.Table], pa.Table] | None = None) -> None:
+        self._target, self._note = target, note
         self._open: dict[tuple[int | None, str], _OpenFile] = {}
         self._waiting = 0
 
@@ -172,7 +175,7 @@ class FileWriter:
             self._waiting += some.nbytes
         if self._waiting > _WAITING_BYTES:
             for to in self._open.values():
-                _flush(to)
+                self._flush(to)
             self._waiting = 0
         return left
 
@@ -180,14 +183,17 @@ class FileWriter:
         """Complete all files and return them. Raises OSError."""
         outputs = []
         for to in self._open.values():
-            _flush(to)
+            self._flush(to)
             to.parquet.close()
             size = to.sink.tell()
             to.sink.close()
             [metadata] = to.footers
             footer = pa.BufferOutputStream()
             metadata.write_metadata_file(footer)
-            outputs.append(Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes()))
+            facts = _stream(to.facts) if to.facts else None
+            outputs.append(
+                Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes(), facts)
+            )
         self._open.clear()
         self._waiting = 0
         return outputs
@@ -211,6 +217,32 @@ class FileWriter:
         parquet = open_writer(sink, schema, compression=codec, metadata_collector=footers)
         self._open[day, hour] = opened = _OpenFile(path, day, hour, sink, parquet, footers)
         return opened
+
+    def _flush(self, to: _OpenFile) -> None:
+        if to.waiting:
+            rows = pa.concat_tables(to.waiting)
+            to.waiting.clear()
+            to.parquet.write_table(rows, row_group_size=max(1, len(rows)))
+            if self._note is not None:
+                to.facts.append(self._note(rows))
+
+
+def _stream(tables: Sequence[pa.Table]) -> bytes:
+    sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, tables[0].schema, options=options) as writer:
+        for table in tables:
+            writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
+    """Write rows with few files open at once, whatever the number of partitions; return the files
+    that were closed."""
+    closed: list[Output] = []
+    while (mask := files.write(rows)) is not None:
+        rows = rows.filter(mask)
+        closed += files.close()
+    return closed
 
 
 def data_file_of(table: Table, output: Output) -> DataFile:
@@ -278,10 +310,3 @@ def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int | None, str], pa.Arr
 
 def _distinct(values: pa.ChunkedArray) -> list[Any]:
     return sorted(pc.unique(values).to_pylist())
-
-
-def _flush(to: _OpenFile) -> None:
-    if to.waiting:
-        rows = pa.concat_tables(to.waiting)
-        to.waiting.clear()
-        to.parquet.write_table(rows, row_group_size=max(1, len(rows)))

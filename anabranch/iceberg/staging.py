@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -129,23 +129,12 @@ def by_own_spec(table: Table) -> dict[str, str]:
     return {"output-spec-id": str(own)} if own != table.spec().spec_id else {}
 
 
-def stage_files(
-    lake: Lake, table_name: str, wap_id: str, write: Callable[[], Sequence[DataFile]]
+def stage_written(
+    lake: Lake, table_name: str, written: Written, *, protected: bool = False
 ) -> Staged:
-    """Stage the files that `write` writes and no snapshot refers to yet. Raises Transient if that
-    took longer than WITHIN."""
-    first = lake.clock.now()
-    staged = lake.stage(table_name, wap_id, write())
-    _require_young(lake, table_name, staged, first)
-    return staged
-
-
-def stage_written(lake: Lake, table_name: str, written: Written) -> Staged:
-    """Stage files under their id, with a branch of the snapshot. Raises Transient if they were
-    begun longer than WITHIN ago."""
-    # Decision 42: publishes name dead letters for any time, so their snapshot gets a branch in the
-    # commit that adds it. Without it, another program's expiry would delete them.
-    staged = lake.stage(table_name, written.id, written.files, protected=True)
+    """Stage files under their id. `protected` as in `stage`. Raises Transient if they were begun
+    longer than WITHIN ago."""
+    staged = lake.stage(table_name, written.id, written.files, protected=protected)
     _require_young(lake, table_name, staged, written.began)
     return staged
 

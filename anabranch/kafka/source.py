@@ -58,12 +58,14 @@ def read_ranges(
     ranges: Ranges,
     group: str | None = None,
     polled: int | None = None,
+    tasks: int = 0,
 ) -> DataFrame:
     """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
     explicitly; each action reads again. `group` as in `read_topics`. `polled`: the consumers'
-    `max.poll.records`."""
+    `max.poll.records`. Ranges are split so that at least `tasks` tasks read them."""
     options = _options(kafka) | ({"kafka.group.id": group} if group is not None else {})
     options |= {"kafka.max.poll.records": str(polled)} if polled is not None else {}
+    options |= {"minPartitions": str(tasks)} if tasks > len(ranges) else {}
     return _read(spark, options, {topic: ranges})
 
 
@@ -164,11 +166,12 @@ def apply_to_records(
     topic: str,
     ranges: Ranges,
     use: Callable[[DataFrame], T],
+    tasks: int = 0,
 ) -> T:
     """Return `use` of the records of `ranges` from `read_ranges`, or from `read_around` if Spark's
     reader cannot read one of them."""
     try:
-        return use(read_ranges(spark, kafka, topic, ranges))
+        return use(read_ranges(spark, kafka, topic, ranges, tasks=tasks))
     except (PySparkException, Py4JError) as error:
         if not is_unreadable(error):
             raise

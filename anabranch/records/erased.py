@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from anabranch.offsets.partition_sql import inside
 from anabranch.protocol.erasure_filter import ErasureFilter, HourFilter
-from anabranch.records.packed import PLACE
+from anabranch.records.staged import PLACE
 
 _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 

@@ -15,7 +15,6 @@ import sys
 
 MODULES = (
     "speed_layer.group_staging",
-    "anabranch.records.packed_files",
     "anabranch.decode.avro",
     "anabranch.decode.json",
     "anabranch.decode.protobuf",

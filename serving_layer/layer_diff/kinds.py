@@ -67,9 +67,11 @@ _GONE = ("compacted", "retention")
 
 @dataclass(frozen=True)
 class Difference:
-    """The number of speed's rows, and their difference from batch."""
+    """The number of speed's rows and, if these have each place once, of batch's rows; and their
+    difference."""
 
     speed_rows: int
+    batch_rows: int
     diff: Diff
 
 
@@ -88,7 +90,7 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
         unread=of["unread"],
         sample=tuple(sample),
     )
-    return Difference(speed_rows, diff)
+    return Difference(speed_rows, of["missing"] + of["unread"] + of["changed"] + of["same"], diff)
 
 
 def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None) -> dict[str, int]:

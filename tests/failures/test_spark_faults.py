@@ -3,6 +3,8 @@ time."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +18,10 @@ from pyspark import TaskContext
 from world import World, past_hour, spread
 
 from anabranch import records
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.offsets.hours import start_of
+from anabranch.records import staged
+from batch_layer import sources
 from speed_layer import micro_batch
 
 Make = Callable[..., World]
@@ -29,7 +34,7 @@ import os, sys, time, threading
 _STEPS = (
     ("anabranch.records", "decode", "dead"),
     ("speed_layer.micro_batch", "stage_certain", "_count"),
-    ("batch_layer.sources", "packed", "HourReader"),
+    ("batch_layer.sources", "stage_certain", "HourReader"),
 )
 
 def _slowed(step):
@@ -81,7 +86,8 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         )
 
     monkeypatch.setattr(records, "decode", failing(records.decode))
-    monkeypatch.setattr(micro_batch, "stage_certain", failing(micro_batch.stage_certain))
+    for layer in (micro_batch, sources):
+        monkeypatch.setattr(layer, "stage_certain", failing(layer.stage_certain))
     return marks
 
 
@@ -104,6 +110,50 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(
     assert len(list(failing_once.iterdir())) > by_speed
     assert (result.decision, result.account.good, result.account.dead) == ("accepted", 60, 1)
     assert one.contents() == one.acknowledged()
+
+
+@pytest.fixture
+def killed_after_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Every worker dies at its task's first attempt, after it has closed the files."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    made = staged._certain_task
+
+    def task(spec: staged.TaskSpec) -> Callable[[Any], Iterator[Any]]:
+        run = made(spec)
+
+        def killed(batches: Iterator[Any]) -> Iterator[Any]:
+            context, reports = TaskContext.get(), list(run(batches))
+            assert context is not None
+            if context.attemptNumber() == 0:
+                (marks / f"{context.stageId()}-{context.partitionId()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield from reports
+
+        return killed
+
+    monkeypatch.setattr(staged, "_certain_task", task)
+    return marks
+
+
+def test_files_of_a_task_that_is_killed_do_not_count(
+    world: Make, killed_after_writing: Path
+) -> None:
+    one = world()
+    one.topic(2)
+    one.send(spread(past_hour(1), 60, "e"))
+    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
+    one.apply()
+    [result] = one.batch()
+    one.sent.pop()
+    killed = len(list(killed_after_writing.iterdir()))
+    assert killed
+    assert (result.decision, result.account.good, result.account.dead) == ("accepted", 60, 1)
+    assert one.contents() == one.acknowledged()
+    assert len(one.dead()) == 1
+    named = [path for of in files_by_hour(one.state.table, "main").values() for path in of]
+    assert result.account.run is not None
+    assert len(named) == result.account.run.files == killed
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +181,8 @@ def test_speculative_execution_duplicates_no_row(
             "spark.speculation.quantile": "0.5",
             "spark.speculation.multiplier": "1.1",
             "spark.speculation.minTaskRuntime": "500ms",
+            # The batch layer reads a small hour in one task, which has no other to be slower than.
+            "spark.speculation.task.duration.threshold": "2s",
         },
     }
     one.set_environment(spark=spark)

@@ -8,18 +8,28 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import pytest
 from budget import budget
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from world import World, event, past_hour, spread
 
+from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.parquet_writer import data_file_of
 from anabranch.iceberg.staging import stage
 from anabranch.offsets.hours import start_of
-from anabranch.records.packed_files import WriteSpec, write_files
+from anabranch.records.staged import (
+    Certain,
+    Tables,
+    TaskReport,
+    TaskSpec,
+    certain_from,
+    read_facts,
+    rewrite_files,
+    stage_certain,
+)
 from batch_layer import build as building
+from batch_layer import sources
 
 Make = Callable[..., World]
 
@@ -34,14 +44,39 @@ def one_row_more(rows: DataFrame) -> DataFrame:
     return rows.unionByName(rows.limit(1)).coalesce(1).sortWithinPartitions("event_date")
 
 
-def one_file_less(write: Callable[[pa.Array], list[DataFile]]) -> list[DataFile]:
-    """Workers' file of one row."""
-    return sorted(write(pa.array([], pa.int64())), key=lambda file: file.record_count)[1:]
+def one_file_less(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
+    """Without the workers' file of one row."""
+    files = sorted(certain.written.files, key=lambda file: file.record_count)[1:]
+    return replace(certain, written=replace(certain.written, files=tuple(files)))
 
 
-def one_file_more(write: Callable[[pa.Array], list[DataFile]]) -> list[DataFile]:
-    """Workers' files, and one with one of their rows."""
-    return [*write(pa.array([], pa.int64())), *write(pa.array(range(1, 11), pa.int64()))]
+def one_file_more(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
+    """With one more file, of one of the workers' rows."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    paths = [max(certain.written.files, key=lambda file: file.record_count).file_path]
+    [more] = rewrite_files(spark, paths, {0: np.arange(1, 11)}, spec.target)
+    files = (*certain.written.files, data_file_of(tables.rows, more))
+    return replace(
+        certain,
+        written=replace(certain.written, files=files),
+        reports=(*certain.reports, TaskReport([more])),
+    )
+
+
+def one_row_less_than_reported(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
+    """With a file that has not all rows that its task reported."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    outputs = [output for report in certain.reports for output in report.rows]
+    whole = max(outputs, key=lambda output: len(read_facts(output.facts)))
+    [less] = rewrite_files(spark, [whole.path], {0: np.array([0])}, spec.target)
+    said = replace(whole, path=less.path, size=less.size)
+    reports = tuple(
+        replace(report, rows=[said if output is whole else output for output in report.rows])
+        for report in certain.reports
+    )
+    return certain_from(reports, tables, certain.written.id, certain.written.began)
 
 
 ONE_LESS = (
@@ -50,12 +85,17 @@ ONE_LESS = (
 ONE_MORE = "rows: expected each offset once, found 1 more"
 
 
-@pytest.mark.parametrize("writer", ["workers", pytest.param("spark", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "writer", ["workers", "workers, large hour", pytest.param("spark", marks=pytest.mark.full)]
+)
 def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot_be_overruled(
     world: Make, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     # Spark writes the rows of a stream with a sort order.
     files = {"files": {"sort": ["event_id"]}} if writer == "spark" else {}
+    if "large" in writer:
+        # By the tasks' reports, and not by the rows that Spark compares.
+        monkeypatch.setattr(building, "SMALL", 0)
     one, hour = world(**files), past_hour(1)
     one.topic(1)
     late = start_of(hour) - timedelta(days=2)
@@ -69,27 +109,21 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     one.speed()
     served = one.rows()
 
-    def refused_with(tamper: Callable[[Any], Any], accept: bool) -> str | None:
+    def refused_with(tamper: Callable[..., Any], accept: bool) -> str | None:
         """Tamper with what is staged, and return the reason of the refusal."""
 
         def tampered(rows: DataFrame, *arguments: Any) -> Any:
             rows.createOrReplaceTempView("staged_rows")
             return stage(tamper(rows), *arguments)
 
-        def tampered_files(
-            pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
-        ) -> Any:
-            return tamper(
-                lambda dropped: write_files(
-                    pieces, others, tasks, replace(spec, dropped={0: dropped}), table
-                )
-            )
+        def tampered_files(frame: DataFrame, spec: TaskSpec, tables: Tables, *rest: Any) -> Certain:
+            return tamper(stage_certain(frame, spec, tables, *rest), spec, tables)
 
         with monkeypatch.context() as broken:
-            broken.setattr(
-                building,
-                *(("stage", tampered) if writer == "spark" else ("write_files", tampered_files)),
-            )
+            if writer == "spark":
+                broken.setattr(building, "stage", tampered)
+            else:
+                broken.setattr(sources, "stage_certain", tampered_files)
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
         assert result.decision == "refused"
         assert one.rows() == served
@@ -101,9 +135,45 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     assert refused_with(less, accept=False) == f"the balance does not close: {ONE_LESS}"
     assert refused_with(less, accept=True) == f"the balance does not close: {ONE_LESS}"
     assert refused_with(more, accept=True) == f"the balance does not close: {ONE_MORE}"
+    if "large" in writer:
+        assert refused_with(one_row_less_than_reported, accept=True) == (
+            "the balance does not close: rows: expected 11 in the staged files, as their tasks "
+            "reported, found 10"
+        )
     [result] = one.batch(hour)
     assert result.decision == "accepted"
     assert one.contents() == one.acknowledged()
+
+
+@pytest.mark.parametrize("hashed", [8_000_000, pytest.param(0, marks=pytest.mark.full)])
+def test_a_duplicate_in_the_last_record_of_a_large_hour_is_found(
+    world: Make, monkeypatch: pytest.MonkeyPatch, hashed: int
+) -> None:
+    """The hashes of the reports find it, and Spark does; only its file is written again."""
+    monkeypatch.setattr(building, "SMALL", 0)
+    monkeypatch.setattr(sources, "MOST_HASHED", hashed)
+    monkeypatch.setattr(sources, "write_tasks", lambda *_: 2)
+    written: list[Certain] = []
+
+    def noted(*given: Any) -> Certain:
+        written.append(stage_certain(*given))
+        return written[-1]
+
+    monkeypatch.setattr(sources, "stage_certain", noted)
+    one, hour = world(), past_hour(1)
+    one.topic(2)
+    last = start_of(hour) + timedelta(minutes=59, seconds=59)
+    one.send([*spread(hour, 400, "e"), (1, last, event("e-0", last, player="again"))])
+    one.apply()
+    [result] = one.batch(hour)
+    account = result.account
+    assert (account.good, account.duplicate, account.conflicts) == (400, 1, 1)
+    one.sent.pop()
+    assert one.contents() == one.acknowledged()
+    [certain] = written
+    before = {file.file_path for file in certain.written.files}
+    now = {path for files in files_by_hour(one.state.table, "main").values() for path in files}
+    assert (len(before), len(now), len(before & now)) == (2, 2, 1)
 
 
 def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:

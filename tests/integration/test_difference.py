@@ -91,6 +91,8 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
         counted["missing"] + counted["unread"],
         counted["unread"],
     )
+    # The row that the speed layer has three times counts three times.
+    assert found.batch_rows == len(batch) + 2
     assert (diff.extra, diff.changed, diff.duplicate) == (
         counted["extra"],
         counted["changed"] + 2,

@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from anabranch.records.key_hashes import hash_keys
 from batch_layer import duplicates
 from batch_layer.duplicates import (
+    PLACE_COLUMNS,
     Duplicates,
     bloom_filter_settings,
     drop_duplicates,
@@ -21,11 +26,8 @@ from batch_layer.duplicates import (
     find_duplicates,
     find_few_duplicates,
     hash_candidates,
-    key_hash,
-    names_event,
     without_empty_texts,
 )
-from batch_layer.packed_rows import PLACE_COLUMNS
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -39,16 +41,29 @@ def places(rows: DataFrame) -> list[tuple[int, int]]:
     return sorted((r.kafka_partition, r.kafka_offset) for r in rows.collect())
 
 
-def find_few(rows: DataFrame, key: list[str], served: DataFrame | None) -> Duplicates:
-    """Duplicates by the hashes in the driver's memory."""
-    hashed = F.when(names_event(key), key_hash(rows, key, served)).alias("hash")
-    return find_few_duplicates(rows.select(*PLACE_COLUMNS, hashed).toArrow(), rows, key, served)
+def find_few(
+    rows: DataFrame, key: list[str], served: DataFrame | None, few: int | None = None
+) -> Duplicates:
+    """Duplicates by the hashes in the driver's memory. `few`: of so many different hashes."""
+
+    def hashed(table: pa.Table, key: list[str]) -> pa.ChunkedArray:
+        found = hash_keys(table, key)
+        if few is None:
+            return found
+        some = [None if one is None else one % few for one in found.to_pylist()]
+        return pa.chunked_array([pa.array(some, pa.int64())])
+
+    table = rows.toArrow()
+    facts = table.select(PLACE_COLUMNS).append_column("hash", hashed(table, key))
+    return find_few_duplicates(facts, rows, key, served, hashed)
 
 
-def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
+def kept(
+    rows: DataFrame, key: list[str], served: DataFrame | None, few: int | None = None
+) -> list[tuple[int, int]]:
     """Return the rows that the rule keeps; the search by hashes finds the rest."""
     by_rule = places(drop_duplicates(rows, key, served))
-    for find in (find_duplicates, find_few):
+    for find in (find_duplicates, partial(find_few, few=few)):
         found = find(rows, key, served)
         repeated = places(found.places)
         assert sorted([*by_rule, *repeated]) == places(rows)
@@ -123,6 +138,21 @@ def test_an_empty_text_is_no_part_of_a_key(spark: SparkSession) -> None:
         assert places(found.places) == [(0, 4)]
     # By the text alone, no record has a key but the one with a space.
     assert find_duplicates(frame(spark, rows), ["id"], served).is_empty
+
+
+@pytest.mark.full
+def test_the_last_of_twelve_million_records_repeats_the_first(spark: SparkSession) -> None:
+    n = 12_000_000
+    ids = np.arange(n)
+    ids[-1] = 0
+    table = pa.table({"id": ids, "kafka_partition": np.zeros(n, np.int32), "kafka_offset": ids})
+    table = table.set_column(2, "kafka_offset", pa.array(np.arange(n)))
+    rows = spark.range(n).selectExpr(
+        f"IF(id = {n - 1}, 0, id) AS id", "0 AS kafka_partition", "id AS kafka_offset"
+    )
+    facts = table.select(PLACE_COLUMNS).append_column("hash", hash_keys(table, ["id"]))
+    found = find_few_duplicates(facts, rows, ["id"], None)
+    assert places(found.places) == [(0, n - 1)]
 
 
 @pytest.mark.parametrize("most", [500_000, 1])
@@ -225,7 +255,8 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     expected = sorted((p, o) for key, (o, p) in first.items() if key not in known)
     rng.shuffle(rows)
     served = frame(spark, [(key, None, 0, 0, "") for key in known], slices)
-    assert kept(frame(spark, rows, slices), ["id"], served) == expected
+    few = {None: None, three_hashes: 3, every_hash_alike: 1}[hashes]
+    assert kept(frame(spark, rows, slices), ["id"], served, few) == expected
 
 
 def test_only_hashes_are_shuffled_where_nothing_repeats(

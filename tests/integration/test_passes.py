@@ -72,11 +72,9 @@ def test_each_pass_over_an_hour_names_its_spark_jobs(
     assert named == [
         f"hour {HOUR}: {doing}"
         for doing in (
-            "read and decode",
-            "count what was read",
+            "read, decode and write",
             "find duplicates",
             "write the rows",
-            "write the dead letters",
             "count what was staged",
             "compare with the speed layer",
             "judge the quality",

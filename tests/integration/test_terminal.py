@@ -15,6 +15,7 @@ from world import World, past_hour, spread
 
 from anabranch import job as session
 from anabranch.common.errors import JvmGone, Unexpected, Unexplained
+from anabranch.records import staged
 from anabranch.spark.session import explain_spark, explained
 from batch_layer import sources
 from speed_layer import micro_batch
@@ -28,17 +29,17 @@ Make = Callable[..., World]
 @pytest.fixture
 def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Every task that reads throws a real ArithmeticException for the records of one hour."""
-    pack, stage_certain = sources.packed, micro_batch.stage_certain
+    stage_certain = staged.stage_certain
 
     def overflow(frame: DataFrame) -> DataFrame:
         # The first ten offsets are of the first of the two hours.
         return frame.where(F.expr("9223372036854775807 + if(offset < 10, 1, -1) > 0"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(sources, "packed", lambda raw, spec: pack(overflow(raw), spec))
-        patched.setattr(
-            micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest)
-        )
+        for layer in (sources, micro_batch):
+            patched.setattr(
+                layer, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest)
+            )
         yield patched
 
 

@@ -42,9 +42,10 @@ from anabranch.kafka.source import read_ranges
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports import status as views
+from anabranch.records import staged
 from anabranch.spark.session import explain_spark
 from anabranch.spark.workers import SETTINGS
-from speed_layer import fast_staging, micro_batch
+from speed_layer import micro_batch
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -80,9 +81,9 @@ def applied(world: Make) -> World:
 def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches]) -> None:
     """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must
     name no module of the tests."""
-    made = fast_staging._certain_task
+    made = staged._certain_task
 
-    def task(spec: fast_staging.TaskSpec) -> Callable[[Batches], Batches]:
+    def task(spec: staged.TaskSpec) -> Callable[[Batches], Batches]:
         run = made(spec)
 
         def run_beside(batches: Batches) -> Batches:
@@ -90,7 +91,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches
 
         return run_beside
 
-    monkeypatch.setattr(fast_staging, "_certain_task", task)
+    monkeypatch.setattr(staged, "_certain_task", task)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections import Counter
 import pyarrow as pa
 
 from batch_layer.balance import Counted
-from batch_layer.offset_counts import ReadCounts, count_few, count_few_read
+from batch_layer.offset_counts import count_places
 from serving_layer.layer_diff.duckdb import compare_hashes
 
 Rows = dict[tuple[int, int], int]
@@ -46,7 +46,7 @@ def test_each_place_has_the_kind_that_the_layers_give_it() -> None:
     expected = Counter(map(kind, places))
     assert all(expected[k] for k in ("same", "changed", "duplicate", "extra", "unread", "missing"))
     found = compare_hashes(hashes(speed), hashes(batch), table(removed, pa.schema(PLACE)), unread)
-    assert found.speed_rows == len(speed)
+    assert (found.speed_rows, found.batch_rows) == (len(speed), len(batch))
     assert (found.diff.missing, found.diff.unread) == (
         expected["missing"] + expected["unread"],
         expected["unread"],
@@ -74,13 +74,7 @@ def test_without_a_row_of_the_speed_layer_all_are_missing() -> None:
 def test_offsets_that_occur_twice_or_lie_outside_are_counted_as_such() -> None:
     places = table([(0, 4), (0, 4), (0, 6), (1, 9), (0, 7), (3, 1)], pa.schema(PLACE))
     ranges = {0: (4, 7), 1: (0, 9), 2: (0, 5)}
-    assert count_few(places, ranges) == Counted({0: 2}, rows=6, outside=3)
-    facts = [("source", pa.string()), ("is_dead", pa.bool_()), ("drifts", pa.bool_())]
-    read = [
-        (0, 4, "kafka", True, True),
-        (0, 4, "kafka", False, False),
-        (0, 5, "speed", False, True),
-    ]
-    found = count_few_read(table(read, pa.schema([*PLACE, *facts])), ranges)
-    assert found == ReadCounts({0: 2}, good=2, dead=1, sources={"kafka": 2, "speed": 1}, drifting=2)
-    assert count_few_read(table([], pa.schema([*PLACE, *facts])), ranges) == ReadCounts()
+    expected = Counted({0: 2}, rows=6, outside=3)
+    assert count_places([places], 6, ranges) == expected
+    assert count_places([places[:1], places[1:4], places[4:]], 6, ranges) == expected
+    assert count_places([], 0, ranges) == Counted()

@@ -33,13 +33,18 @@ from anabranch.iceberg import admin, parquet_writer, table_schemas, vended
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO, write_files
 from anabranch.iceberg.manifests import own_spec_id
-from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
+from anabranch.iceberg.parquet_writer import (
+    FileWriter,
+    Output,
+    data_file_of,
+    target_of,
+    write_all,
+)
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, by_own_spec
 from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish
-from anabranch.records.packed_files import write_all
 
 WIDE = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok "

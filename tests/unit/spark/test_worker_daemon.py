@@ -84,5 +84,5 @@ def test_imported_modules_stay_importable(monkeypatch: pytest.MonkeyPatch) -> No
     forget_archives()
     import importlib.util
 
-    for name in ("pyspark", "py4j", "pyarrow", "speed_layer.fast_staging"):
+    for name in ("pyspark", "py4j", "pyarrow", "anabranch.records.staged"):
         assert importlib.util.find_spec(name) is not None, name

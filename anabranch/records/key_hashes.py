@@ -1,0 +1,52 @@
+"""Hashes of the keys of events, equal for equal keys. Only candidates for duplicates are found by
+them; the keys themselves decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
+    """Return the hash of each row's key; null for a key without a part, which names no event. Types
+    that a column can be widened to hash alike, and so do an empty text and null."""
+    parts = [_part(f"c{i}", rows.schema.field(name).type) for i, name in enumerate(key)]
+    columns = {f"c{i}": _plain(rows.column(name)) for i, name in enumerate(key)}
+    is_named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
+    cursor = _connection().cursor()
+    cursor.register("keys", pa.table(columns))
+    found = cursor.sql(f"SELECT CASE WHEN {is_named} THEN hash({', '.join(parts)}) END FROM keys")
+    hashes: pa.ChunkedArray = found.to_arrow_table().column(0)
+    return pa.chunked_array([chunk.view(pa.int64()) for chunk in hashes.chunks], pa.int64())
+
+
+@lru_cache(maxsize=1)
+def _connection() -> duckdb.DuckDBPyConnection:
+    # Imported here: few modules of a worker need it.
+    import duckdb
+
+    return duckdb.connect(config={"threads": 1})
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+def _part(name: str, kind: pa.DataType) -> str:
+    """Return SQL for a part of a key: an empty text is null, and a narrower type as the widest."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return f"nullif({name}, '')"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return f"CASE WHEN octet_length({name}) > 0 THEN {name} END"
+    if pa.types.is_integer(kind):
+        return f"CAST({name} AS BIGINT)"
+    if pa.types.is_floating(kind):
+        return f"CAST({name} AS DOUBLE)"
+    # By its text, since its precision can grow.
+    return f"CAST({name} AS VARCHAR)" if pa.types.is_decimal(kind) else name

@@ -1,0 +1,333 @@
+"""Stage records in Python workers: each task decodes its records (`anabranch.decode`) and writes
+the good ones and the dead letters to data files (`anabranch.iceberg.parquet_writer`). Its report is
+the task's result, so that Spark delivers that of one successful attempt. Files of other attempts
+are named by no report, and orphan removal deletes them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.common.errors import Unexpected
+from anabranch.config import Stream
+from anabranch.decode import (
+    REFUSED_FIELD,
+    Decoder,
+    DecodeSpec,
+    UnlistedSchema,
+    WriterSchema,
+    decode_spec,
+)
+from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.decode.letters import letters_of
+from anabranch.iceberg.parquet_writer import (
+    FileWriter,
+    Output,
+    Target,
+    data_file_of,
+    has_columns,
+    target_of,
+    write_all,
+)
+from anabranch.iceberg.staging import Written
+from anabranch.offsets.hours import HourRange
+from anabranch.protocol.publish import new_id
+from anabranch.records import INPUT
+from anabranch.records.key_hashes import hash_keys
+from anabranch.records.unknown_names import UnknownNames
+
+PLACE = ("kafka_partition", "kafka_offset")
+"""The columns of a row with its place in Kafka."""
+
+MOST_BYTES = 256 * 2**20
+"""Approximate maximum size in memory of a file's rows that a task sorts, without their sorted copy
+of a row group."""
+
+_SLICE_ROWS = 65_536
+
+Batches = Iterable[pa.RecordBatch]
+Task = Callable[[Batches], Batches]
+
+REPORT = "report BINARY"
+_REPORT_SCHEMA = pa.schema([("report", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A stream's table, as of a decision, and the table of its dead letters."""
+
+    rows: Table
+    letters: Table
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """The part of a stream's and its tables' settings that a task needs, and the `hours` of the
+    records. `letters`: where dead letters go, with the `topic_id`. `order`: the columns by which a
+    task sorts its rows, nulls first; then its report has the places in each file, and the hashes of
+    the `key`, if any (`facts_of`). Picklable."""
+
+    decode: DecodeSpec
+    hours: tuple[HourRange, ...]
+    target: Target
+    letters: Target
+    topic_id: str
+    layer: str = "speed"
+    order: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    most_bytes: int = MOST_BYTES
+
+
+@dataclass
+class TaskReport:
+    """A task's files of rows and of dead letters, the number of records that it read, the schema
+    ids that it was not given, and the names of unknown fields."""
+
+    rows: list[Output] = field(default_factory=list)
+    letters: list[Output] = field(default_factory=list)
+    seen: int = 0
+    unlisted: set[int] = field(default_factory=set)
+    unknown: UnknownNames = field(default_factory=UnknownNames)
+
+    def as_bytes(self) -> bytes:
+        return pickle.dumps(self)
+
+    @staticmethod
+    def of(data: bytes) -> TaskReport:
+        report: TaskReport = pickle.loads(data)
+        return report
+
+
+@dataclass(frozen=True)
+class Certain:
+    """The files of rows and of dead letters that tasks wrote, with the tasks' reports.
+
+    `unknown_ids`: schema ids that tasks were not given. Then nothing else is complete.
+    """
+
+    written: Written
+    letters: Written
+    unknown_ids: frozenset[int] = frozenset()
+    reports: tuple[TaskReport, ...] = ()
+
+
+def task_spec(
+    stream: Stream,
+    tables: Tables,
+    columns: Schema,
+    schemas: Mapping[int, WriterSchema],
+    hours: Sequence[HourRange],
+    topic_id: str,
+    secret: bytes | None,
+    *,
+    layer: str = "speed",
+    order: Sequence[str] = (),
+    key: Sequence[str] = (),
+) -> TaskSpec | None:
+    """Return how tasks read and write the stream's records, or None if Spark must write the rows:
+    a table that only Spark's writer supports or whose columns differ from `columns`, the
+    stream's. `secret`: of hashed columns."""
+    target = target_of(tables.rows) if has_columns(tables.rows, columns) else None
+    letters = target_of(tables.letters)
+    if target is None or letters is None:
+        return None
+    # Unknown fields are counted once, with the hour.
+    decode = decode_spec(stream, schemas, lists_unknown=layer == "batch", secret=secret)
+    known = check_hours(hours)
+    return TaskSpec(decode, known, target, letters, topic_id, layer, tuple(order), tuple(key))
+
+
+def stage_certain(
+    frame: DataFrame, spec: TaskSpec, tables: Tables, attempt: str, began: datetime
+) -> Certain:
+    """Write the records of `frame` (Kafka's columns) in tasks. Readers do not see them. Raises
+    Spark's errors, and Unexpected if a record was not written."""
+    rows = frame.selectExpr(*INPUT).mapInArrow(_certain_task(spec), REPORT).collect()
+    return certain_from([TaskReport.of(bytes(row.report)) for row in rows], tables, attempt, began)
+
+
+def certain_from(
+    reports: Sequence[TaskReport], tables: Tables, attempt: str, began: datetime
+) -> Certain:
+    """Return the result of the tasks of a micro-batch or an hour from their reports. Raises
+    Unexpected if a record was not written."""
+    rows = tuple(data_file_of(tables.rows, o) for report in reports for o in report.rows)
+    letters = tuple(data_file_of(tables.letters, o) for report in reports for o in report.letters)
+    certain = Certain(
+        Written(attempt, began, rows),
+        Written(new_id(), began, letters),
+        frozenset(id for report in reports for id in report.unlisted),
+        tuple(reports),
+    )
+    seen = sum(report.seen for report in reports)
+    number = certain.written.rows + certain.letters.rows
+    # Decision 21: a record that is neither a row nor a dead letter would be lost, since the publish
+    # moves the position past it.
+    if number != seen and not certain.unknown_ids:
+        raise Unexpected(
+            f"stage {attempt}: expected each of {seen} records to be a row or a dead letter, found "
+            f"{certain.written.rows} rows and {certain.letters.rows} dead letters; none of it is "
+            "published: start the job again, and report this"
+        )
+    return certain
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Start the Python workers, so that the first micro-batch does not wait a second for them."""
+    at_once = spark.sparkContext.defaultParallelism
+    spark.range(at_once, numPartitions=at_once).mapInArrow(
+        lambda batches: batches, "id BIGINT"
+    ).collect()
+
+
+class CertainTask:
+    """A task's writer for one stream: of rows and of dead letters."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._spec, self._decoder = spec, Decoder(spec.decode)
+        note, note_letters = (
+            (partial(facts_of, key=spec.key), facts_of) if spec.order else (None, None)
+        )
+        self._files = FileWriter(spec.target, note)
+        self._letters = FileWriter(spec.letters, note_letters)
+        self._waiting, self._size = list[pa.Table](), 0
+        self._report = TaskReport()
+
+    def read(self, batch: pa.RecordBatch) -> None:
+        """Decode the next records (`anabranch.records.INPUT`) and write them."""
+        # Count before decoding, so that a record which the decoder drops is noticed.
+        self._report.seen += len(batch)
+        batch = assign_hours(batch, self._spec.hours)
+        try:
+            decoded = self._decoder.decode(batch)
+        except UnlistedSchema as error:
+            # Decision 65: the records are staged again with the schema. As dead letters they would
+            # be lost for readers although the registry knows their schema.
+            self._report.unlisted.update(error.ids)
+            return
+        self._write(decoded.good)
+        if decoded.errors:
+            letters = letters_of(batch, decoded, self._spec.topic_id, self._spec.layer)
+            self._report.letters += write_all(self._letters, letters)
+        for i, names in decoded.unknown.items():
+            # A record without a row for another reason does not lack a column.
+            if i not in decoded.errors or decoded.errors[i][0] == REFUSED_FIELD:
+                partition, offset, value = (
+                    batch.column(c)[i].as_py() for c in ("partition", "offset", "value")
+                )
+                self._report.unknown.add(names, (partition, offset), value)
+
+    def end(self) -> TaskReport:
+        """Close the files. Return the task's report."""
+        self._write_sorted()
+        self._report.rows += self._files.close()
+        self._report.letters += self._letters.close()
+        return self._report
+
+    def _write(self, rows: pa.Table) -> None:
+        if not self._spec.order:
+            self._report.rows += write_all(self._files, rows)
+            return
+        rows = rows.select(self._spec.target.schema.names).cast(self._spec.target.schema)
+        self._waiting.append(rows)
+        self._size += rows.nbytes
+        if self._size > self._spec.most_bytes:
+            self._write_sorted()
+
+    def _write_sorted(self) -> None:
+        """Write the waiting rows, sorted, to files of their own."""
+        if not self._size:
+            return
+        # One chunk: rows are taken from it in slices, and Arrow would copy the chunks for each.
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        self._waiting, self._size = [], 0
+        keys = [(column, "ascending", "at_start") for column in self._spec.order]
+        places = pc.sort_indices(rows, sort_keys=keys)
+        for start in range(0, len(rows), _SLICE_ROWS):
+            some = rows.take(places.slice(start, _SLICE_ROWS))
+            self._report.rows += write_all(self._files, some)
+        self._report.rows += self._files.close()
+
+
+def _certain_task(spec: TaskSpec) -> Task:
+    def run(batches: Batches) -> Batches:
+        task = CertainTask(spec)
+        for batch in batches:
+            task.read(batch)
+        yield pa.RecordBatch.from_pylist([{"report": task.end().as_bytes()}], schema=_REPORT_SCHEMA)
+
+    return run
+
+
+def rewrite_files(
+    spark: SparkSession, paths: Sequence[str], dropped: Mapping[int, np.ndarray], target: Target
+) -> list[Output]:
+    """Write the rows of files again in tasks, without those at the offsets `dropped` by partition.
+    Return the new files. Raises Spark's errors."""
+    numbers = spark.range(len(paths), numPartitions=len(paths))
+    rows = numbers.mapInArrow(_rewrite_task(paths, dropped, target), REPORT).collect()
+    return [output for row in rows for output in TaskReport.of(bytes(row.report)).rows]
+
+
+def _rewrite_task(paths: Sequence[str], dropped: Mapping[int, np.ndarray], target: Target) -> Task:
+    def run(batches: Batches) -> Batches:
+        report, files = TaskReport(), FileWriter(target, facts_of)
+        for number in (i for batch in batches for i in batch.column("id").to_pylist()):
+            with target.io.new_input(paths[number]).open() as source:
+                for some in pq.ParquetFile(source).iter_batches(_SLICE_ROWS):
+                    report.rows += write_all(files, _without(pa.table(some), dropped))
+            report.rows += files.close()
+        yield pa.RecordBatch.from_pylist([{"report": report.as_bytes()}], schema=_REPORT_SCHEMA)
+
+    return run
+
+
+def _without(rows: pa.Table, dropped: Mapping[int, np.ndarray]) -> pa.Table:
+    return rows.filter(pa.array(~is_at(rows, dropped)))
+
+
+def is_at(places: pa.Table, offsets: Mapping[int, np.ndarray]) -> NDArray[np.bool_]:
+    """Return for each place whether its offset is among `offsets` of its partition."""
+    partitions, at = (places.column(name).to_numpy() for name in PLACE)
+    found: NDArray[np.bool_] = np.zeros(len(places), bool)
+    for p in np.unique(partitions).tolist():
+        if p in offsets:
+            of = partitions == p
+            found[of] = np.isin(at[of], offsets[p])
+    return found
+
+
+def facts_of(rows: pa.Table, key: Sequence[str] = ()) -> pa.Table:
+    """Return the places of rows, each as its difference from the one before, which compresses well;
+    and the `hash` of their key, if there is one. `read_facts` reads them."""
+    facts = _each_place(rows.select(PLACE), lambda values: np.diff(values, prepend=0))
+    return facts.append_column("hash", hash_keys(rows, key).combine_chunks()) if key else facts
+
+
+def read_facts(data: bytes | None) -> pa.Table:
+    """Return the places of a file's rows, in its order, and the hashes of their keys, if any."""
+    if data is None:
+        return pa.table({name: pa.array([], pa.int64()) for name in PLACE})
+    # The differences begin again with each batch.
+    with pa.ipc.open_stream(data) as stream:
+        return pa.concat_tables(_each_place(pa.table(batch), np.cumsum) for batch in stream)
+
+
+def _each_place(facts: pa.Table, change: Callable[[np.ndarray], np.ndarray]) -> pa.Table:
+    for i, name in enumerate(PLACE):
+        values = change(facts.column(name).to_numpy().astype(np.int64))
+        facts = facts.set_column(i, name, pa.array(values))
+    return facts
