@@ -9,10 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 
-from anabranch import config
 from anabranch.cli import main, starter
 
 README = Path(starter.__file__).resolve().parents[1] / "starter_files" / "README.md"
@@ -88,14 +86,3 @@ def test_the_readme_names_existing_commands_files_and_keys(tmp_path: Path) -> No
             command = found
         if "send" not in line:
             command.make_context("anabranch", arguments)
-    [stream] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "conf" / "streams" / "orders.yaml").write_text(stream)
-    assert config.load_stream("orders", tmp_path / "conf").topic == "shop.orders"
-    assert set(yaml.safe_load(stream)) == {
-        "topic",
-        "table",
-        "format",
-        "schema",
-        "key",
-        "event_time",
-    }

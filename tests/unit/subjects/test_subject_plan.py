@@ -125,7 +125,7 @@ def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
                 ("l", {"type": "array", "items": "int"}),
                 ("s", NESTED),
             ],
-            "id STRING NOT NULL, s struct<a:bigint,gone:string,z:int>, l array<bigint>",
+            "id STRING NOT NULL, s STRUCT<a:BIGINT,gone:STRING,z:INT>, l ARRAY<BIGINT>",
         ),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -
 
 
 def test_the_columns_of_a_table_are_the_streams() -> None:
-    ddl = "id STRING NOT NULL, n DECIMAL(9,2), s struct<Z:int,a:array<map<string,date>>>"
+    ddl = "id STRING NOT NULL, n DECIMAL(9,2), s STRUCT<Z:INT,a:ARRAY<MAP<STRING,DATE>>>"
     assert columns_ddl(table_columns(table(ddl))) == ddl
     assert stream().with_columns(table_columns(table(ddl))).ddl == ddl
 

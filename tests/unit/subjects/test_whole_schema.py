@@ -203,11 +203,11 @@ def planned(of: Stream, text: str, references: References = ()) -> str:
 
 def test_a_stream_has_the_columns_of_its_subjects_message() -> None:
     references = (("shop/money.proto", COMMON),)
-    assert planned(stream(), ORDER, references) == "id STRING NOT NULL, total struct<units:bigint>"
+    assert planned(stream(), ORDER, references) == "id STRING NOT NULL, total STRUCT<units:BIGINT>"
     node = stream(message="shop.Node", rules={"exclude": ["next"]})
     assert planned(node, TYPES) == "id STRING NOT NULL"
     declared = stream("next STRUCT<id: STRING>", message="shop.Node")
-    assert planned(declared, TYPES) == "id STRING NOT NULL, next struct<id:string>"
+    assert planned(declared, TYPES) == "id STRING NOT NULL, next STRUCT<id:STRING>"
 
 
 @pytest.mark.parametrize(
