@@ -33,6 +33,7 @@ if __name__ == "__main__":
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.version import __version__ as SPARK_VERSION
 
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.health import NoteProgress, health_file
@@ -63,9 +64,13 @@ LOG = logging.getLogger(__name__)
 # processes for the permissions and links of both files of a micro-batch, which takes longer than
 # deciding on it.
 _CHECKPOINT = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": ".".join(
+        (
+            "org.apache.spark.sql.execution.streaming",
+            *(() if SPARK_VERSION.startswith("4.0.") else ("checkpointing",)),
+            "FileSystemBasedCheckpointFileManager",
+        )
+    )
 }
 
 # Trigger interval for the health file of many streams: the default of `speed.trigger`.
