@@ -125,8 +125,8 @@ def test_topics_of_a_pattern_are_drafted_and_read_by_both_layers(
     }  # fmt: skip
     assert by_speed[proto][1] == {"id": "p-1", "at": None, "n": [1]}
     made = placed.replace(microsecond=1)
-    change = {"op": "c", "source_lsn": 1, "source_ts": placed}
-    assert by_speed[cdc][1] == {"id": 1, "made": made, **change}
+    source: dict[str, object] = {"op": "c", "source_lsn": 1, "source_ts": placed}
+    assert by_speed[cdc][1] == {"id": 1, "made": made, **source}
     assert "expected topics that match none-.*" in _error(lake, "none-.*")
     with lake.sending(f"{lake.prefix}-empty"):
         pass

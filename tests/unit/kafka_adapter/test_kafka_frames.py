@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.kafka.source import _time_of, is_unreadable, plan_driver_ranges, plan_spark_ranges
+from anabranch.kafka.source import is_unreadable, plan_driver_ranges, plan_spark_ranges, time_of
 
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 
@@ -51,7 +51,7 @@ def test_a_record_alone_is_taken_alone() -> None:
 def test_a_timestamp_out_of_the_range_of_dates_is_null(
     millis: int, moment: datetime | None
 ) -> None:
-    assert _time_of(millis) == moment
+    assert time_of(millis) == moment
 
 
 def test_only_an_overflow_of_the_reader_is_read_around() -> None:
