@@ -48,7 +48,7 @@ class OffsetMasks:
 
     @staticmethod
     def of(places: Iterable[pa.Table], ranges: Ranges) -> OffsetMasks:
-        masks = {p: np.zeros(e - s, bool) for p, (s, e) in ranges.items()}
+        masks = {p: np.zeros(max(0, e - s), bool) for p, (s, e) in ranges.items()}
         outside = 0
         for table in places:
             partitions, offsets = (table.column(name).to_numpy() for name in PLACE)

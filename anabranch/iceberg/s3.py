@@ -443,8 +443,8 @@ class ObjectStore:
             if isinstance(error, ClientError) and _status(error) == 405:
                 raise NotOffered(
                     f"{doing}: expected an object store that lists and deletes, found that it "
-                    f"refuses this to all: {error}; in a table bucket, as of Amazon S3 Tables, its "
-                    "own service removes unreferenced files"
+                    f"refuses this to all: {error}; leave unreferenced files to the service of a "
+                    "table bucket, as of Amazon S3 Tables"
                 ) from error
             is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
             raise (NoAnswer(str(explained)) if is_silent else explained) from error

@@ -127,6 +127,12 @@ def quoted_table(name: str) -> str:
     return f"{quoted(namespace)}.{quoted(table)}"
 
 
+_GONE = (
+    "`anabranch audit STREAM` names the file, its hour and the remedy, unless a program has "
+    "expired the snapshot meanwhile: then run it again"
+)
+
+
 class _ManifestsUnreadable(OSError):
     """Manifests that cannot be read; `is_reading_failure` recognizes this class by its name."""
 
@@ -153,11 +159,8 @@ def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator
         if not is_reading_failure(error):
             raise
         if reports_missing_file(error):
-            raise FileGone(
-                f"{expected}, found that storage does not have one: {str(error).splitlines()[0]}; "
-                "`anabranch audit STREAM` names the file, its hour and the remedy, unless a "
-                "program has expired the snapshot meanwhile: then run it again"
-            ) from error
+            found = f"found that storage does not have one: {str(error).splitlines()[0]}"
+            raise FileGone(f"{expected}, {found}; {_GONE}") from error
         raise Transient(f"{expected}, found: {error}{remedy}") from error
 
 

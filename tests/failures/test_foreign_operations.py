@@ -78,7 +78,7 @@ class Stream:
         closes."""
         one, hour = self.one, self.accepted
         assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
-        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, None, "a test")
+        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, "auto", "a test")
         self.arrive("last")
         self.check()
         report = audit(one.job, None, with_kafka=True)

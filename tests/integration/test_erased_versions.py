@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from anabranch import config
 from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import end
@@ -147,10 +148,8 @@ def test_versions_of_files_with_erased_records_end_at_the_deadline(
         assert versions_with(s3, "anna") != []
 
         def job_with(keys: tuple[str, str]) -> Job:
-            return replace(
-                people.job,
-                environment=people.job.environment.model_copy(update={"s3": settings(aws, keys)}),
-            )
+            environment = people.job.environment.model_copy(update={"s3": settings(aws, keys)})
+            return replace(people.job, environment=environment, lake=Lake(environment))
 
         # The hazard: the files are deleted, and the versions stay.
         run_into_versions(job_with(everything), later, monkeypatch)

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 from queries import run_query, sources
 from shared_services import BUCKET
 
-from anabranch.common.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.errors import ConfigurationError, FileGone, Terminal
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from serving_layer.query import open_query
 from serving_layer.query.reading import QueryProgress
@@ -207,10 +207,10 @@ def test_a_filter_opens_no_file_of_another_partition(
             path.unlink()
     result = run_query(f"SELECT event_id FROM {NAME} WHERE {where}", {NAME: table})
     assert result.column("event_id").to_pylist() == event_ids
-    with pytest.raises(Transient, match="run it again"):
+    with pytest.raises(FileGone, match="run it again"):
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
     with (
-        pytest.raises(Transient, match="run it again"),
+        pytest.raises(FileGone, match="run it again"),
         open_query(
             f"SELECT event_id FROM {NAME}", sources({NAME: table}), reading=QueryProgress()
         ) as answer,

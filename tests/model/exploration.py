@@ -123,7 +123,6 @@ def check_version(lake: Lake) -> None:
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
             raise Violation(f"{branch} has {twice} more than once: {lake.files(branch)}")
-    check_proven(lake)
     if wrong := importer.check(lake):
         raise Violation("; ".join(wrong))
     if lake.accounts:
@@ -159,7 +158,8 @@ def check_proven(lake: Lake) -> None:
     """Check that `proven` is the newest publish of `batch`, and has rows of accepted hours alone:
     once the branch that was set back has a publish."""
     at = {ref.name: ref.id for ref in lake.refs}
-    if at[PROVEN] != at[f"{PUBLISHED}batch"]:
+    # An empty commit that a fence makes before the first publish of `batch` has no content of it.
+    if lake.state.content["batch"] and at[PROVEN] != at[f"{PUBLISHED}batch"]:
         raise Violation("proven is not the newest publish of batch")
     hours = {f.hour for f in lake.known[at[PROVEN]].files}
     more = sorted(hour for hour in hours if not lake.state.is_accepted(hour))
@@ -288,6 +288,8 @@ def check_step(before: World, after: World) -> None:
             if gone := set(lake.files(branch)) - after.storage:
                 raise Violation(f"{branch} refers to {gone}, which storage does not have")
     check_lifetimes(before, after)
+    if after.lake is not before.lake:
+        check_proven(after.lake)
 
 
 def check_clocks(before: World, after: World) -> None:
@@ -317,7 +319,13 @@ def check_lifetimes(before: World, after: World) -> None:
     # The snapshots that it keeps, those that have a name or had one before the publish, those that
     # are staged with their parent, those that a publish makes, and fences.
     named = len(
-        {ref.name for of in (lake, before.lake) for ref in of.refs if not of.is_tag_of_a_head(ref)}
+        {
+            ref.name
+            for of in (lake, before.lake)
+            for ref in of.refs
+            # `proven` names the newest publish of `batch`, which has its tag.
+            if not of.is_tag_of_a_head(ref) and ref.name != PROVEN
+        }
     )
     most = plan_expiry.__defaults__[0] + named + 2 * len(staged) + len(BRANCHES) + 3
     if lake is not before.lake and len(lake.versions) > most and after.restored == before.restored:

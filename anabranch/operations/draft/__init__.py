@@ -74,7 +74,7 @@ def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
         ) from None
     found = sorted(n for n in names if pattern.fullmatch(n) and not n.startswith("__"))
     if not found:
-        raise NotYet(f"draft: expected topics that match {wanted}, found none")
+        raise NotYet(f"draft: expected topics that match {wanted}, found none; create one first")
     return found
 
 
@@ -97,13 +97,18 @@ def draft(
     records, ConfigurationError, Transient."""
     described = kafka.describe(topic)
     if described is None:
-        raise NotYet(f"topic {topic}: expected its records, found no topic of this name")
+        raise NotYet(
+            f"topic {topic}: expected its records, found no topic of this name; create it first"
+        )
     found = kafka.newest_records(described, RECORDS, _OLDEST)
     records = batch_of(found, datetime.now(UTC))
     sketch = subjects.sketch_of(environment, topic, records)
     if sketch is None:
         if records.column("value").null_count == len(records):
-            raise NotYet(f"topic {topic}: expected records with values, found none; send some")
+            raise NotYet(
+                f"topic {topic}: expected records with values, found none; send some, and run it "
+                "again"
+            )
         sketch = forms.sketch_of(records)
     return finished(environment, folder, sketch, records, name, topic)
 

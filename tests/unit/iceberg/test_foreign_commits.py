@@ -58,7 +58,7 @@ def goes_on(lake: StreamLake) -> None:
     assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4})) is Outcome.LANDED
     rows = [*ROWS, (NEXT, 0, 3)]
     assert lake.rows("main") == lake.rows("speed") == rows
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, None, "a test")
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
     assert lake.state().served_by(FIRST) == "batch"
     later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
     accept = lake.accept(
@@ -320,7 +320,7 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
         assert lake.state().overrides == {FIRST: "speed"}
     accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(2, Cut("t", {0: (0, 2)})))
     assert lake.publish(accept) is Outcome.LANDED
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, None, "a test")
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
     merge(lake.lake, lake.stream, everything=True)
     assert (lake.rows("main"), lake.rows("batch")) == (rows, ROWS[:2])
     remove_orphans(lake)

@@ -35,7 +35,7 @@ from pyiceberg.types import (
 )
 from queries import sources
 
-from anabranch.common.errors import Transient
+from anabranch.common.errors import FileGone
 from serving_layer.query import Answer, open_query
 from serving_layer.query.reading import QueryProgress
 
@@ -280,7 +280,7 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
     try:
         assert _ids(beside, "ingest_hour = '2026-11-21T02'")[0] == [*range(200, 207)]
         assert _ids(beside, "made = '2026-11-21 02:00+00'")[0] == [*range(200, 207)]
-        with pytest.raises(Transient, match=r"expected the manifests of games\.events"):
+        with pytest.raises(FileGone, match=r"expected the manifests of games\.events"):
             _ids(beside, "true")
     finally:
         for path in Path(beside.table.location().removeprefix("file://")).rglob("*.away"):
