@@ -106,7 +106,8 @@ class _Catalog(Handler):
         if self.vending.drops_refs and self.command == "POST":
             body = _without_branches(body)
         response, content = self.forward(body)
-        is_load = response.status == 200 and re.search(rb'"metadata-location"', content)
+        # A staged creation has keys too, and no location of metadata yet (Iceberg's REST API).
+        is_load = response.status == 200 and re.search(rb'"metadata"\s*:\s*\{', content)
         self._count("load" if is_load else "other")
         wanted = self.headers.get("X-Iceberg-Access-Delegation", "")
         if is_load and "vended-credentials" in wanted:
