@@ -64,6 +64,15 @@ if os.environ.get("PYSPARK_GATEWAY_PORT"):
 '''
 
 
+def with_a_broken_record(world: Make) -> World:
+    one = world()
+    one.topic(2)
+    one.send(spread(past_hour(1), 60, "e"))
+    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
+    one.apply()
+    return one
+
+
 @pytest.fixture
 def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every decoding task fails at its first attempt, after it has let half of its rows through."""
@@ -94,11 +103,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(
     world: Make, failing_once: Path
 ) -> None:
-    one = world()
-    one.topic(2)
-    one.send(spread(past_hour(1), 60, "e"))
-    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
-    one.apply()
+    one = with_a_broken_record(world)
     one.speed()
     one.sent.pop()
     by_speed = len(list(failing_once.iterdir()))
@@ -139,11 +144,7 @@ def killed_after_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
 def test_files_of_a_task_that_is_killed_do_not_count(
     world: Make, killed_after_writing: Path
 ) -> None:
-    one = world()
-    one.topic(2)
-    one.send(spread(past_hour(1), 60, "e"))
-    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
-    one.apply()
+    one = with_a_broken_record(world)
     [result] = one.batch()
     one.sent.pop()
     killed = len(list(killed_after_writing.iterdir()))
