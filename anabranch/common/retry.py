@@ -4,8 +4,7 @@
 
 Pauses are capped exponential back-off with full jitter (random between zero and the cap, so that
 jobs that failed together do not retry together). Each failure is one log line. The batch layer
-limits the time. Unexplained errors are retried a few times only, whatever the
-limit.
+limits the time. Unexplained errors are retried a few times only, whatever the limit.
 """
 
 from __future__ import annotations

@@ -244,7 +244,6 @@ def _database() -> duckdb.DuckDBPyConnection:
     for name, value in _SETTINGS.items():
         database.execute(f"SET GLOBAL {name} = '{value}'")
     return database
-    return database
 
 
 def connection() -> duckdb.DuckDBPyConnection:

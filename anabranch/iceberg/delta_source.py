@@ -20,7 +20,7 @@ from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.arrow_types import may_become, open_parquet
-from anabranch.iceberg.files import Stored, same_file
+from anabranch.iceberg.files import Stored, root_of, same_file
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -110,7 +110,7 @@ def open_version(
     with temporary_folder("delta") as folder:
         _copy(io, {name: logs[name].path for name in names}, folder / LOG_FOLDER)
         schema, actions = _read_log(folder, version, where)
-    root = same_file(location).rstrip("/") + "/"
+    root = root_of(location)
     return version, [
         _part_of(io, stored, root, schema, actions, row, where) for row in range(len(actions))
     ]

@@ -52,9 +52,19 @@ def list_files(io: FileIO, folder: str) -> Iterator[Stored]:
     yield from _below(folder, local_path(folder))
 
 
-def list_source(io: FileIO, folder: str) -> Iterator[Stored]:
-    """Yield every file under a folder that is read and never deleted from, also those behind links.
-    Raises Refused for a link whose file would be left out, or read twice; Transient."""
+def root_of(folder: str) -> str:
+    """Return the beginning that the paths of a folder's files share. Pure."""
+    return same_file(folder).rstrip("/") + "/"
+
+
+def files_by_name(io: FileIO, folder: str) -> dict[str, Stored]:
+    """Return the files of a folder that is only read, also those behind links, by their names
+    within it. Raises Refused for a link whose file would be left out, or read twice; Transient."""
+    root = root_of(folder)
+    return {same_file(f.path).removeprefix(root): f for f in _list_following_links(io, folder)}
+
+
+def _list_following_links(io: FileIO, folder: str) -> Iterator[Stored]:
     if bucket_and_key(folder) is not None:
         yield from list_files(io, folder)
         return

@@ -19,7 +19,7 @@ from anabranch.iceberg.arrow_types import open_parquet
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
 from anabranch.iceberg.file_io import LakeFileIO
-from anabranch.iceberg.files import Stored, list_source, same_file
+from anabranch.iceberg.files import Stored, files_by_name, root_of
 from anabranch.iceberg.iceberg_source import find_metadata, open_parts, parts_of
 from anabranch.iceberg.lake import Lake
 
@@ -75,15 +75,14 @@ def open_other(environment: Environment, name: str) -> OtherTable:
     location, io = location_of(name), LakeFileIO(catalog_properties(environment))
     if location.endswith(".metadata.json"):
         return _static(io, location)
-    root = same_file(location).rstrip("/") + "/"
-    stored = {same_file(one.path).removeprefix(root): one for one in list_source(io, location)}
+    stored = files_by_name(io, location)
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if (metadata := find_metadata(stored, location)) is not None:
         return _static(io, stored[metadata].path)
     if any(path.startswith(f"{LOG_FOLDER}/") for path in stored):
         version, delta = open_version(io, location, stored, None)
         return OtherTable(f"Delta table {name}, version {version}", delta[0].schema_arrow, delta)
-    return _parquet(io, stored, location, root)
+    return _parquet(io, stored, location)
 
 
 def _static(io: FileIO, metadata: str) -> OtherTable:
@@ -99,10 +98,10 @@ def is_visible(name: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
-def _parquet(io: FileIO, stored: Mapping[str, Stored], location: str, root: str) -> OtherTable:
+def _parquet(io: FileIO, stored: Mapping[str, Stored], location: str) -> OtherTable:
     names, what = sorted(filter(is_visible, stored)), f"Parquet folder {location}"
     try:
-        listed = listed_files(io, stored, location, root)
+        listed = listed_files(io, stored, location)
     except Refused as error:
         listed = None
         what += (
@@ -123,7 +122,7 @@ def _parquet(io: FileIO, stored: Mapping[str, Stored], location: str, root: str)
 
 
 def listed_files(
-    io: FileIO, stored: Mapping[str, Stored], location: str, root: str
+    io: FileIO, stored: Mapping[str, Stored], location: str
 ) -> tuple[list[str], file_sink.SinkLog] | None:
     """Return the files in the log of Spark's file sink, and the log; None for a folder without one.
     Raises Refused as `file_sink`, Transient."""
@@ -139,7 +138,7 @@ def listed_files(
 
     sizes = {name: one.size for name, one in stored.items() if is_visible(name)}
     log = file_sink.read_log(logs, read, where)
-    return file_sink.match(log, sizes, root, where), log
+    return file_sink.match(log, sizes, root_of(location), where), log
 
 
 def folder_values(name: str) -> dict[str, str | None]:

@@ -68,7 +68,7 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             updates.append(
                 set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG)
             )
-            # Decision 66: in the same commit, and not to a branch made from `main`, which may have
+            # Decision 68: in the same commit, and not to a branch made from `main`, which may have
             # rows of hours that are not accepted.
             if change.branch == "batch" and CONTENT in properties:
                 updates.append(set_ref(PROVEN, snapshot.snapshot_id, SnapshotRefType.BRANCH))

@@ -55,6 +55,16 @@ def start_of(hour: str) -> datetime:
     return start
 
 
+def to_number(hour: str) -> int:
+    """Return an hour as hours since 1970."""
+    return int(start_of(hour).timestamp()) // 3600
+
+
+def from_number(number: int) -> str:
+    """Return the hour of `to_number`."""
+    return hour_of(datetime.fromtimestamp(number * 3600, UTC))
+
+
 def is_hour(text: str) -> bool:
     """Whether a text is an hour such as `2026-11-21T03`."""
     try:

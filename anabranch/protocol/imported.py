@@ -27,7 +27,7 @@ from anabranch.offsets.hours import (
     hours_between,
     is_untouched,
     shift,
-    start_of,
+    to_number,
 )
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import ledger
@@ -66,7 +66,7 @@ def first_offset(hour: str) -> int:
     Pure."""
     # Offsets that began with 0 in each hour would be equal in two hours, and a topic or an index
     # would keep one of their rows.
-    return (int(start_of(hour).timestamp()) // 3600) << _HOUR_BITS
+    return to_number(hour) << _HOUR_BITS
 
 
 def cut_of(hour: str, rows: int) -> Cut:

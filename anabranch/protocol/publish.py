@@ -220,7 +220,7 @@ def _without_unproven(state: State, publish: Publish, now: datetime) -> Publish:
     def cleared(change: Change) -> Change:
         if change.branch != "batch":
             return change
-        # Decision 66: `proven` moves to this snapshot.
+        # Decision 68: `proven` moves to this snapshot.
         gone = {*change.clear, *(h for h in unproven if h not in change.copy)}
         return replace(change, clear=tuple(sorted(gone)), rewrites=False)
 

@@ -19,7 +19,8 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
+from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME
+from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import PARTITION, first_offset
 from serving_layer.query.datasets import connected, key_part, quoted
 

@@ -44,11 +44,17 @@ from anabranch.lifecycle.importing.sources import (
     Source,
     SourceReader,
     counts_by_hour,
-    from_number,
     list_source,
+)
+from anabranch.offsets.hours import (
+    IMPORTED,
+    from_number,
+    hour_of,
+    hours_between,
+    shift,
+    start_of,
     to_number,
 )
-from anabranch.offsets.hours import IMPORTED, hour_of, hours_between, shift, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.apply import require_columns

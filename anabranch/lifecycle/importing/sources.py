@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +17,10 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import file_sink
 from anabranch.iceberg.arrow_types import may_become, open_parquet, to_type
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
-from anabranch.iceberg.files import Stored, same_file
-from anabranch.iceberg.files import list_source as list_files_of
+from anabranch.iceberg.files import Stored, files_by_name
 from anabranch.iceberg.iceberg_source import find_metadata, open_parts
 from anabranch.iceberg.other_tables import Part, folder_values, is_visible, listed_files
 from anabranch.lifecycle.importing.json_lines import JsonLines, is_json_lines
-from anabranch.offsets.hours import hour_of, start_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,15 +98,6 @@ class Seam:
         return np.where(is_read, READ_FROM_KAFKA, np.minimum(times, self.last))
 
 
-def to_number(hour: str) -> int:
-    """Return an hour as hours since 1970."""
-    return int(start_of(hour).timestamp()) // 3600
-
-
-def from_number(number: int) -> str:
-    return hour_of(datetime.fromtimestamp(number * 3600, UTC))
-
-
 def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
     numbers, counts = np.unique(hours, return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
@@ -136,8 +124,7 @@ def list_source(io: FileIO, location: str, version: int | None = None) -> Source
     if location.endswith(".metadata.json"):
         _require_delta(location, version)
         return _of_iceberg(io, location)
-    root = same_file(location).rstrip("/") + "/"
-    stored = {same_file(one.path).removeprefix(root): one for one in list_files_of(io, location)}
+    stored = files_by_name(io, location)
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
     if version is None and (metadata := find_metadata(stored, location)) is not None:
         return _of_iceberg(io, stored[metadata].path)
@@ -146,7 +133,7 @@ def list_source(io: FileIO, location: str, version: int | None = None) -> Source
     _require_delta(location, version)
     names = sorted(filter(is_visible, stored))
     notes: list[str] = []
-    if (listed := listed_files(io, stored, location, root)) is not None:
+    if (listed := listed_files(io, stored, location)) is not None:
         notes = list(_sink_notes(listed[1], len(listed[0]), len(names) - len(listed[0])))
         names = listed[0]
     elif any(map(file_sink.is_written_by_spark, names)):

@@ -35,9 +35,18 @@ from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.lifecycle.importing import run
 from anabranch.lifecycle.importing.rows import checksum, find_duplicates, find_known, offsets
-from anabranch.lifecycle.importing.sources import HOUR, SourceFile, SourceReader, to_number
+from anabranch.lifecycle.importing.sources import HOUR, SourceFile, SourceReader
 from anabranch.lifecycle.retention import expire_rows
-from anabranch.offsets.hours import Adoption, Cut, Timeline, hour_of, hours_between, shift, start_of
+from anabranch.offsets.hours import (
+    Adoption,
+    Cut,
+    Timeline,
+    hour_of,
+    hours_between,
+    shift,
+    start_of,
+    to_number,
+)
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.operations.reports.explain_text import explain_sentences
