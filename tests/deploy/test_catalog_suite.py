@@ -128,7 +128,7 @@ def test_a_catalog_has_what_the_protocol_needs(lake: StreamLake) -> None:
 
 
 @pytest.fixture
-def vending(tmp_path: Path) -> Iterator[Vending]:
+def vending(tmp_path: Path, keys: None) -> Iterator[Vending]:
     with running_s3_proxy(tmp_path) as port:
         s3 = f"http://{HOST}:{port}"
         ObjectStore(S3.model_validate({"endpoint": s3} | KEYS)).ensure_bucket("lake")

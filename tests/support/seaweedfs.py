@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import requests
+from botocore.exceptions import BotoCoreError, ClientError
 from maven import cached
 from servers import serving
 
@@ -62,11 +64,21 @@ def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
     command = [str(ensure_server()), "-logtostderr", "mini", f"-dir={folder}/data", f"-ip={HOST}"]
     command += [f"-ip.bind={HOST}", "-master.telemetry=false", f"-tableBucket={BUCKET}"]
     command += [f"-{name}={port}" for name, port in ports.items()]
-    url = f"http://{HOST}:{ports['s3.port.iceberg']}"
+    url, s3 = (f"http://{HOST}:{ports[name]}" for name in ("s3.port.iceberg", "s3.port"))
+    tables = boto3.client(
+        "s3tables", "us-east-1", endpoint_url=s3,
+        aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+    )  # fmt: skip
 
     def answers() -> bool:
-        return requests.get(f"{url}/v1/config", timeout=5).status_code in (200, 401, 403)
+        # The catalog answers before the server has created the table bucket.
+        requests.get(f"{url}/v1/config", timeout=5)
+        try:
+            made = tables.list_table_buckets().get("tableBuckets", [])
+        except (ClientError, BotoCoreError):
+            return False
+        return BUCKET in [one["name"] for one in made]
 
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     with serving(command, folder / "weed.log", answers, environment=keys):
-        yield SeaweedFS(f"http://{HOST}:{ports['s3.port']}", url)
+        yield SeaweedFS(s3, url)
