@@ -85,7 +85,14 @@ def plain_world(
         yield make
 
 
-@pytest.mark.parametrize("how", NAMES)
+READ_ONCE = pytest.mark.xfail(
+    strict=True, reason="kafka-clients 3.9: FileTokenRetriever reads a token's file once"
+)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(n, marks=READ_ONCE) if n == "oauth-file" else n for n in NAMES]
+)
 @pytest.mark.timeout(1500)
 def test_each_identity_is_exact_over_the_end_of_its_tokens(
     plain_world: Make, identities: Identities, how: str
