@@ -77,13 +77,14 @@ def published_schema(table: Table) -> Schema | None:
 
 
 def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
-    """Return the wanted fields that another program dropped or renamed since the newest publish.
-    Reads manifests only for a field that was dropped: one without values is not missed. Raises
-    Transient."""
+    """Return the wanted fields that another program dropped or renamed since the newest publish,
+    or dropped before it, while the stream's file lacked them. Reads manifests only for a field that
+    was dropped: one without values is not missed. Raises Transient."""
     published = published_schema(table)
-    if published is None or published.schema_id == table.schema().schema_id:
+    if published is None:
         return []
-    changes = plan_foreign_changes(published, table.schema(), wanted)
+    former = sorted(table.schemas().values(), key=lambda s: s.schema_id, reverse=True)
+    changes = plan_foreign_changes(published, table.schema(), wanted, former)
     if not any(change.now is None for change in changes):
         return changes
     files = data_files(table)
@@ -91,11 +92,21 @@ def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
     return [c for c in changes if c.now is not None or has_values(files, _leaves(c.field))]
 
 
-def plan_foreign_changes(published: Schema, now: Schema, wanted: Schema) -> list[ForeignChange]:
-    """Return the wanted fields that have an id in the published schema and are missing under their
-    name now, the outermost ones only. Pure."""
+def plan_foreign_changes(
+    published: Schema, now: Schema, wanted: Schema, former: Sequence[Schema] = ()
+) -> list[ForeignChange]:
+    """Return the wanted fields that have an id in the published schema, or had one that no field
+    has now in the `former` ones, newest first, and are missing under their name now, the outermost
+    ones only. Pure."""
     ids, ids_now = _ids(published), _ids(now)
-    fields, names_now = index_by_id(published), index_name_by_id(now)
+    fields, names_now = dict(index_by_id(published)), index_name_by_id(now)
+    for schema in former:
+        known = _ids(schema)
+        for name in known.keys() - ids.keys() - ids_now.keys():
+            parent = _parent(name)
+            if known[name] not in names_now and known.get(parent) == ids_now.get(parent):
+                ids[name] = known[name]
+                fields[known[name]] = index_by_id(schema)[known[name]]
     changes: list[ForeignChange] = []
     for name in sorted(_ids(wanted), key=lambda name: name.count(".")):
         id = ids.get(name)

@@ -143,11 +143,13 @@ def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None
 
 def is_due(state: State, item: Mapping[str, Any]) -> bool:
     """Whether a set of dead letters is to be published: the rows' table, loaded after the dead
-    letters table, still names it, and its revision was not replaced. Pure.
+    letters table, still names it, and its revision or swap was not replaced. Pure.
 
     A set that is no longer named was published, or its publish of rows was rolled back.
     """
     is_named = item["id"] in state.waiting_letters
+    if is_named and item["layer"] == "main":
+        return state.served_by(item["hour"]) == item["served"]
     if not is_named or item["layer"] != "batch":
         return is_named
     # A newer revision has its own set; this one would replace it by dead letters of the former
@@ -185,13 +187,11 @@ def plan_changes(
     state: State, item: Mapping[str, Any], files: tuple[DataFile, ...], hour_of: Mapping[str, str]
 ) -> tuple[Change, ...]:
     """Return the changes of a due set of dead letters: `files` are its own, `hour_of` maps their
-    paths to hours. Empty for a swap of an hour that another layer serves now: a later swap replaces
-    this one. Pure.
+    paths to hours. Pure.
     """
     layer, hour = item["layer"], item.get("hour")
     if layer == "main":
-        served = state.served_by(str(hour)) == item["served"]
-        return (Change("main", copy={str(hour): item["served"]}),) if served else ()
+        return (Change("main", copy={str(hour): item["served"]}),)
     if hour:
         batch = Change("batch", files, clear=(hour,))
         return (
@@ -345,14 +345,6 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
         LOG.info("dead letters %s: already published on branch %s", item["id"], layer)
         return table
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
-    if not changes:
-        LOG.info(
-            "dead letters %s: hour %s is now served by %s",
-            item["id"],
-            hour,
-            state.served_by(str(hour)),
-        )
-        return table
     now = lake.clock.now(table.metadata.last_updated_ms)
     if not is_young(began, now):
         # Orphan removal may have deleted copies that no snapshot names.

@@ -11,6 +11,7 @@ from typing import Literal
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lost_files import find_lost_files
 from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.ledger_row import Layer
@@ -98,9 +99,9 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     respect it.
 
     Publishes the override and a swap without copying data; the ledger row and the hour's dead
-    letters follow. Raises Refused if the layer's rows do not cover the hour or the hour has
-    expired, ConfigurationError for an hour before the first, NotYet for an hour that is not sealed,
-    Transient.
+    letters follow. Raises Refused if the layer's rows do not cover the hour, a file of theirs is
+    gone, or the hour has expired, ConfigurationError for an hour before the first, NotYet for an
+    hour that is not sealed, Transient.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("override", why)
@@ -117,6 +118,14 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
         if merge.needs_merge(state):
             merge.merge(lake, stream)
             return Again.AGAIN
+        # The rows that `main` serves now would be replaced by those of files that are gone.
+        for table in (state.table, lake.load(stream.dead_letters_table)):
+            lost = [one for one in find_lost_files(table, [hour]) if layer in one.branches]
+            if lost:
+                raise Refused(
+                    f"hour {hour}: expected the {layer} layer's files in storage, found none of "
+                    f"{lost[0].words}; {state.served_by(hour)} keeps serving it"
+                )
         accepted = publisher.ledger.accepted(state, hour)
         now = lake.clock.now()
         publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, act)

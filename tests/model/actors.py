@@ -582,12 +582,6 @@ class Publisher(Actor):
         loaded = replace(self, at="send_letters", decided_by=world.lake)
         if not dead_letters.is_due(world.lake.state, self.item):
             yield f"finds the dead letters {self.items[0]} not due", world, self.done_letters()
-        elif not loaded.changes_of_letters(world):
-            yield (
-                f"finds the dead letters {self.items[0]} swapped since",
-                world,
-                self.done_letters(),
-            )
         else:
             yield f"decides to publish the dead letters {self.items[0]}", world, loaded
 

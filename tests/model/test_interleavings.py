@@ -613,11 +613,11 @@ SETTINGS = {
         (Operator("operator", wishes=((H0, "speed"), (H0, None))), Batch("batch", restates=1)),
         (
             "operator publishes the dead letters operator-",
-            "swapped since",
+            "not due",
             "batch publishes the dead letters",
         ),
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
-        world={"accounts": True},
+        world={"accounts": True, "crashes": 1},
     ),
     "dead letters that wait while what is old is expired and removed": Setting(
         (broker(MALFORMED), Speed("speed"), Maintenance("maintenance")),

@@ -142,6 +142,26 @@ def test_a_rename_that_the_file_follows_is_none_to_undo(one: StreamLake) -> None
     assert one.table().scan().to_arrow()["level"].to_pylist() == [7]
 
 
+@pytest.mark.parametrize("name", ["dropped", "a field dropped", "a struct dropped"])
+def test_what_is_dropped_while_the_file_lacks_it_comes_back_with_the_file(
+    one: StreamLake, name: str
+) -> None:
+    older = {
+        "dropped": DDL.replace("n INT, ", ""),
+        "a field dropped": DDL.replace(", b: STRING", ""),
+        "a struct dropped": DDL.replace("s STRUCT<a: INT, b: STRING>, ", ""),
+    }[name]
+    tables.apply(one.environment, stream_of(older), one.lake, NoKafka(), rolled_back=True)  # type: ignore[arg-type]
+    alter(one, one.name, CHANGES[name][0])
+    apply(one, stream_of(older))
+    require_columns(one.table(), stream_of(older))
+    publish(one, 2, id="f", items=VALUES["items"])
+    with pytest.raises(Terminal, match=f"another program {CHANGES[name][1]}"):
+        require_columns(one.table(), stream_of(DDL))
+    assert "brought column" in apply(one, stream_of(DDL))[0]
+    assert content(one)[0] == VALUES
+
+
 def test_values_under_the_new_id_refuse_it_and_name_the_restatement(one: StreamLake) -> None:
     alter(one, one.name, lambda u: u.delete_column("n"))
     alter(one, one.name, lambda u: u.add_column("n", IntegerType()))

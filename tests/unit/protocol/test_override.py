@@ -17,6 +17,8 @@ from lakes import FIRST, StreamLake, decide, new_environment, new_lake, new_stat
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.hour_files import files_by_branch
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift, start_of
 from anabranch.operations.reports.status import HourSummary, hour_rows
@@ -78,6 +80,17 @@ def accept(lake: StreamLake, revision: int) -> None:
 
 def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was wrong") -> Served:
     return serve_hour(Publisher(lake.lake, lake.stream), H[i], choice, why)
+
+
+@pytest.mark.parametrize("table", ["rows", "dead letters"])
+def test_a_layer_whose_files_are_gone_does_not_serve(lake: StreamLake, table: str) -> None:
+    name = lake.name if table == "rows" else lake.stream.dead_letters_table
+    loaded = lake.lake.load(name)
+    paths = [*files_by_branch(loaded)["speed"][H[0]]]
+    delete_files(loaded.io, paths)
+    with pytest.raises(Refused, match=f"expected the speed layer's files .* {paths[0]}, which"):
+        choose(lake, "speed")
+    assert lake.rows("main") == BY_BATCH
 
 
 def history(lake: StreamLake) -> list[LedgerRow]:
