@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 from demo.story import Story, poll
 from demo.workspace import Running, Workspace
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.transforms import BucketTransform
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
@@ -22,8 +24,13 @@ from anabranch.dev import services
 from anabranch.dev.producers.events import Sent
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import is_alive
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.hour_files import files_by_branch
+from anabranch.iceberg.lost_files import find_lost_files
 from anabranch.kafka.client import create_topic
+from anabranch.offsets.hours import hours_between
 from anabranch.protocol.state import State, load_state
+from batch_layer.plan import waiting_hours
 from soak import platform
 from soak.backup import Backup
 from soak.cutting_proxy import CuttingProxy
@@ -32,6 +39,8 @@ from soak.interference import SUPPORT, Interference
 from soak.strange_stamps import send_strange
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from anabranch.job import Job
 
 Service = Literal["kafka", "s3"]
@@ -113,6 +122,12 @@ class Faults:
             (functools.partial(self._land_late, "command"), None),
             (self._maintain_by_platform, None),
             (self._maintain_by_platform, None),
+            (self._alter_by_another, None),
+            (self._alter_by_another, None),
+            (self._partition_by_another, None),
+            (self._lose_file, None),
+            (self._lose_file, None),
+            (self._pause_dag, "batch"),
             (self._name_wrong_topic, "speed"),
             (self._name_table_twice, None),
             (self._allow_gaps, None),
@@ -347,8 +362,11 @@ class Faults:
         """Change the stream's file while jobs run, then apply it."""
         words = self._evolving.step()
         self._space.set_stream(STREAM, schema=self._evolving.schema)
-        self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
+        self._apply()
         self._report("rolled back" if self._evolving.is_behind else "schema evolved", words)
+
+    def _apply(self) -> None:
+        self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
 
     def _maintain_by_platform(self) -> None:
         """Run another program that maintains the tables while the jobs run."""
@@ -366,6 +384,84 @@ class Faults:
         self._report(
             "maintained by others", f"another program ran {', '.join(operations)}: {outcome}"
         )
+
+    def _alter_by_another(self) -> None:
+        """Let another program drop or rename a column while the jobs run; `apply` undoes it."""
+        name = self._dice.choice(self._evolving.versions[self._evolving.at])[0]
+        renamed = f"{name}_renamed" if self._dice.random() < 0.5 else None
+
+        def alter(table: Table) -> None:
+            with table.update_schema(allow_incompatible_changes=True) as update:
+                update.rename_column(name, renamed) if renamed else update.delete_column(name)
+
+        self._by_another(self._job.stream.table, alter)
+        time.sleep(self._dice.uniform(0, 15))
+        self._apply()
+        words = f"renamed {name}" if renamed else f"dropped {name}"
+        self._report("column altered", f"another program {words}, and apply brought it back")
+
+    def _partition_by_another(self) -> None:
+        """Let another program add a field to the default partition spec, or remove it."""
+        column, stream = "kafka_offset", self._job.stream
+        field = f"{column}_bucket"
+
+        def partition(table: Table) -> None:
+            with table.update_spec() as update:
+                if any(f.name == field for f in table.spec().fields):
+                    update.remove_field(field)
+                else:
+                    update.add_field(column, BucketTransform(4), field)
+
+        for name in (stream.table, stream.dead_letters_table):
+            self._by_another(name, partition)
+        self._report("spec changed", f"another program added or removed partition field {field}")
+
+    def _by_another(self, name: str, change: Callable[[Table], None]) -> None:
+        """Change a table as another program does, again after a refusal by a job's commit."""
+
+        def changed() -> bool | None:
+            try:
+                change(self._job.lake.catalog.load_table(name))
+            except (CommitFailedException, ConnectionError, OSError):
+                return None
+            return True
+
+        poll(changed, f"another program to change {name}", _PATIENCE)
+
+    def _lose_file(self) -> None:
+        """Delete a data file of an hour that the batch layer serves, as a wrong bucket rule does,
+        and restate the hour."""
+        state = self._state()
+        hours = [hour for hour in sorted(state.accepted) if state.served_by(hour) == "batch"]
+        files = files_by_branch(state.table, hours)["batch"]
+        if not files:
+            return
+        hour = self._dice.choice(sorted(files))
+        path = self._dice.choice(sorted(files[hour]))
+        delete_files(state.table.io, [path])
+
+        def is_found() -> bool | None:
+            self._finish("batch", "--hour", hour, "--restate")
+            return None if find_lost_files(self._state().table, [hour]) else True
+
+        poll(is_found, f"hour {hour} to be restated without {path}", _COMMAND_SECONDS)
+        self._report("file lost", f"a data file of hour {hour} deleted, the hour restated")
+
+    def _pause_dag(self) -> None:
+        """End the batch layer, as a paused DAG does; later a run of the newest ended hour, as the
+        DAG makes it, also rebuilds the hours before it."""
+        for running in self._batch:
+            running.kill()
+        self._collect_ended()
+        time.sleep(self._dice.uniform(5, 20))
+        timeline = self._state().timeline
+        newest = hours_between(timeline.first, timeline.open)[-1:]
+        if not newest:
+            return
+        self._finish("batch", "--hour", newest[0], "--backlog", "24")
+        if left := [hour for hour in waiting_hours(self._state()) if hour < newest[0]]:
+            raise Terminal(f"the DAG's run of {newest[0]} ended with 0: {left} still wait")
+        self._report("DAG paused", f"no batch runs for a while, then the DAG's of {newest[0]}")
 
     def _name_wrong_topic(self) -> None:
         """Name another, empty topic in the stream's file and adopt it; then adopt the right one."""
