@@ -25,6 +25,7 @@ from anabranch.config import Stream
 from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.hour_files import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import data_file_of, has_own_layout
+from anabranch.iceberg.partitions import spark_columns
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, by_own_spec, read_staged, stage, stage_written
@@ -413,10 +414,13 @@ class HourBuilder:
         # If whole tasks of the read make enough files, write them without a shuffle. A stream's
         # sort order needs a shuffle, so that files do not overlap.
         is_unmoved = files == 1 or (not sort and files <= frames.rows.rdd.getNumPartitions())
-        rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
+        # The date is the first partition field; a writer has one partition's file open at a time.
+        partitions = [F.expr(column) for column in spark_columns(state.table, self._catalog)]
+        ordered = [F.col(order[0]), *partitions, *map(F.col, order[1:])]
+        rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *ordered)
         own = {"output-sort-order-id": str(sort_order_id(state.table, sort))}
         return stage(
-            rows.sortWithinPartitions(*order),
+            rows.sortWithinPartitions(*ordered),
             self._job.lake,
             self._catalog,
             stream.table,

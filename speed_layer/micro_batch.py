@@ -31,6 +31,7 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.partitions import spark_columns
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
@@ -652,7 +653,9 @@ class MicroBatches:
         fitted = fit_to_table(
             records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream)
         )
-        write = plan_write(stream.most_event_dates, len(plan.by_hour))
+        # The number of other partitions is not known.
+        dates = None if spark_columns(decided.state.table, catalog) else stream.most_event_dates
+        write = plan_write(dates, len(plan.by_hour))
         write |= by_own_spec(decided.state.table)
         with self._staging:
             rows = stage(fitted, self._lake, catalog, stream.table, new_id(), write)

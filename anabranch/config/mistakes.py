@@ -50,6 +50,7 @@ _SHOULD = re.compile(r"^\w+ should (?:have |be |match )?")
 _FORMS = {
     "table": "expected namespace.table, such as shop.orders, of letters, digits and underscores",
     "topic": "expected a topic's name of letters, digits, '.', '_' and '-', 249 at most",
+    "location": "expected s3://BUCKET/FOLDER or file:///FOLDER without a slash at its end",
     "warehouse": "expected s3://BUCKET/FOLDER or file:///FOLDER",
     "index": "expected an index's name of lower-case letters, digits, '.', '_' and '-'",
     "name": "expected a name of letters, digits and underscores",

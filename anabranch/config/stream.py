@@ -32,6 +32,7 @@ from anabranch.config.format_settings import (
     parse_format,
 )
 from anabranch.config.keep import Archive, Keep, parse_keep
+from anabranch.config.partition import TYPES, PartitionField, parse_field, parse_partition
 from anabranch.config.plain import GRACE, OWNER, parse_hour
 from anabranch.config.schema import parse_schema
 from anabranch.config.select import SelectedColumn
@@ -285,6 +286,24 @@ class Stream(Frozen):
             "`_dead_letters` and `_hours`."
         ),
         examples=["shop.orders"],
+    )
+    location: str | None = Field(
+        default=None,
+        pattern=r"^(s3|file)://[^?#]*[^?#/]$",
+        description=(
+            "The folder of the stream's tables, each in NAMESPACE/TABLE below it. Default: the "
+            "catalog's choice, below its `warehouse`. A table is not moved later."
+        ),
+        examples=["s3://eu-data/lake"],
+    )
+    partition: Annotated[tuple[str, ...], BeforeValidator(parse_partition)] = Field(
+        default=(),
+        description=(
+            "Partition fields of the table after the event's date and the ingest hour: a column "
+            "with few values, `bucket(NUMBER, column)` or `truncate(WIDTH, column)` ("
+            "[partition](tables.md#partition)). They are not changed later."
+        ),
+        examples=["[bucket(16, player_id), region]"],
     )
     format: Annotated[FormatSettings, BeforeValidator(parse_format)] = Field(
         default=FormatSettings(),
@@ -588,6 +607,7 @@ class Stream(Frozen):
                     f"{self.event_time.column!r}"
                 )
         self._check_physical_design(by_name)
+        self._check_partition(by_name)
         self._check_keep()
 
     def _check_keep(self) -> None:
@@ -610,6 +630,33 @@ class Stream(Frozen):
                     f"keep.ledger: expected a time that is at least keep.{name}, since the ledger "
                     f"accounts for what is kept, found {self.keep.ledger.days} days and "
                     f"keep.{name}: {found_text}"
+                )
+
+    def place_of(self, table: str) -> str | None:
+        """Return the location of a table of the stream; None if the catalog chooses it."""
+        return f"{self.location}/{table.replace('.', '/')}" if self.location else None
+
+    @property
+    def partition_fields(self) -> tuple[PartitionField, ...]:
+        return tuple(map(parse_field, self.partition))
+
+    def _check_partition(self, by_name: Mapping[str, Column]) -> None:
+        for field in self.partition_fields:
+            column, types = by_name.get(field.column), TYPES[field.transform]
+            if column is None or column.rescues:
+                raise ValueError(
+                    f"partition: expected a column of the schema, found {field.column!r}"
+                )
+            if column.type not in types:
+                known = ", ".join(t.upper() for t in types)
+                raise ValueError(
+                    f"partition: expected a column of type {known} for {field.transform}, found "
+                    f"{column.name} {column.type.upper()}"
+                )
+            if field.number and field.name in by_name:
+                raise ValueError(
+                    f"partition: expected no column with the name of the field {field}, found "
+                    f"{field.name}"
                 )
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:

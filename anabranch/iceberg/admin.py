@@ -12,7 +12,6 @@ from pyiceberg.exceptions import (
     ValidationError,
 )
 from pyiceberg.io import FileIO
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
@@ -21,12 +20,13 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
-from pyiceberg.transforms import IdentityTransform
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.remote_errors import explain, lake_errors
+from anabranch.iceberg.catalog_settings import namespace_properties
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake, Unknown, until_landed
+from anabranch.iceberg.partitions import spec_of
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.private_api import requirements_of, table_of, updates_of
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISH_ID, PUBLISHED, STAGING
@@ -55,17 +55,18 @@ def create(
     schema: Schema,
     partition_by: Iterable[str],
     properties: Mapping[str, str],
+    location: str | None = None,
 ) -> bool:
-    """Create a table and its namespace, partitioned by identity of `partition_by`. Return False if
+    """Create a table and its namespace, partitioned by the fields `partition_by`. Return False if
     the table exists. Raises Transient or ConfigurationError."""
     # Check first: PyIceberg writes a metadata file before it finds that the table exists.
     if lake.exists(name):
         return False
     lake.clock.now()
     _ensure_namespace(lake, name)
-    spec = _partitioned(schema, partition_by)
+    spec = spec_of(schema, partition_by)
     try:
-        lake.catalog.create_table(name, schema, partition_spec=spec, properties=dict(properties))
+        lake.catalog.create_table(name, schema, location, spec, properties=dict(properties))
     except TableAlreadyExistsError:
         return False
     except Exception as error:
@@ -73,12 +74,14 @@ def create(
     return True
 
 
-def new_place(lake: Lake, name: str, schema: Schema) -> tuple[str, FileIO]:
+def new_place(
+    lake: Lake, name: str, schema: Schema, location: str | None = None
+) -> tuple[str, FileIO]:
     """Return the location at which the catalog would create a table, and the access to files there.
     Creates only its namespace. Raises Transient."""
     _ensure_namespace(lake, name)
     try:
-        staged = lake.catalog.create_table_transaction(name, schema)
+        staged = lake.catalog.create_table_transaction(name, schema, location)
         return str(staged.table_metadata.location), table_of(staged).io
     except Exception as error:
         raise explain(f"get the location of a new table {name}", error) from error
@@ -244,7 +247,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
 def _ensure_namespace(lake: Lake, name: str) -> None:
     namespace = name.rsplit(".", 1)[0]
     try:
-        lake.catalog.create_namespace(namespace)
+        lake.catalog.create_namespace(namespace, namespace_properties(lake.environment.catalog))
     except NamespaceAlreadyExistsError:
         LOG.debug("namespace %s exists", namespace)
     except Exception as error:
@@ -258,14 +261,3 @@ def _has_namespace(lake: Lake, namespace: str) -> bool:
         return lake.catalog.namespace_exists(namespace)
     except Exception as error:
         raise explain(f"look for namespace {namespace}", error) from error
-
-
-def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
-    return PartitionSpec(
-        *(
-            PartitionField(
-                schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column
-            )
-            for i, column in enumerate(by)
-        )
-    )

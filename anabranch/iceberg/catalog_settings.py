@@ -26,6 +26,8 @@ _PGJDBC = {
     "sslpassword": "sslpassword",
     "sslrootcert": "sslrootcert",
 }
+# Beginning of the properties that a namespace gets when `apply` creates it.
+_OF_NAMESPACE = "namespace."
 # Detection of dead connections, for which pgjdbc has `socketTimeout` and `tcpKeepAlive`.
 _PSYCOPG2_ALONE = {
     "keepalives",
@@ -81,6 +83,16 @@ def _prepare_database(uri: str) -> None:
 def given_properties(catalog: Catalog) -> dict[str, str]:
     """Return `catalog.properties` for both clients, with secrets as plain text."""
     return {key: value.get_secret_value() for key, value in catalog.properties.items()}
+
+
+def namespace_properties(catalog: Catalog) -> dict[str, str]:
+    """Return the properties of a new namespace: those of the catalog that begin with
+    `namespace.`."""
+    return {
+        key.removeprefix(_OF_NAMESPACE): value
+        for key, value in given_properties(catalog).items()
+        if key.startswith(_OF_NAMESPACE)
+    }
 
 
 def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:

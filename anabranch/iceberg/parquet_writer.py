@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
@@ -27,36 +27,32 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from anabranch.iceberg.file_io import for_tasks
 from anabranch.iceberg.manifests import own_spec_id
+from anabranch.iceberg.partitions import Partitioning, partitioning_of
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
-PARTITIONS = ("event_date", "ingest_hour"), ("ingest_hour",)
-"""The partition fields of rows, and of dead letters."""
-
 # Prefix of the properties that select a manifest's statistics.
 _METRICS = "write.metadata.metrics"
 
 # The bytes of buffered rows above which each open file gets a row group.
 _WAITING_BYTES = 64 * 2**20
-_EPOCH = date(1970, 1, 1)
 _ID = re.compile(r"\b[0-9]+: ")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A task's settings to write rows of a table: file access, folder, physical schema,
+    """A task's settings to write rows of a table: file access, partitions, physical schema,
     compression. Picklable."""
 
     io: FileIO
-    folder: str
+    partitions: Partitioning
     schema: pa.Schema
     codec: str
 
@@ -64,18 +60,12 @@ class Target:
 def target_of(table: Table) -> Target | None:
     """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
     properties or partitioning."""
-    properties = table.metadata.properties
-    unsupported = ("write.object-storage.enabled", "write.parquet.compression-level")
-    if any(name in properties for name in unsupported):
+    if "write.parquet.compression-level" in table.metadata.properties:
         return None
-    spec = table.specs()[own_spec_id(table)]
-    if tuple(f.name for f in spec.fields) not in PARTITIONS or not all(
-        isinstance(f.transform, IdentityTransform) for f in spec.fields
-    ):
+    if (partitions := partitioning_of(table)) is None:
         return None
     schema = pa.schema([_with_small_offsets(f) for f in schema_to_pyarrow(table.schema())])
-    folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-    return Target(for_tasks(table.io), folder, schema, codec_of(table))
+    return Target(for_tasks(table.io), partitions, schema, codec_of(table))
 
 
 def _with_small_offsets(field: pa.Field) -> pa.Field:
@@ -128,13 +118,11 @@ def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWrite
 
 @dataclass(frozen=True)
 class Output:
-    """A written file: its path, partition (days since 1970 if rows have a date, hour), bytes, and
-    Parquet footer. `facts`: those of its rows that the writer was asked to note, as a compressed
-    stream of Arrow data."""
+    """A written file: its path, the values of its partition, bytes, and Parquet footer. `facts`:
+    those of its rows that the writer was asked to note, as a compressed stream of Arrow data."""
 
     path: str
-    day: int | None
-    hour: str
+    partition: tuple[Any, ...]
     size: int
     footer: bytes
     facts: bytes | None = None
@@ -143,8 +131,7 @@ class Output:
 @dataclass
 class _OpenFile:
     path: str
-    day: int | None
-    hour: str
+    partition: tuple[Any, ...]
     sink: Any
     parquet: pq.ParquetWriter
     footers: list[pq.FileMetaData] = field(default_factory=list)
@@ -158,26 +145,28 @@ class FileWriter:
 
     def __init__(self, target: Target, note: Callable[[pa.Table], pa.Table] | None = None) -> None:
         self._target, self._note = target, note
-        self._open: dict[tuple[int | None, str], _OpenFile] = {}
+        self._open: dict[tuple[Any, ...], _OpenFile] = {}
         self._waiting = 0
 
     def write(self, rows: pa.Table) -> pa.Array | None:
         """Write rows with at least the table's columns. Return None, or a mask of the rows that
         were not written because they need more than MOST_OPEN_FILES files. Raises OSError."""
-        left: pa.Array | None = None
-        for (day, hour), mask in _partitions(rows):
-            if (to := self._file(day, hour)) is None:
-                mask = pa.repeat(True, len(rows)) if mask is None else mask
-                left = mask if left is None else pc.or_(left, mask)
+        left: NDArray[np.bool_] | None = None
+        schema = self._target.schema
+        rows_of_table = rows.select(schema.names).cast(schema)
+        for partition, chosen in self._target.partitions.split(rows_of_table):
+            if (to := self._file(partition)) is None:
+                left = np.zeros(len(rows), bool) if left is None else left
+                left[slice(None) if chosen is None else chosen] = True
                 continue
-            some = (rows if mask is None else rows.filter(mask)).select(self._target.schema.names)
-            to.waiting.append(some.cast(self._target.schema))
+            some = rows_of_table if chosen is None else rows_of_table.take(chosen)
+            to.waiting.append(some)
             self._waiting += some.nbytes
         if self._waiting > _WAITING_BYTES:
             for to in self._open.values():
                 self._flush(to)
             self._waiting = 0
-        return left
+        return None if left is None else pa.array(left)
 
     def close(self) -> list[Output]:
         """Complete all files and return them. Raises OSError."""
@@ -192,30 +181,26 @@ class FileWriter:
             metadata.write_metadata_file(footer)
             facts = _stream(to.facts) if to.facts else None
             outputs.append(
-                Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes(), facts)
+                Output(to.path, to.partition, size, footer.getvalue().to_pybytes(), facts)
             )
         self._open.clear()
         self._waiting = 0
         return outputs
 
-    def _file(self, day: int | None, hour: str) -> _OpenFile | None:
-        if (known := self._open.get((day, hour))) is not None:
+    def _file(self, partition: tuple[Any, ...]) -> _OpenFile | None:
+        if (known := self._open.get(partition)) is not None:
             return known
         # The caller writes these rows to later files, so they are not lost.
         if len(self._open) == MOST_OPEN_FILES:
             return None
-        name = f"ingest_hour={hour}"
-        if day is not None:
-            event_date = date.fromordinal(_EPOCH.toordinal() + day).isoformat()
-            name = f"event_date={event_date}/{name}"
         # Decision 21: a new name for each attempt of a task. The driver publishes the files of one
         # attempt; under one name, a slow earlier attempt would overwrite a published file.
-        path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
+        path = self._target.partitions.path(partition, f"{uuid.uuid4().hex}.parquet")
         footers: list[pq.FileMetaData] = []
         sink = self._target.io.new_output(path).create()
         schema, codec = self._target.schema, self._target.codec
         parquet = open_writer(sink, schema, compression=codec, metadata_collector=footers)
-        self._open[day, hour] = opened = _OpenFile(path, day, hour, sink, parquet, footers)
+        self._open[partition] = opened = _OpenFile(path, partition, sink, parquet, footers)
         return opened
 
     def _flush(self, to: _OpenFile) -> None:
@@ -248,8 +233,7 @@ def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
 def data_file_of(table: Table, output: Output) -> DataFile:
     """Return the manifest entry of an output."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
-    day = () if output.day is None else (output.day,)
-    partition = Record(*day, output.hour)
+    partition = Record(*output.partition)
     return data_file_from(table, output.path, output.size, footer, partition, own_spec_id(table))
 
 
@@ -289,24 +273,3 @@ def _statistics_plan(
     the field ids of its columns."""
     ours = pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
     return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)
-
-
-def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int | None, str], pa.Array | None]]:
-    """Yield each partition of `rows` with a mask of its rows; None if there is only one."""
-    hours = rows.column("ingest_hour")
-    has_dates = "event_date" in rows.column_names
-    days = rows.column("event_date").cast(pa.int32()) if has_dates else None
-    of_day, of_hour = [None] if days is None else _distinct(days), _distinct(hours)
-    if len(of_day) <= 1 and len(of_hour) <= 1:
-        yield from (((day, hour), None) for day in of_day for hour in of_hour)
-        return
-    for hour in of_hour:
-        for day in of_day:
-            mask = pc.equal(hours, hour)
-            mask = mask if days is None else pc.and_(pc.equal(days, day), mask)
-            if pc.any(mask).as_py():
-                yield (day, hour), mask
-
-
-def _distinct(values: pa.ChunkedArray) -> list[Any]:
-    return sorted(pc.unique(values).to_pylist())

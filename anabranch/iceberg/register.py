@@ -63,13 +63,15 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def require_unknown(lake: Lake, name: str, schema: Schema, stream: str, is_derived: bool) -> None:
+def require_unknown(
+    lake: Lake, name: str, schema: Schema, stream: str, is_derived: bool, at: str | None = None
+) -> None:
     """Raise ConfigurationError if the location of a table that the catalog does not have contains
     metadata files. Otherwise a lost catalog would start a second table beside these files, with
     only the records that Kafka still has. Files of a table with derived content are an error only
     if the catalog has another name for them.
     """
-    location, io = admin.new_place(lake, name, schema)
+    location, io = admin.new_place(lake, name, schema, at)
     metadata_files = _metadata_files(
         (f.path for f in list_files(io, f"{location.rstrip('/')}/metadata")), location
     )
@@ -103,7 +105,7 @@ def _require_one_name(lake: Lake, name: str, location: str, uuid: UUID | None = 
             )
 
 
-def register(lake: Lake, name: str, schema: Schema) -> list[str]:
+def register(lake: Lake, name: str, schema: Schema, at: str | None = None) -> list[str]:
     """Register a table with its newest complete metadata file; return sentences that describe the
     changes. Does nothing if the catalog and storage have the table, or if storage has no metadata
     file. Raises ConfigurationError if no metadata file is usable, or if the catalog has the table
@@ -116,7 +118,7 @@ def register(lake: Lake, name: str, schema: Schema) -> list[str]:
         LOG.warning("%s", error)
         # Only the catalog's entry goes; the files stay, and one of them is registered below.
         admin.forget(lake, name)
-    location, io = admin.new_place(lake, name, schema)
+    location, io = admin.new_place(lake, name, schema, at)
     files = [f.path for f in list_files(io, location)]
     listed = {same_file(path) for path in files}
     read = [_read(io, path) for path in _metadata_files(files, location)]

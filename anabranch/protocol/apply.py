@@ -16,8 +16,10 @@ from anabranch.common.json_values import read_property
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
+from anabranch.iceberg.files import same_file
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
+from anabranch.iceberg.partitions import OF_TIME, fields_of
 from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
 from anabranch.iceberg.snapshots import (
@@ -86,11 +88,12 @@ def apply(
     if not register:
         _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
-    bucket = s3.bucket_of(environment.catalog.warehouse)
-    if bucket is not None and _ensure_bucket(environment, bucket):
-        changes.append(f"created bucket {bucket}")
+    places = (environment.catalog.warehouse, stream.location or "")
+    for bucket in dict.fromkeys(map(s3.bucket_of, places)):
+        if bucket is not None and _ensure_bucket(environment, bucket):
+            changes.append(f"created bucket {bucket}")
     wanted = (
-        (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
+        (stream.table, rows_columns(stream), (*OF_TIME, *stream.partition)),
         (stream.dead_letters_table, Columns(dead_letters_schema(), _OURS), ("ingest_hour",)),
         (stream.hours_table, Columns(LEDGER_SCHEMA, _OURS), ()),
         *(
@@ -108,7 +111,8 @@ def apply(
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
     if register:
         for name, columns, _ in wanted:
-            changes += registration.register(lake, name, columns.schema)
+            at = stream.place_of(name)
+            changes += registration.register(lake, name, columns.schema, at)
         _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
@@ -120,7 +124,8 @@ def apply(
             # that Kafka still has.
             try:
                 derives = name in derived
-                registration.require_unknown(lake, name, columns.schema, stream.name, derives)
+                at = stream.place_of(name)
+                registration.require_unknown(lake, name, columns.schema, stream.name, derives, at)
             except NotOffered as error:
                 changes.append(f"not examined whether the catalog has lost table {name}: {error}")
     if not missing & {stream.table, stream.hours_table}:
@@ -144,7 +149,8 @@ def apply(
             if name == stream.table
             else {}
         )
-        if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES | owner):
+        properties = admin.TABLE_PROPERTIES | owner
+        if admin.create(lake, name, columns.schema, by, properties, stream.place_of(name)):
             changes.append(f"created table {name}")
         elif name == stream.table:
             changes += _evolve_rows(lake, stream, columns, rolled_back)
@@ -205,12 +211,37 @@ def _require_own(stream: Stream, lake: Lake) -> None:
             )
 
 
+def _require_layout(stream: Stream, table: Table) -> None:
+    """Raise ConfigurationError if the stream's file has other partition fields, or another
+    location, than its table was made with."""
+    file = f"streams/{stream.name}.yaml"
+    found = tuple(field for field in fields_of(table) if field not in OF_TIME)
+    if found != stream.partition:
+        raise ConfigurationError(
+            f"{file}: partition: expected {_list(found)}, with which table {stream.table} was "
+            f"made, found {_list(stream.partition)}; nothing was changed. Partition fields are not "
+            "changed later: write the old ones, or give `table:` another name and begin again"
+        )
+    place = stream.place_of(stream.table)
+    if place is not None and same_file(place) != same_file(table.location()).rstrip("/"):
+        raise ConfigurationError(
+            f"{file}: location: expected {stream.table} in {place}, found it in "
+            f"{table.location()}; nothing was changed. A table is not moved: remove the key, or "
+            "give `table:` another name and begin again"
+        )
+
+
+def _list(fields: tuple[str, ...]) -> str:
+    return f"[{', '.join(fields)}]" if fields else "no fields"
+
+
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     """Record a renamed stream as the owner of its table; return a description of the change. Only
     a stream that reads the topic of the table's position may take it over: raises
     AnotherStreamsTable for another topic id."""
     table = lake.load(stream.table)
     require_writable(table)
+    _require_layout(stream, table)
     owner = owner_of(table)
     if owner.stream == stream.name:
         if owner.topic != stream.topic:

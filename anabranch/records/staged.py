@@ -42,6 +42,7 @@ from anabranch.iceberg.parquet_writer import (
     target_of,
     write_all,
 )
+from anabranch.iceberg.partitions import OF_TIME
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import HourRange
 from anabranch.protocol.publish import new_id
@@ -254,8 +255,12 @@ class CertainTask:
         # One chunk: rows are taken from it in slices, and Arrow would copy the chunks for each.
         rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting, self._size = [], 0
-        keys = [(column, "ascending", "at_start") for column in self._spec.order]
-        places = pc.sort_indices(rows, sort_keys=keys)
+        # By partition first, so that few files are open at once.
+        partitions = self._spec.target.partitions.columns(rows, without=OF_TIME)
+        names = [f"partition {i}" for i in range(len(partitions))]
+        keyed = pa.table([*rows.columns, *partitions], [*rows.column_names, *names])
+        keys = [(column, "ascending", "at_start") for column in (*names, *self._spec.order)]
+        places = pc.sort_indices(keyed, sort_keys=keys)
         for start in range(0, len(rows), _SLICE_ROWS):
             some = rows.take(places.slice(start, _SLICE_ROWS))
             self._report.rows += write_all(self._files, some)

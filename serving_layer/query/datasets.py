@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, TypeVar
 
 import duckdb
@@ -34,7 +35,13 @@ from anabranch.iceberg.manifests import (
     list_manifests,
     read_entries,
 )
-from serving_layer.query.pruning import all_of, file_guarantee, manifest_guarantee, null_cases
+from serving_layer.query.pruning import (
+    all_of,
+    bucket_cases,
+    file_guarantee,
+    manifest_guarantee,
+    null_cases,
+)
 from serving_layer.query.reading import QueryProgress
 
 
@@ -216,7 +223,10 @@ class TableFiles:
         if files is None:
             files = self._read(self._satisfiable(self._of_hours(), guarantee_of, condition))
         return self._satisfiable(
-            files, lambda f: file_guarantee(schema, compared, specs[f.spec_id], f), condition
+            files,
+            lambda f: file_guarantee(schema, compared, specs[f.spec_id], f),
+            condition,
+            lambda f: bucket_cases(schema, compared, specs[f.spec_id], f, str(condition)),
         )
 
     def _read(self, manifests: Sequence[HourManifest]) -> list[DataFile]:
@@ -283,18 +293,19 @@ class TableFiles:
         items: Sequence[T],
         guarantee_of: Callable[[T], pc.Expression | None],
         condition: pc.Expression | None,
+        cases_of: Callable[[T], Sequence[pc.Expression | None]] = lambda _: (None,),
     ) -> Sequence[T]:
         """Return the items that may have a row that meets the condition, by PyArrow's
-        simplification of the guarantees."""
+        simplification of the guarantees. `cases_of`: cases, one of which is true for each row."""
         if condition is None:
             return items
         cases = null_cases(self.columns, condition)
         # Files that are never opened, named by their index.
         fragments = [
-            _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=all_of([known, case]))
+            _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=all_of([known, *both]))
             for i, item in enumerate(items)
             for known in [guarantee_of(item)]
-            for case in cases
+            for both in product(cases, cases_of(item))
         ]
         candidates = ds.FileSystemDataset(fragments, self.columns, _PARQUET, _NOWHERE)
         left = {int(fragment.path) for fragment in candidates.get_fragments(filter=condition)}

@@ -7,6 +7,7 @@ guarantee is never too strong."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import reduce
 from itertools import product
@@ -20,9 +21,13 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
 
 # Maximum number of columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4
+# Maximum number of values of a condition that are compared with a file's bucket.
+_VALUES = 16
+_TEXT, _NUMBER = re.compile(r'"([^"]*)"'), re.compile(r"(?<![\w.])-?\d{1,19}(?![\w.])")
 _MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 # Types whose bounds Iceberg, Parquet, PyArrow and DuckDB compare in the same way.
@@ -85,6 +90,32 @@ def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expressi
         all_of(case)
         for case in product(*((column.is_valid(), column.is_null()) for column in listed))
     ]
+
+
+def bucket_cases(
+    schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile, condition: str
+) -> list[pc.Expression | None]:
+    """Return cases, one of which is true for every row of a file in a bucket: a column of the
+    bucket is between those values in the condition's text that belong to other buckets, or null.
+    Values that are missed only open a file too many."""
+    for i, field in enumerate(spec.fields):
+        name = schema.find_column_name(field.source_id)
+        if not isinstance(field.transform, BucketTransform) or name not in columns.names:
+            continue
+        kind, values = schema.find_type(field.source_id), set[Any]()
+        if isinstance(kind, iceberg.StringType):
+            values = set(_TEXT.findall(condition))
+        elif isinstance(kind, iceberg.IntegerType | iceberg.LongType):
+            values = {n for n in map(int, _NUMBER.findall(condition)) if kind.min <= n <= kind.max}
+        bucket_of = field.transform.transform(kind)
+        apart = sorted(v for v in values if bucket_of(v) != file.partition[i])[:_VALUES]
+        column = pc.field(name)
+        scalars = [pa.scalar(value, columns.field(name).type) for value in apart]
+        above = [None, *(column > scalar for scalar in scalars)]
+        below = [*(column < scalar for scalar in scalars), None]
+        between = (_between(column, *of, nulls=False) for of in zip(above, below, strict=True))
+        return [*between, column.is_null()] if apart else [None]
+    return [None]
 
 
 def _value_guarantee(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.typedef import Record
 
-from anabranch.common.errors import Terminal
+from anabranch.common.errors import Refused, Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.manifests import own_spec_id
+from anabranch.iceberg.partitions import fields_of, partitioning_of
 from anabranch.iceberg.rewriting import is_same, read_batches, write_file
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _ROW_GROUP = 1_000_000
 _MEMORY = "2GB"
 _AT = "_import_at"
-_EPOCH_DAYS = np.datetime64(0, "D")
 
 
 def offsets(hours: NDArray[Any]) -> NDArray[Any]:
@@ -212,44 +212,34 @@ class TableRows:
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write rows of the table to one file for each hour and date, and read each back. Deletes
+        """Write rows of the table to one file for each partition, and read each back. Deletes
         all files after an error. Raises Terminal if the rows read back differ, Transient."""
-        folder = self.table.metadata.properties.get(
-            "write.data.path", f"{self.table.metadata.location}/data"
-        )
+        partitions = partitioning_of(self.table)
+        if partitions is None:
+            raise Refused(
+                f"import into {'.'.join(self.table.name())}: expected partition fields as `apply` "
+                f"makes them, found {', '.join(fields_of(self.table))}; nothing was written"
+            )
         written: list[DataFile] = []
         paths: list[str] = []
         try:
-            for day, hour, some in _partitions(rows):
-                date, name = _EPOCH_DAYS + day, f"imported-{uuid.uuid4().hex}.parquet"
-                paths.append(f"{folder.rstrip('/')}/event_date={date}/ingest_hour={hour}/{name}")
-                written.append(self._write(paths[-1], day, hour, some))
+            for partition, chosen in partitions.split(rows):
+                paths.append(partitions.path(partition, f"imported-{uuid.uuid4().hex}.parquet"))
+                some = rows if chosen is None else rows.take(chosen)
+                written.append(self._write(paths[-1], Record(*partition), some))
         except BaseException:
             delete_quietly(self.table, paths)
             raise
         return written
 
-    def _write(self, path: str, day: int, hour: str, rows: pa.Table) -> DataFile:
+    def _write(self, path: str, partition: Record, rows: pa.Table) -> DataFile:
         table = self.table
-        partition = Record(day, hour)
         groups = (rows.slice(at, _ROW_GROUP) for at in range(0, len(rows), _ROW_GROUP))
         with lake_errors(f"write {path}"):
             data_file = write_file(table, path, rows.schema, groups, partition, own_spec_id(table))
             if not is_same(read_batches(table, (data_file,)), iter(rows.to_batches())):
                 raise Terminal(
-                    f"import hour {hour}: expected to read the {len(rows)} rows that were written "
-                    f"to {path}, found others; the file was deleted, nothing was published; "
-                    "report this"
+                    f"import: expected to read the {len(rows)} rows that were written to {path}, "
+                    "found others; the file was deleted, nothing was published; report this"
                 )
         return data_file
-
-
-def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
-    """Yield the rows of each hour and date, with the date in days since 1970."""
-    days = rows["event_date"].cast(pa.int32())
-    pairs = (
-        pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])
-    )
-    for pair in sorted(pairs.to_pylist(), key=lambda p: (p["hour"], p["day"])):
-        mask = pc.and_(pc.equal(rows["ingest_hour"], pair["hour"]), pc.equal(days, pair["day"]))
-        yield pair["day"], pair["hour"], rows.filter(mask)

@@ -22,6 +22,7 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.other_tables import location_of
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
@@ -471,7 +472,7 @@ class _Import:
                 int(erased[of_hour].sum()),
                 description,
             )
-            own_files = tuple(f for f in files if f.partition[1] == hour)
+            own_files = tuple(f for f in files if hour_of_file(state.table, f) == hour)
             assert sum(f.record_count for f in own_files) == account.good
             imported.append(ImportedHour(hour, own_files, account))
         return _Written(new_id(), began, tuple(imported), self._basis(state, imported))
