@@ -35,13 +35,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.version import __version__ as SPARK_VERSION
 
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.health import NoteProgress, health_file
 from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
 from anabranch.config import Environment
 from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
+from anabranch.kafka.security import token_digest
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
 from anabranch.records.staged import warm_up
@@ -99,6 +100,7 @@ class SpeedJob:
         self._running = threading.Lock()
         self._failure: Exception | None = None
         self._published = self._idle = 0
+        self._token = ""
 
     def stop(self) -> None:
         """Stop after the current micro-batch."""
@@ -162,6 +164,7 @@ class SpeedJob:
         clock = self._job.lake.clock
         log_end_read = {"after": clock.elapsed()}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
+        self._token = token_digest(self._job.environment.kafka)
         limit = stream.speed.max_offsets_per_trigger
         frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
 
@@ -257,10 +260,14 @@ class SpeedJob:
         """Return the failure as our own error. Failures of Spark, Kafka and S3 are transient unless
         classified otherwise."""
         failure = self._failure or error
-        if isinstance(failure, AnabranchError):
-            return failure
-        LOG.debug("micro-batch failed", exc_info=failure)
-        return explain_spark(self._spark, "publish a micro-batch", failure)
+        if not isinstance(failure, AnabranchError):
+            LOG.debug("micro-batch failed", exc_info=failure)
+            failure = explain_spark(self._spark, "publish a micro-batch", failure)
+        is_renewed = token_digest(self._job.environment.kafka) != self._token
+        if is_renewed and isinstance(failure, ConfigurationError):
+            # The query has the former token until it ends; the next attempt has the new one.
+            return Transient(f"{failure}; the file of the token is newer (transient, try again)")
+        return failure
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:

@@ -13,6 +13,7 @@ import threading
 import time
 from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,24 @@ def spark_options(kafka: Kafka) -> dict[str, str]:
     """Return the Java client's properties for the configured brokers, as options of Spark's Kafka
     source."""
     properties = kafka.security.for_java() if kafka.security is not None else {}
+    if token := token_digest(kafka):
+        # Java reads the file of a token once for each text of this property.
+        jaas = properties["sasl.jaas.config"].removesuffix(";")
+        properties["sasl.jaas.config"] = f'{jaas} token="{token}";'
     options = {f"kafka.{key}": value for key, value in properties.items()}
     return {"kafka.bootstrap.servers": kafka.bootstrap_servers} | options
+
+
+def token_digest(kafka: Kafka) -> str:
+    """Return a digest of the token that a file has now; empty if the identity has no such file, or
+    if it is missing."""
+    security = kafka.security
+    if not isinstance(security, OAuth) or security.token_file is None:
+        return ""
+    try:
+        return sha256(_token_in(Path(security.token_file)).encode()).hexdigest()[:16]
+    except ConfigurationError:
+        return ""
 
 
 def _require_files(security: Connection) -> None:

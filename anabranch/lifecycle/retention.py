@@ -380,7 +380,7 @@ def holders_of(
 
 def is_versioned(job: Job) -> bool | None:
     """Return whether the bucket keeps deleted objects as versions; None if unknown."""
-    bucket = bucket_of(job.environment.catalog.warehouse)
+    bucket = bucket_of(job.stream.location or job.environment.catalog.warehouse)
     if bucket is None:
         return False
     try:

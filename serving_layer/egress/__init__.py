@@ -51,7 +51,7 @@ class Failed:
 def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
     """Return the stream's targets, or the one named `name`. Raises ConfigurationError if there is
     none, and for a folder in the warehouse, where maintenance would delete its files as orphans."""
-    stream, warehouse = job.stream, job.environment.catalog.warehouse.rstrip("/") + "/"
+    stream, warehouse = job.stream, job.environment.catalog.warehouse
     chosen = tuple(t for t in stream.egress if name in (None, t.name))
     if not chosen:
         known = (
@@ -62,11 +62,12 @@ def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
             f"egress of stream {stream.name}: expected {wanted}, found {known}"
         )
     for target in chosen:
-        if f"{target.place}/".startswith(warehouse):
-            raise ConfigurationError(
-                f"egress.{target.name}: expected a place outside the warehouse {warehouse}, found "
-                f"{target.place}"
-            )
+        for tables in filter(None, (warehouse.rstrip("/"), stream.location)):
+            if f"{target.place}/".startswith(f"{tables}/"):
+                raise ConfigurationError(
+                    f"egress.{target.name}: expected a place outside the tables' folder {tables}/, "
+                    f"found {target.place}"
+                )
     return chosen
 
 

@@ -412,7 +412,7 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="has no `egress:`"):
         room.targets_of(bare, None)
     inside = Target(name="in", root=f"{job.environment.catalog.warehouse}/x")
-    with pytest.raises(ConfigurationError, match="expected a place outside the warehouse"):
+    with pytest.raises(ConfigurationError, match="expected a place outside the tables' folder"):
         room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
 
 
