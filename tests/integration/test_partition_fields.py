@@ -52,6 +52,19 @@ def send(one: World, hour: str, count: int, prefix: str) -> None:
     )
 
 
+@pytest.mark.full
+def test_a_speed_job_that_died_between_its_files_and_their_publish(world: Make) -> None:
+    one, hour = world(schema=SCHEMA, partition=FIELDS), past_hour(1)
+    one.topic()
+    one.apply()
+    send(one, hour, 70, "e")
+    run_into(one, Step.SPEED_STAGED.label, "speed", one.name)
+    assert one.rows() == []
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    require_own_partitions(one)
+
+
 def require_own_partitions(one: World) -> None:
     """Require that each file of each branch has only rows of its partition."""
     table = one.state.table
@@ -71,6 +84,7 @@ def require_own_partitions(one: World) -> None:
                     assert found == {value}, (branch, field.name, file.file_path)
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("more", [{}, BY_SPARK], ids=["workers", "spark"])
 def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     one = world(schema=SCHEMA, partition=FIELDS, **more)
@@ -89,8 +103,6 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
         )
     for i, hour in enumerate(hours):
         send(one, hour, 70, f"h{i}")
-    run_into(one, Step.SPEED_STAGED.label, "speed", one.name)
-    assert one.rows() == []
     one.speed()
     send(one, hours[1], 70, "again")
     one.speed()
