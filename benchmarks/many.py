@@ -1,9 +1,8 @@
 """Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
 
-`--avro` makes every other topic one of Avro with a schema registry. `--disturb` uses a catalog in
-PostgreSQL. After half the time it recreates one topic, breaks one stream's file and locks one
-table's row of the catalog, until the producer ends; it compares the other streams before and after
-that.
+`--shape` is that of the records. `--disturb` uses a catalog in PostgreSQL. After half the time it
+recreates one topic, breaks one stream's file and locks one table's row of the catalog, until the
+producer ends; it compares the other streams before and after that.
 
 Each stream has a topic of two partitions and a table on the S3 server; producer, speed layer, Kafka
 and S3 share this machine. Measures the seconds from a record's acknowledgement by Kafka to the log
@@ -40,7 +39,14 @@ from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
 from registry import running_registry
-from runs import anabranch, children_cpu, end_by_signals, log_events, write_environment
+from runs import (
+    anabranch,
+    children_cpu,
+    end_by_signals,
+    format_of,
+    log_events,
+    write_environment,
+)
 from shapes import SHAPES, Registered, Shape
 
 from anabranch import config
@@ -85,7 +91,7 @@ class Plan:
     rate: int
     seconds: float
     within: int
-    avro: Registered | None = None
+    shape: Shape
     disturb: bool = False
 
     @property
@@ -108,33 +114,27 @@ def kind_of(process: psutil.Process) -> str:
     return "driver" if is_driver else "workers"
 
 
-def topic_of(stream: str, avro: Registered | None = None) -> Shape:
-    """Return the shape of a stream's records: JSON, or with `avro` Avro for every other stream."""
-    if avro is not None and int(stream[-1]) % 2:
-        return replace(SHAPES["avro"], name=stream, registered=avro)
-    return replace(SHAPES["json_440"], name=stream)
-
-
 def configure(
     folder: Path,
     services: Services,
     streams: list[str],
     within: int,
-    avro: Registered | None = None,
+    shape: Shape,
     catalog: str | None = None,
 ) -> dict[str, str]:
     """Write a configuration with a group of streams, and return the environment of commands.
     `catalog`: its URI; None for a SQLite file."""
     spark = {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}}
-    conf = write_environment(folder, services, f"s3://{BUCKET}/{folder.name}", spark, avro, catalog)
+    conf = write_environment(
+        folder, services, f"s3://{BUCKET}/{folder.name}", spark, shape.registered, catalog
+    )
     speed = {"trigger": f"{within} seconds"}
     for name in streams:
-        shape = topic_of(name, avro)
         stream = {
             "group": "small",
             "topic": name,
             "table": f"many.{name}",
-            "format": "avro" if shape.avro else "json",
+            "format": format_of(shape, conf),
             "schema": shape.schema,
             "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
@@ -155,7 +155,7 @@ def create_streams(conf: str, services: Services, streams: list[str]) -> None:
 
 def produce_shapes(broker: str, plan: Plan, into: Connection) -> None:
     """Send to each topic for `plan.seconds`, then send the acknowledgements by topic to `into`."""
-    shapes = [topic_of(name, plan.avro) for name in plan.streams]
+    shapes = [replace(plan.shape, name=name) for name in plan.streams]
     into.send(
         produce(
             broker,
@@ -258,7 +258,7 @@ def measure(
     catalog: str | None,
 ) -> None:
     environment = os.environ | configure(
-        folder, services, plan.streams, plan.within, plan.avro, catalog
+        folder, services, plan.streams, plan.within, plan.shape, catalog
     )
     conf = str(folder / "conf")
     began = time.monotonic()
@@ -388,7 +388,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--within", type=int, default=5, help="speed.trigger, in seconds")
     parser.add_argument(
-        "--avro", action="store_true", help="every other topic has Avro with a registry"
+        "--shape", choices=("json_440", "avro", "csv", "protobuf"), default="json_440"
     )
     parser.add_argument(
         "--disturb", action="store_true", help="disturb three streams for the second half"
@@ -400,16 +400,18 @@ def main() -> None:
         options.rate,
         options.minutes * 60,
         options.within,
-        disturb=options.disturb,
+        SHAPES[options.shape],
+        options.disturb,
     )
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
         folder, catalog = Path(name), None
         for part in ("run", "registry"):
             (folder / part).mkdir()
-        if options.avro:
+        if plan.shape.avro:
             registry = stack.enter_context(running_registry(folder / "registry"))
-            id = registry.register("app-value", SHAPES["avro"].avro)
-            plan = replace(plan, avro=Registered(registry.url, id))
+            id = registry.register("app-value", plan.shape.avro)
+            known = Registered(registry.url, id)
+            plan = replace(plan, shape=replace(plan.shape, registered=known))
         if options.disturb:
             port = stack.enter_context(running_postgres()).port
             catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from typing import Any, ClassVar
 import psutil
 import yaml
 from peer import BUCKET, MASTER, spark_master
-from shapes import Registered, Shape
+from protos import descriptors
+from shapes import SHAPES, Registered, Shape
 
 from anabranch.config import S3
 from anabranch.dev.services import Services
@@ -158,6 +160,8 @@ def _peer(
     way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch]
 ) -> tuple[list[MicroBatch], Watch]:
     name, on_s3 = way.removesuffix("_s3"), way.endswith("_s3")
+    if shape.proto:
+        shape = SHAPES["avro"]
     if on_s3:
         # Anabranch creates its bucket itself.
         keys = {"access_key": services.access_key, "secret_key": services.secret_key}
@@ -226,7 +230,7 @@ def configure(
     warehouse = f"s3://{BUCKET}/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
     conf = write_environment(folder, services, warehouse, spark, shape.registered)
     stream = {
-        "topic": shape.name, "table": "bench.events", "format": "avro" if shape.avro else "json",
+        "topic": shape.name, "table": "bench.events", "format": format_of(shape, conf),
         "schema": shape.schema, "key": "event_id",
         "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
         "speed": {"trigger": "1 second", **speed},
@@ -236,6 +240,14 @@ def configure(
         stream["select"] = [*shape.select]
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
+
+
+def format_of(shape: Shape, conf: Path) -> object:
+    """Return the `format` of a stream's file; write the descriptors that it names."""
+    if not shape.proto:
+        return "avro" if shape.avro else "csv" if shape.csv else "json"
+    (conf / "streams" / "bench.desc").write_bytes(base64.b64decode(descriptors(shape.proto)))
+    return {"type": "protobuf", "descriptor": "bench.desc", "message": "shop.Event"}
 
 
 def write_environment(

@@ -15,6 +15,7 @@ from functools import cache
 
 import fastavro
 from confluent_kafka import KafkaException, Message, Producer
+from protos import HEAD, type_of
 
 from anabranch import config
 from anabranch.kafka.client import create_topic
@@ -41,8 +42,9 @@ class Registered:
 class Shape:
     """Records of one kind. `schema`: as in a stream's file; every shape has a column `event_time`.
 
-    The values are JSON objects or, with an Avro schema that is `registered`, Confluent's wire
-    format. Each `broken`-th is cut off. `select`: of the stream's file.
+    The values are JSON objects; with an Avro schema that is `registered`, Confluent's wire format;
+    with `proto` messages of that file's type Event; with `csv` lines. Each `broken`-th is cut off.
+    `select`: of the stream's file.
     """
 
     name: str
@@ -50,12 +52,21 @@ class Shape:
     fields: Callable[[int], dict[str, object]]
     avro: str = ""
     registered: Registered | None = None
+    proto: str = ""
+    csv: bool = False
     broken: int = 0
     select: tuple[object, ...] = ()
 
     def value(self, number: int, at: float) -> bytes:
         """Return the value of a record by its number, with an event time in seconds since 1970."""
         event = {"event_id": f"{self.name}-{number}", **self.fields(number)}
+        if self.proto:
+            event["event_time"] = datetime.fromtimestamp(at, UTC)
+            message: bytes = type_of(self.proto, "shop.Event")(**event).SerializeToString()
+            return message
+        if self.csv:
+            event["event_time"] = _iso_time(at)
+            return ",".join(str(event[c.split(" ")[0]]) for c in self.schema.split(", ")).encode()
         if not self.avro:
             value = json.dumps(event | {"event_time": _iso_time(at)}).encode()
             return value[:-1] if self.broken and number % self.broken == 0 else value
@@ -119,12 +130,20 @@ def _avro(ddl: str) -> str:
     return json.dumps({"type": "record", "name": "event", "fields": fields})
 
 
+_PROTO = HEAD + (
+    "message Event { string event_id = 1; optional string event_type = 2; "
+    "optional string game = 3; optional string player_id = 4; "
+    "google.protobuf.Timestamp event_time = 5; optional int32 level = 6; "
+    "optional double amount = 7; optional string platform = 8; optional string payload = 9; }"
+)
 _WIDE = ", ".join(f"c{n} {('STRING', 'INT', 'DOUBLE', 'BOOLEAN')[n % 4]}" for n in range(198))
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape("json_440", _EVENT, _event(192)),
         Shape("avro", _EVENT, _event(192), _avro(_EVENT)),
+        Shape("csv", _EVENT, _event(192), csv=True),
+        Shape("protobuf", _EVENT, _event(192), proto=_PROTO),
         Shape("json_broken", _EVENT, _event(192), broken=50),
         Shape(
             "json_nested",
