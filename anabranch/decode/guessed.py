@@ -47,6 +47,7 @@ _WHOLE = (
     *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S UTC %Y"),
     *("%Y%m%dT%H%M%S%z", "%Y%m%dT%H%M%S"),
 )
+_VERSION = re.compile(r"version$|(?:^|_)ver$")
 _DIGITS_ALONE = {14: "%Y%m%d%H%M%S", 8: "%Y%m%d"}
 _LONGEST_TIME, _SHORTEST_CODE = 40, 5
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
@@ -218,7 +219,8 @@ def _looks_like_time(numbers: Sequence[Decimal]) -> str:
 
 def _of_texts(given: Sequence[object], name: str, span: Span, plain: bool) -> Guess:
     texts = [str(text) for text in given]
-    if max(map(len, texts)) > 1_000 or not all(texts):
+    # The next version may be another text.
+    if max(map(len, texts)) > 1_000 or not all(texts) or _VERSION.search(snake(name)):
         return STRING
     for kind in ("timestamp", "date"):
         if _read(texts, kind, Notation()):

@@ -76,6 +76,27 @@ def syslog() -> Iterator[Sent]:
         yield Sent(line.encode(), {"line": line, "ts": at, "host": f"web-{i % 2}", "app": "nginx"})
 
 
+def application_log() -> Iterator[Sent]:
+    for i in range(COUNT):
+        line = f"{_at(i):%Y-%m-%d %H:%M:%S},{i:03} +0100 INFO app - user {i} did, something"
+        at = _at(i).replace(microsecond=i * 1000) - timedelta(hours=1)
+        yield Sent(line.encode(), {"line": line, "ts": at})
+
+
+def payments() -> Iterator[Sent]:
+    for i in range(COUNT):
+        charge = {"id": f"ch_{i}", "amount": i, "metadata": {"order-id": f"{i}"}}
+        event = {
+            "id": f"evt_{i}",
+            "api_version": "2026-01-01" if i < COUNT - 1 else "2026-11-28.acacia",
+            "created": round(_at(i).timestamp()),
+            "user_id": i,
+            "data": {"object": charge},
+        }
+        expected = event | {"created": _at(i), "data": {"object": charge}}
+        yield Sent(_json(event), expected)
+
+
 def zips() -> Iterator[Sent]:
     for i in range(COUNT):
         line = f'"{501 + i:05}","+40.{i:06}","W. H. ""Bud""",NY'
@@ -105,10 +126,15 @@ def quakes() -> Iterator[Sent]:
 
 
 def german() -> Iterator[Sent]:
-    yield Sent(b"Nr;Datum;Betrag", DEAD)
+    yield Sent("Nr;Datum;Betrag;Währung".encode(), DEAD)
     for i in range(COUNT):
-        expected = {"Nr": i, "Datum": _at(i).date(), "Betrag": Decimal(f"{i}.50")}
-        yield Sent(f'{i};28.11.2026;"{i},50"'.encode(), expected)
+        expected = {
+            "Nr": i,
+            "Datum": _at(i).date(),
+            "Betrag": Decimal(f"-{i}.50"),
+            "Wahrung": "EUR",
+        }
+        yield Sent(f'{i};28.11.2026;"-{i},50";EUR'.encode(), expected)
 
 
 def readings() -> Iterator[Sent]:
@@ -273,7 +299,7 @@ def mysql() -> Iterator[Sent]:
 TOPICS = {
     make.__name__: make
     for make in (
-        webhooks, nginx_plus, access_log, syslog, zips, airports, quakes, german, readings, dirty, cloud_events,
+        webhooks, nginx_plus, access_log, syslog, application_log, payments, zips, airports, quakes, german, readings, dirty, cloud_events,
         cloud_headers, otlp, big_ids, metrics, nested, connect, changes, changes_with_schema, documents, mysql,
     )
 }  # fmt: skip

@@ -35,7 +35,13 @@ from anabranch.operations.sample import batch_of, decode_sample
 
 _KEY_TYPES = re.compile(r"string|int|bigint|decimal\(\d+,0\)")
 _ALONE = frozenset(("id", "_id", "uuid", "guid", "event_id", "event_uuid", "message_id"))
-_ID = re.compile(r"(?:^|_)(?:id|uuid|guid|ulid|key|number|no|nr|sequence|seq|delivery)$")
+_ID = re.compile(r"(?:^|_)(?:id|uuid|guid|ulid|key|number|no|nr|delivery)$")
+# Identities of what has many events: as a key they would make events duplicates.
+_OF_OTHERS = re.compile(
+    r"(?:^|_)(?:user|customer|client|account|member|person|player|visitor|anonymous|pseudo|tenant|"
+    r"actor|owner|driver|patient|device|sensor|machine|vehicle|host|node|meter|session|thread|"
+    r"process|product|item|article|store|shop|site|game|campaign|category|group|team|trace|parent)$"
+)
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # So many records without a repetition, for a field whose name alone does not make it an event's.
 _ENOUGH = 100
@@ -212,6 +218,8 @@ def _rank(name: str, values: Sequence[object], topic: str) -> int:
     if match is None:
         return 1 if all(_UUID.fullmatch(str(value)) for value in values) else 3
     of = name[: match.start()]
+    if _OF_OTHERS.search(of) and not re.search(rf"{of}s?$", snake(topic)):
+        return 3
     # `order_id` in the topic `shop.orders`.
     return 1 if of and of.rstrip("s") in snake(topic) else 2
 

@@ -15,7 +15,7 @@ from anabranch.decode import csv, values
 from anabranch.decode.guessed import STRING, Guess, guess, guess_text
 from anabranch.decode.headers import headers_of
 from anabranch.operations.draft.connect import column_of
-from anabranch.operations.draft.lines import form_of, is_log
+from anabranch.operations.draft.lines import form_of
 from anabranch.operations.draft.sketch import Sketch, is_usable
 
 _JSON = msgspec.json.Decoder(float_hook=Decimal)
@@ -41,7 +41,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
             return sketch
     lines = [one.decode() for one in given if values.is_utf8(one) and one[:1] != b"\0"]
     if 2 * len(lines) > len(given):
-        found = None if is_log(lines) else _of_csv(lines, stamps, _firsts(records))
+        found = None if form_of(lines) else _of_csv(lines, stamps, _firsts(records))
         return found or _of_text(lines, records)
     comment = "no text: perhaps a format with a schema (avro, protobuf)"
     if all(value[:1] == b"\0" for value in given):

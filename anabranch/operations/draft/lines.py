@@ -25,6 +25,7 @@ def _part(pattern: str, kind: str = "STRING") -> tuple[str, str]:
 
 
 _ACCESS = r'\S+ \S+ .*?\[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "'
+_TIME = r"^\W{0,2}(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?)"
 FORMS = (
     Form(
         "an access log",
@@ -66,9 +67,20 @@ FORMS = (
             "program": _part(r"^(?:<\d+>)?\w{3} [ \d]\d \S+ \S+ ([^:\[ ]+)"),
         },
     ),
+    Form(
+        "a log that begin with a time, UTC without a zone",
+        # The name of a zone would not be read.
+        re.compile(rf"{_TIME}[\])]? (?!(?!GMT)[A-Z]{{1,3}}T\b).*[A-Za-z]"),
+        {
+            "ts": (
+                f"TRY_CAST(regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', "
+                r"'.-'), ' ([+-])', '\1') AS TIMESTAMPTZ)",
+                "TIMESTAMP",
+            ),
+        },
+        "ts",
+    ),
 )
-# Lines of logs which may have commas in every place.
-_OTHER = re.compile(r"\W{0,2}\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+\S* .*[A-Za-z]")
 
 
 def form_of(lines: Sequence[str]) -> Form | None:
@@ -77,11 +89,6 @@ def form_of(lines: Sequence[str]) -> Form | None:
         if _are(form.line, lines):
             return form
     return None
-
-
-def is_log(lines: Sequence[str]) -> bool:
-    """Return whether most lines are those of a log."""
-    return form_of(lines) is not None or _are(_OTHER, lines)
 
 
 def _are(pattern: re.Pattern[str], lines: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,9 @@ class Sketch:
         taken = {RESCUED.name, *TAKEN_COLUMNS, *(c.name.lower() for c in self.columns)}
         name = wanted
         if not NAME.fullmatch(name) or name.lower() in taken:
-            name = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_") or "field"
+            plain = unicodedata.normalize("NFKD", wanted.replace("ß", "ss"))
+            plain = "".join(c for c in plain if not unicodedata.combining(c))
+            name = re.sub(r"[^A-Za-z0-9_]+", "_", plain).strip("_") or "field"
             name = f"_{name}" if name[0].isdigit() else name
             base, number = name, 2
             while name.lower() in taken:
