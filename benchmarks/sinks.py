@@ -80,7 +80,7 @@ def compare(plan: Plan, services: Services) -> Results:
             results[way].append(done)
             print(
                 f"{plan.shape.name}, round {number + 1}, {way}: {done.records_per_second:,.0f} "
-                "records/s",
+                f"records/s, {done.cpu_per_million:.1f} CPU s a million",
                 flush=True,
             )
     return results
