@@ -42,7 +42,10 @@ def _millis(at: datetime) -> int:
 
 def webhooks() -> Iterator[Sent]:
     for i in range(COUNT):
-        body = {"action": "opened", "sender": {"id": i, "login": f"u{i}", "site-admin": False}}
+        body: dict[str, object] = {
+            "action": "opened",
+            "sender": {"id": i, "login": f"u{i}", "site-admin": False},
+        }
         body |= {
             "labels": [{"name": "bug", "color": None}] * (i % 3),
             "note": None if i % 2 else "x",
