@@ -4,12 +4,15 @@ letter that another draft would make a row."""
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+import re
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 import yaml
 from budget import budget
@@ -406,6 +409,23 @@ def test_a_topic_of_the_field(name: str) -> None:
     assert len(rows) == len(expected), draft.file
     for row, want in zip(rows, expected, strict=True):
         assert without_maps({name: row[name] for name in want}) == want, draft.file
+
+
+def test_the_page_takes_the_lists_of_otlp_apart() -> None:
+    sent = list(TOPICS["otlp"]())
+    _, rows = drafted([one.value for one in sent])
+    placed = [row | {"kafka_partition": 0, "kafka_offset": i} for i, row in enumerate(rows)]
+    logs = pa.Table.from_pylist(placed)
+    page = (CONF.parent / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    [view] = re.findall(r"```sql\n(CREATE VIEW.*?)```", page, re.DOTALL)
+    with duckdb.connect() as lake:
+        lake.register("sent", logs)
+        lake.execute("CREATE SCHEMA otel; CREATE TABLE otel.logs AS FROM sent")
+        lake.execute(view)
+        found = lake.sql("SELECT kafka_offset, logged_at, severity FROM otel.log_records").fetchall()
+    first = datetime(2026, 11, 28, 10, tzinfo=UTC)
+    each = [(i, first + timedelta(seconds=i), 9) for i in range(len(sent))]
+    assert sorted(found) == sorted([*each, *each])
 
 
 def test_kafka_connect_without_schema() -> None:
