@@ -1,8 +1,8 @@
 """Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
 
-`--shape` is that of the records. `--disturb` uses a catalog in PostgreSQL. After half the time it
-recreates one topic, breaks one stream's file and locks one table's row of the catalog, until the
-producer ends; it compares the other streams before and after that.
+The topics have the `--shapes` of records in turn. `--disturb` uses a catalog in PostgreSQL. After
+half the time it recreates one topic, breaks one stream's file and locks one table's row of the
+catalog, until the producer ends; it compares the other streams before and after that.
 
 Each stream has a topic of two partitions and a table on the S3 server; producer, speed layer, Kafka
 and S3 share this machine. Measures the seconds from a record's acknowledgement by Kafka to the log
@@ -91,8 +91,12 @@ class Plan:
     rate: int
     seconds: float
     within: int
-    shape: Shape
+    shapes: tuple[Shape, ...]
     disturb: bool = False
+
+    def shape_of(self, stream: str) -> Shape:
+        """Return the shape of a stream's records: the streams have them in turn."""
+        return replace(self.shapes[self.streams.index(stream) % len(self.shapes)], name=stream)
 
     @property
     def disturbed(self) -> list[str]:
@@ -115,21 +119,17 @@ def kind_of(process: psutil.Process) -> str:
 
 
 def configure(
-    folder: Path,
-    services: Services,
-    streams: list[str],
-    within: int,
-    shape: Shape,
-    catalog: str | None = None,
+    folder: Path, services: Services, plan: Plan, catalog: str | None = None
 ) -> dict[str, str]:
     """Write a configuration with a group of streams, and return the environment of commands.
     `catalog`: its URI; None for a SQLite file."""
     spark = {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}}
+    registered = next((shape.registered for shape in plan.shapes if shape.registered), None)
     conf = write_environment(
-        folder, services, f"s3://{BUCKET}/{folder.name}", spark, shape.registered, catalog
+        folder, services, f"s3://{BUCKET}/{folder.name}", spark, registered, catalog
     )
-    speed = {"trigger": f"{within} seconds"}
-    for name in streams:
+    for name in plan.streams:
+        shape = plan.shape_of(name)
         stream = {
             "group": "small",
             "topic": name,
@@ -138,7 +138,7 @@ def configure(
             "schema": shape.schema,
             "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
-            "speed": speed,
+            "speed": {"trigger": f"{plan.within} seconds"},
         }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
@@ -155,7 +155,7 @@ def create_streams(conf: str, services: Services, streams: list[str]) -> None:
 
 def produce_shapes(broker: str, plan: Plan, into: Connection) -> None:
     """Send to each topic for `plan.seconds`, then send the acknowledgements by topic to `into`."""
-    shapes = [replace(plan.shape, name=name) for name in plan.streams]
+    shapes = [plan.shape_of(name) for name in plan.streams]
     into.send(
         produce(
             broker,
@@ -257,9 +257,7 @@ def measure(
     plan: Plan,
     catalog: str | None,
 ) -> None:
-    environment = os.environ | configure(
-        folder, services, plan.streams, plan.within, plan.shape, catalog
-    )
+    environment = os.environ | configure(folder, services, plan, catalog)
     conf = str(folder / "conf")
     began = time.monotonic()
     create_streams(conf, services, plan.streams)
@@ -299,9 +297,9 @@ def measure(
     if (code == 0) == plan.disturb:
         raise RuntimeError(f"the speed process ended with {code}: {log_file.read_text()[-3000:]}")
     check_rows(conf, sent)
-    time_commands(environment)
     others = {name: mine for name, mine in sent.items() if name not in plan.disturbed}
     report(others, seen_in(log_file.read_text()), samples, plan)
+    time_commands(environment)
 
 
 def time_commands(environment: dict[str, str]) -> None:
@@ -349,21 +347,19 @@ def report(
     )
     publishes = sum(len({at for ends in of.values() for _, at in ends}) for of in seen.values())
     print(json.dumps({"publishes a second": round(publishes / plan.seconds, 1)}))
-    steady = {
-        name: np.percentile(w[(a - start) >= 60], 99)
-        for name, (a, w) in each.items()
-        if (a - start >= 60).any()
-    }
-    if steady:
-        worst = max(steady, key=lambda name: steady[name])
-        print(
-            json.dumps(
-                {
-                    "worst stream": worst,
-                    "its p99 s, behind the first minute": round(steady[worst], 2),
-                }
-            )
-        )
+    by_shape, worst = defaultdict(list), (0.0, "")
+    for name, (a, w) in each.items():
+        if len(steady := w[(a - start) >= 60]):
+            by_shape[plan.shapes[plan.streams.index(name) % len(plan.shapes)].name].append(steady)
+            worst = max(worst, (round(float(np.percentile(steady, 99)), 2), name))
+    rows = []
+    for shape, some in by_shape.items():
+        every = np.concatenate(some)
+        percentiles = (f"{np.percentile(every, p):.1f}" for p in (50, 95, 99))
+        rows.append((shape, f"{len(some)}", f"{len(every):,}", *percentiles))
+    print("after the first minute:")
+    print_table(("shape", "streams", "records", "p50 s", "p95 s", "p99 s"), rows)
+    print(json.dumps({"worst stream": worst[1], "its p99 s": worst[0]}), flush=True)
     if plan.disturb:
         warm, half = start + min(60.0, plan.seconds / 4), start + plan.seconds / 2
         before, beside = (
@@ -388,7 +384,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--within", type=int, default=5, help="speed.trigger, in seconds")
     parser.add_argument(
-        "--shape", choices=("json_440", "avro", "csv", "protobuf"), default="json_440"
+        "--shapes", default="json_440", help="of the topics in turn: json_440,avro,csv,protobuf"
     )
     parser.add_argument(
         "--disturb", action="store_true", help="disturb three streams for the second half"
@@ -400,18 +396,18 @@ def main() -> None:
         options.rate,
         options.minutes * 60,
         options.within,
-        SHAPES[options.shape],
+        tuple(SHAPES[name] for name in options.shapes.split(",")),
         options.disturb,
     )
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
         folder, catalog = Path(name), None
         for part in ("run", "registry"):
             (folder / part).mkdir()
-        if plan.shape.avro:
+        if avro := next((shape.avro for shape in plan.shapes if shape.avro), None):
             registry = stack.enter_context(running_registry(folder / "registry"))
-            id = registry.register("app-value", plan.shape.avro)
-            known = Registered(registry.url, id)
-            plan = replace(plan, shape=replace(plan.shape, registered=known))
+            known = Registered(registry.url, registry.register("app-value", avro))
+            shapes = (replace(one, registered=known) if one.avro else one for one in plan.shapes)
+            plan = replace(plan, shapes=tuple(shapes))
         if options.disturb:
             port = stack.enter_context(running_postgres()).port
             catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
