@@ -153,7 +153,7 @@ def dirty() -> Iterator[Sent]:
         event = {"id": str(i), "seen": _at(i).strftime(form), "n": i if i % 4 else str(i)}
         yield Sent(_json(event), {"id": str(i), "seen": _at(i), "n": str(i)})
     for broken in (b"{", b"\xff", b"[1]", None):
-        yield Sent(broken, DEAD)
+        yield Sent(broken, DEAD, b"key")
 
 
 def cloud_events() -> Iterator[Sent]:
