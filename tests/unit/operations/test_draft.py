@@ -422,7 +422,9 @@ def test_the_page_takes_the_lists_of_otlp_apart() -> None:
         lake.register("sent", logs)
         lake.execute("CREATE SCHEMA otel; CREATE TABLE otel.logs AS FROM sent")
         lake.execute(view)
-        found = lake.sql("SELECT kafka_offset, logged_at, severity FROM otel.log_records").fetchall()
+        found = lake.sql(
+            "SELECT kafka_offset, logged_at, severity FROM otel.log_records"
+        ).fetchall()
     first = datetime(2026, 11, 28, 10, tzinfo=UTC)
     each = [(i, first + timedelta(seconds=i), 9) for i in range(len(sent))]
     assert sorted(found) == sorted([*each, *each])
