@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
-from pyspark import StorageLevel
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.fail_points import Step, reach
@@ -27,6 +26,7 @@ from anabranch.iceberg.hour_files import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import data_file_of, has_own_layout
 from anabranch.iceberg.partitions import spark_columns
 from anabranch.iceberg.physical_design import sort_order_id
+from anabranch.iceberg.row_reader import RowReader
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, by_own_spec, read_staged, stage, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
@@ -42,7 +42,8 @@ from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.reshape import fit_to_table
-from anabranch.records.staged import is_at, read_facts, rewrite_files
+from anabranch.records.row_hashes import find_hashes, hash_at, hash_frame
+from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
 from anabranch.records.unknown_names import UnknownNames
 from batch_layer.archive import write_archive
 from batch_layer.balance import (
@@ -64,7 +65,6 @@ from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
     by_partition,
-    find_conflicts,
     find_duplicates,
     find_few_duplicates,
     names_event,
@@ -73,6 +73,7 @@ from batch_layer.duplicates import (
 )
 from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import (
+    OffsetMasks,
     ReadCounts,
     count,
     count_places,
@@ -85,8 +86,8 @@ from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_tasks
 from batch_layer.sources import HourReader, HourRecords, StagedHour
 from batch_layer.unknown_fields import count_unknown, sum_unknown
-from serving_layer.layer_diff import spark as layer_diff
-from serving_layer.layer_diff.duckdb import compare_hashes
+from serving_layer.layer_diff.files import Run, compare_files, grouped
+from serving_layer.layer_diff.kinds import Difference, content_types
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 
@@ -118,7 +119,7 @@ class _Frames:
     """An hour's records in Spark: its good `rows` with duplicates, their counts (`held` counts
     erased ones too), and the places of duplicates. `places`: of all good and dead records.
     `in_kafka`: the part of the cut in Kafka's log. `accepted`: the accepted revision's offsets, if
-    they were read. `served`: the rows that `main` will serve in the look-back.
+    they were read. `served`: the files of the rows that `main` will serve in the look-back.
 
     `staged`: the records as workers staged them. Otherwise Spark `read` them; `erased`: the places
     of erased records, if an erasure applies."""
@@ -128,7 +129,7 @@ class _Frames:
     duplicates: Duplicates
     in_kafka: Ranges
     accepted: DataFrame | None
-    served: tuple[DataFrame, ...]
+    served: tuple[DataFile, ...] = ()
     staged: StagedHour | None = None
     read: HourRecords | None = None
     erased: DataFrame | None = None
@@ -257,8 +258,9 @@ class HourBuilder:
             {hour: cut.ranges},
         )
         served = self._served(hour, state, together)
+        of_served = self._served_files(hour, state, together)
         if left_out is None and (staged := self._staged(hour, cut, state, served)) is not None:
-            return staged
+            return replace(staged, served=of_served)
         read = self.reader.read(hour, cut, state)
         self.passes.begin("count what was read")
         counts = read.counts(cut.ranges)
@@ -289,7 +291,14 @@ class HourBuilder:
         rows = records.good(read.decoded, self._stream)
         duplicates = self._duplicates(rows, cut, served, None)
         return _Frames(
-            rows, counts, duplicates, read.in_kafka, read.accepted, served, read=read, erased=erased
+            rows,
+            counts,
+            duplicates,
+            read.in_kafka,
+            read.accepted,
+            of_served,
+            read=read,
+            erased=erased,
         )
 
     def _staged(
@@ -315,7 +324,7 @@ class HourBuilder:
             accepted = stored.accepted
         self.passes.begin("find duplicates")
         duplicates = self._duplicates(rows, cut, served, staged)
-        return _Frames(rows, counts, duplicates, staged.in_kafka, accepted, served, staged=staged)
+        return _Frames(rows, counts, duplicates, staged.in_kafka, accepted, staged=staged)
 
     def _duplicates(
         self, rows: DataFrame, cut: Cut, served: tuple[DataFrame, ...], staged: StagedHour | None
@@ -333,14 +342,9 @@ class HourBuilder:
 
     def _served(self, hour: str, state: State, together: RebuiltHours) -> tuple[DataFrame, ...]:
         """Return the rows that `main` will serve in the look-back: its own, then staged ones."""
-        lookback = self.lookback(hour)
-        if not lookback:
+        if not (lookback := self.lookback(hour)):
             return ()
-        staged = [
-            together[h]
-            for h in lookback
-            if h in together and state.overrides.get(h, "batch") == "batch"
-        ]
+        staged = self._rebuilt(lookback, state, together)
         # Hours that are rebuilt together are read as staged, not as `main` serves them: an event
         # that a new revision drops there would be dropped here too, and be in no hour.
         not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
@@ -348,6 +352,24 @@ class HourBuilder:
             self._read_table(state.heads["main"], not_rebuilt),
             *(self._read_staged(self._stream.table, b.rows) for b in staged),
         )
+
+    def _served_files(
+        self, hour: str, state: State, together: RebuiltHours
+    ) -> tuple[DataFile, ...]:
+        """Return the files of `_served`."""
+        staged = self._rebuilt(self.lookback(hour), state, together)
+        hours = {*self.lookback(hour)} - {b.hour for b in staged}
+        by_hour = files_by_hour(state.table, "main", hours)
+        of_main = (file for files in by_hour.values() for file in files.values())
+        return (*self._lost.without(of_main), *(file for b in staged for file in b.rows.files))
+
+    def _rebuilt(self, hours: Sequence[str], state: State, together: RebuiltHours) -> list[Built]:
+        """Return the hours that are rebuilt together and that `main` will serve."""
+        return [
+            together[h]
+            for h in hours
+            if h in together and state.overrides.get(h, "batch") == "batch"
+        ]
 
     def _read_table(self, snapshot_id: int, hours: Sequence[str]) -> DataFrame:
         return self._lost.read(self._spark, self._stream.table, snapshot_id, hours)
@@ -444,7 +466,8 @@ class HourBuilder:
             for path, output in hour.outputs.items()
             if is_at(read_facts(output.facts), offsets).any()
         ]
-        outputs = rewrite_files(self._spark, again, offsets, hour.target)
+        tasks = [partial(rewrite_file, path, offsets, hour.target) for path in again]
+        outputs = [output for of_task in run_in_tasks(self._spark, tasks) for output in of_task]
         hour.outputs.update({output.path: output for output in outputs})
         written = hour.certain.written
         kept = (file for file in written.files if file.file_path not in set(again))
@@ -453,21 +476,11 @@ class HourBuilder:
         return stage_written(self._job.lake, self._stream.table, rows)
 
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
-        cut, duplicates = built.cut, frames.duplicates
-        rows = in_one_task(self._read_staged(self._stream.table, built.rows), cut.offsets)
+        cut = built.cut
         # Step 3: close the balance over the files, not over the frames that they were written from.
         # Else a row that the writer lost or wrote twice would be accepted.
         self.passes.begin("count what was staged")
-        of_speed = files_of(state.table, "speed", built.hour)
-        layers = self._layers(frames, rows, built.hour, state, of_speed)
-        # After the topic was recreated, the speed layer may have more rows than the cut has
-        # offsets.
-        is_small = max(cut.offsets, sum(file.record_count for file in of_speed)) <= SMALL
-        hashes = layer_diff.read_hashes(*layers) if is_small else None
-        if hashes is not None:
-            good = count_places([hashes[1]], len(hashes[1]), cut.ranges)
-        else:
-            good = self._count(frames, built, rows)
+        good = self._count(frames, built, state.table)
         balance = self._balance(frames, good, built, state)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
@@ -481,12 +494,9 @@ class HourBuilder:
         if self._lost.of_hour(built.hour, "speed"):
             # Which of its rows are gone is not known.
             unread = dict(cut.ranges)
-        if hashes is not None and duplicates.few is not None:
-            differing = compare_hashes(*hashes, duplicates.few, unread)
-        else:
-            differing = layer_diff.compare(*layers, duplicates.places, unread)
-        # The account knows a large hour's rows from the tasks that wrote them; here the files were
-        # read. A row that a task passed to Parquet and no reader finds would be lost.
+        differing = self._compared(frames, built, state, unread)
+        # The account may know the rows from the tasks that wrote them; here the files were read. A
+        # row that a task passed to Parquet and no reader finds would be lost.
         if differing.batch_rows < (expected := sum(good.distinct.values())):
             problems.append(
                 f"the balance does not close: rows: expected {expected} in the staged files, as "
@@ -494,6 +504,7 @@ class HourBuilder:
             )
         # Step 5: judge the staged rows, which are those that the publish adds.
         self.passes.begin("judge the quality")
+        rows = in_one_task(self._read_staged(self._stream.table, built.rows), cut.offsets)
         quality = run_suite(
             rows,
             self._stream.expectations,
@@ -519,15 +530,15 @@ class HourBuilder:
             objections=tuple(objections),
         )
 
-    def _count(self, frames: _Frames, built: Built, rows: DataFrame) -> Counted:
+    def _count(self, frames: _Frames, built: Built, table: Table) -> Counted:
         """Count the staged rows: by the places that workers passed to Parquet for each file and the
-        rows of its footer, or in Spark if a file has no report."""
+        rows of its footer, or by the files if one has no report."""
         outputs = frames.staged.outputs if frames.staged is not None else {}
-        paths = [file.file_path for file in built.rows.files]
-        if not outputs.keys() >= {*paths}:
-            return count(rows, built.cut.ranges)
-        facts = (read_facts(outputs[path].facts) for path in paths)
-        return count_places(facts, built.rows.rows, built.cut.ranges)
+        files, ranges = built.rows.files, built.cut.ranges
+        if not outputs.keys() >= {file.file_path for file in files}:
+            return _count_files(table, built.rows, ranges)
+        facts = (read_facts(outputs[file.file_path].facts) for file in files)
+        return count_places(facts, built.rows.rows, ranges)
 
     def _too_many(self, balance: Balance, built: Built) -> list[str]:
         """Return objections to shares of records that the stream does not allow."""
@@ -558,21 +569,36 @@ class HourBuilder:
             f"`anabranch batch {self._stream.name} --hour {hour} --restate --accept --why TEXT`"
         ]
 
-    def _layers(
-        self,
-        frames: _Frames,
-        rows: DataFrame,
-        hour: str,
-        state: State,
-        of_speed: Sequence[DataFile],
-    ) -> tuple[DataFrame, DataFrame]:
-        """Return the speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`,
-        both in the schema of the comparison."""
-        speed = rows.limit(0)
-        if of_speed:
-            speed = self._read_table(state.heads["speed"], [hour])
-            speed = speed if frames.erased is None else without(speed, frames.erased)
-        return layer_diff.to_common_schema(speed, rows, state.table, of_speed)
+    def _compared(self, frames: _Frames, built: Built, state: State, unread: Ranges) -> Difference:
+        """Compare the staged rows with those of the speed layer."""
+        of_speed = self._lost.without(files_of(state.table, "speed", built.hour))
+        content = self._content(state.table, of_speed)
+        duplicates = frames.duplicates.table.select(PLACE_COLUMNS)
+        erased = duplicates.slice(0, 0)
+        if frames.erased is not None:
+            erased = frames.erased.select(*PLACE_COLUMNS).toArrow()
+        return compare_files(
+            of_speed,
+            built.rows.files,
+            RowReader.of(state.table),
+            [*content.values()],
+            duplicates,
+            erased,
+            unread,
+            # After the topic was recreated, the speed layer may have more rows than the cut has
+            # offsets.
+            self._run(max(built.cut.offsets, sum(file.record_count for file in of_speed))),
+        )
+
+    def _run(self, rows: int) -> Run:
+        """Return how functions run that read so many rows: in the driver, or in workers."""
+        if rows <= SMALL:
+            return lambda tasks: [task() for task in tasks]
+        return partial(run_in_tasks, self._spark)
+
+    def _content(self, table: Table, files: Sequence[DataFile]) -> dict[str, str]:
+        """Return SQL for the columns in which rows in `files` are compared with the hour's."""
+        return content_types(table.schema(), list(table.schemas().values()), files)
 
     def _unknown_fields(self, frames: _Frames) -> UnknownFields | None:
         if self._stream.unknown == "ignore" or not self._stream.format.names_fields:
@@ -611,10 +637,10 @@ class HourBuilder:
         if built.dead is not None and frames.staged is not None:
             dead = count_places(frames.staged.letters, built.dead.rows, cut.ranges)
         elif built.dead is not None:
-            letters = self._read_staged(self._stream.dead_letters_table, built.dead)
-            dead = count(in_one_task(letters, cut.offsets), cut.ranges)
+            letters = self._job.lake.load(self._stream.dead_letters_table)
+            dead = _count_files(letters, built.dead, cut.ranges)
         duplicate = frames.duplicates.offsets(cut.ranges)
-        conflicts = self._conflicts(frames, built, state).offsets(cut.ranges)
+        conflicts = self._conflicts(frames, built, state)
         unheld = self._unheld(frames, built, duplicate, conflicts, state)
         erased = plus(self._erased(frames, cut), unheld.erased)
         return Balance(
@@ -628,39 +654,29 @@ class HourBuilder:
             plus(conflicts, unheld.conflicts),
         )
 
-    def _conflicts(self, frames: _Frames, built: Built, state: State) -> Duplicates:
-        """Return the duplicates whose content no row that they may repeat has, compared in the
-        columns that every file of those rows has."""
+    def _conflicts(self, frames: _Frames, built: Built, state: State) -> Offsets:
+        """Return the number of duplicates whose content no row that they may repeat has, compared
+        in the columns that every file of those rows has, by partition."""
         if frames.duplicates.is_empty:
-            return frames.duplicates
+            return {}
         self.passes.begin("compare the content of duplicates")
-        kept = self._read_staged(self._stream.table, built.rows)
-        files = files_by_hour(state.table, "main", self.lookback(built.hour)).values()
-        schema = layer_diff.common_schema(
-            kept.schema,
-            list(state.table.schemas().values()),
-            state.table.schema(),
-            [file for of_hour in files for file in of_hour.values()],
-        )
-        places = frames.duplicates.places
-        places = F.broadcast(places) if frames.duplicates.few is not None else places
-        dropped = fit_to_table(
-            frames.rows.join(places, PLACE_COLUMNS, "left_semi"),
-            self._catalog,
-            state.table,
-            rows_columns(self._stream),
-        )
-        hashed = cached(
-            layer_diff.with_content(dropped, schema, RESERVED_COLUMNS), StorageLevel.MEMORY_AND_DISK
-        )
-        originals = reduce(
-            lambda one, other: one.unionByName(other),
-            (
-                layer_diff.with_content(rows, schema, RESERVED_COLUMNS)
-                for rows in (kept, *frames.served)
-            ),
-        )
-        return find_conflicts(frames.duplicates, hashed, originals)
+        content = self._content(state.table, frames.served)
+        event = [sql for name, sql in content.items() if name not in RESERVED_COLUMNS]
+        places, reader = frames.duplicates.table, RowReader.of(state.table)
+        run = self._run(built.cut.offsets + sum(file.record_count for file in frames.served))
+        if frames.staged is not None:
+            of_task = grouped(frames.staged.rows.files)
+            dropped = run([partial(hash_at, reader, files, event, places) for files in of_task])
+        else:
+            rows = frames.duplicates.only(frames.rows)
+            columns = rows_columns(self._stream)
+            rows = fit_to_table(rows, self._catalog, state.table, columns)
+            dropped = [hash_frame(rows, event)]
+        hashes = pa.concat_tables(dropped)
+        of_task = grouped([*built.rows.files, *frames.served])
+        found = run([partial(find_hashes, reader, files, event, hashes) for files in of_task])
+        others = hashes.join(pa.concat_tables(found), "hash", join_type="left anti")
+        return OffsetMasks.of([others], built.cut.ranges).distinct
 
     def _erased(self, frames: _Frames, cut: Cut) -> Offsets:
         """Return the number of records that were read and left out as erased, by partition."""
@@ -696,3 +712,9 @@ class HourBuilder:
         others = conflicts_of(repeated, before, conflicts)
         present_at = {p: of.present_at for p, of in seen.items()}
         return _Unheld(repeated, gaps, present_at, erased, others)
+
+
+def _count_files(table: Table, staged: Staged, ranges: Ranges) -> Counted:
+    """Count the places in staged files."""
+    batches = RowReader.of(table).read(staged.files, PLACE_COLUMNS)
+    return count_places((pa.table(batch) for batch in batches), staged.rows, ranges)

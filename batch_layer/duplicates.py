@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records.key_hashes import hash_keys
 from anabranch.records.staged import PLACE
 from batch_layer.cached import cached, release_at_the_end
-from batch_layer.offset_counts import OffsetMasks, count
+from batch_layer.offset_counts import OffsetMasks
 
 PLACE_COLUMNS = [*PLACE]
 
@@ -76,16 +76,22 @@ class Duplicates:
     def is_empty(self) -> bool:
         return self.few is not None and not len(self.few)
 
+    @cached_property
+    def table(self) -> pa.Table:
+        """The places in the driver's memory, twelve bytes each."""
+        return self.places.toArrow() if self.few is None else self.few
+
     def leave_out(self, rows: DataFrame) -> DataFrame:
         if self.is_empty:
             return rows
         return rows.join(_broadcast_few(self.places, self.few), PLACE_COLUMNS, "left_anti")
 
+    def only(self, rows: DataFrame) -> DataFrame:
+        return rows.join(_broadcast_few(self.places, self.few), PLACE_COLUMNS, "left_semi")
+
     def offsets(self, ranges: Ranges) -> Offsets:
         """Return the number of distinct offsets inside the ranges, by partition."""
-        if self.few is None:
-            return count(self.places, ranges).distinct
-        return OffsetMasks.of([self.few], ranges).distinct
+        return OffsetMasks.of([self.table], ranges).distinct
 
 
 def by_partition(places: pa.Table) -> dict[int, np.ndarray]:
@@ -161,17 +167,6 @@ def find_few_duplicates(
 def no_duplicates(rows: DataFrame) -> Duplicates:
     """Return the duplicates of a stream without a key: none."""
     return _duplicates_at(rows, _NO_PLACES)
-
-
-def find_conflicts(duplicates: Duplicates, dropped: DataFrame, originals: DataFrame) -> Duplicates:
-    """Return those among the dropped rows whose content no row of `originals` has: `dropped` has
-    their places and a `content`, and so have the rows that they may repeat."""
-    contents = dropped.select("content").distinct()
-    same = originals.join(_broadcast_few(contents, duplicates.few), "content", "left_semi")
-    other = dropped.join(
-        _broadcast_few(same.select("content").distinct(), duplicates.few), "content", "left_anti"
-    )
-    return Duplicates(*_computed(other.select(*PLACE_COLUMNS)))
 
 
 def _with_hashes(

@@ -8,8 +8,9 @@ missing file looks for all lost files around its hour, and reads the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from pyiceberg.manifest import DataFile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -63,6 +64,10 @@ class LostFiles:
             and (branch is None or (one.table == self._job.stream.table and branch in one.branches))
         ]
 
+    def without(self, files: Iterable[DataFile]) -> list[DataFile]:
+        """Return the files that storage has."""
+        return [file for file in files if file.file_path not in self._found]
+
     def read(
         self, spark: SparkSession, table_name: str, snapshot_id: int, hours: Collection[str]
     ) -> DataFrame:
@@ -77,7 +82,7 @@ class LostFiles:
         snapshot = table.metadata.snapshot_by_id(snapshot_id)
         assert snapshot is not None, "a rebuild keeps the snapshots that it reads"
         files = [f for of in files_at(table, snapshot, hours).values() for f in of.values()]
-        kept = [file for file in files if file.file_path not in self._found]
+        kept = self.without(files)
         if len(kept) == len(files):
             return rows
         if not kept:

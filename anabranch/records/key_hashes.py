@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    import duckdb
 
 
 def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
@@ -19,19 +16,28 @@ def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     parts = [_part(f"c{i}", rows.schema.field(name).type) for i, name in enumerate(key)]
     columns = {f"c{i}": _plain(rows.column(name)) for i, name in enumerate(key)}
     is_named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
-    cursor = _connection().cursor()
-    cursor.register("keys", pa.table(columns))
-    found = cursor.sql(f"SELECT CASE WHEN {is_named} THEN hash({', '.join(parts)}) END FROM keys")
-    hashes: pa.ChunkedArray = found.to_arrow_table().column(0)
+    sql = f"SELECT CASE WHEN {is_named} THEN hash({', '.join(parts)}) END FROM keys"
+    hashes = in_duckdb(sql, keys=pa.table(columns)).column(0)
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in hashes.chunks], pa.int64())
+
+
+def in_duckdb(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> pa.Table:
+    """Return the result of a query of these tables, on one core."""
+    with _connection().cursor() as cursor:
+        for name, table in tables.items():
+            cursor.register(name, table)
+        return cursor.sql(sql).to_arrow_table()
 
 
 @lru_cache(maxsize=1)
 def _connection() -> duckdb.DuckDBPyConnection:
-    # Imported here: few modules of a worker need it.
-    import duckdb
-
-    return duckdb.connect(config={"threads": 1})
+    connection = duckdb.connect(config={"threads": 1})
+    # A nested time is hashed by its text, which must not depend on the machine.
+    connection.execute("SET TimeZone = 'UTC'")
+    # The size of a stream of rows is unknown: a join would keep them all in memory, not the other
+    # side.
+    connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
+    return connection
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +60,7 @@ of a row group."""
 
 _SLICE_ROWS = 65_536
 
+T = TypeVar("T")
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 
@@ -277,27 +279,25 @@ def _certain_task(spec: TaskSpec) -> Task:
     return run
 
 
-def rewrite_files(
-    spark: SparkSession, paths: Sequence[str], dropped: Mapping[int, np.ndarray], target: Target
-) -> list[Output]:
-    """Write the rows of files again in tasks, without those at the offsets `dropped` by partition.
-    Return the new files. Raises Spark's errors."""
-    numbers = spark.range(len(paths), numPartitions=len(paths))
-    rows = numbers.mapInArrow(_rewrite_task(paths, dropped, target), REPORT).collect()
-    return [output for row in rows for output in TaskReport.of(bytes(row.report)).rows]
+def run_in_tasks(spark: SparkSession, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run functions in a task each; return their results in order. Raises Spark's errors."""
 
-
-def _rewrite_task(paths: Sequence[str], dropped: Mapping[int, np.ndarray], target: Target) -> Task:
     def run(batches: Batches) -> Batches:
-        report, files = TaskReport(), FileWriter(target, facts_of)
         for number in (i for batch in batches for i in batch.column("id").to_pylist()):
-            with target.io.new_input(paths[number]).open() as source:
-                for some in pq.ParquetFile(source).iter_batches(_SLICE_ROWS):
-                    report.rows += write_all(files, _without(pa.table(some), dropped))
-            report.rows += files.close()
-        yield pa.RecordBatch.from_pylist([{"report": report.as_bytes()}], schema=_REPORT_SCHEMA)
+            found = {"report": pickle.dumps(tasks[number]())}
+            yield pa.RecordBatch.from_pylist([found], schema=_REPORT_SCHEMA)
 
-    return run
+    numbers = spark.range(len(tasks), numPartitions=max(1, len(tasks)))
+    return [pickle.loads(row.report) for row in numbers.mapInArrow(run, REPORT).collect()]
+
+
+def rewrite_file(path: str, dropped: Mapping[int, np.ndarray], target: Target) -> list[Output]:
+    """Write the rows of a file again, without those at the offsets `dropped` by partition."""
+    files, outputs = FileWriter(target, facts_of), list[Output]()
+    with target.io.new_input(path).open() as source:
+        for some in pq.ParquetFile(source).iter_batches(_SLICE_ROWS):
+            outputs += write_all(files, _without(pa.table(some), dropped))
+    return outputs + files.close()
 
 
 def _without(rows: pa.Table, dropped: Mapping[int, np.ndarray]) -> pa.Table:

@@ -19,7 +19,7 @@ VERSIONS = "versions.json"
 CODE = ("anabranch", "speed_layer")
 """Our packages that Python workers import."""
 
-_PACKAGES = ("msgspec", "numpy", "protobuf", "pyarrow", "pyiceberg")
+_PACKAGES = ("duckdb", "msgspec", "numpy", "protobuf", "pyarrow", "pyiceberg")
 
 
 @cache

@@ -5,6 +5,7 @@ that the batch layer lacks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyiceberg.manifest import DataFile
-from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
 from anabranch.common.output import text
@@ -24,19 +23,18 @@ from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
 from serving_layer.layer_diff.kinds import (
+    AT,
     KIND,
     SAMPLE,
     SHOWN,
     Difference,
-    common_fields,
-    former_floats,
+    content_types,
     to_difference,
 )
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
 
 _MEMORY = "2GB"  # larger results spill to disk
-_AT = ("kafka_partition", "kafka_offset")
 KINDS = ("changed", "extra", "missing", "unread", "duplicate")
 
 
@@ -91,7 +89,7 @@ class Comparison:
         offset)."""
         columns = "".join(f", {quoted(c)}" for c in self._key)
         rows = self._ask(
-            f"SELECT {', '.join((*_AT, 'repeats', 'is_equal'))}{columns} FROM removed ORDER BY ALL "
+            f"SELECT {', '.join((*AT, 'repeats', 'is_equal'))}{columns} FROM removed ORDER BY ALL "
             f"LIMIT {limit}"
         )
         listed = [
@@ -123,7 +121,7 @@ class Comparison:
             row
             for kind in KINDS
             for row in self._ask(
-                f"SELECT {', '.join(_AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL "
+                f"SELECT {', '.join(AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL "
                 f"LIMIT {each}"
             )
         ]
@@ -142,7 +140,7 @@ class Comparison:
         """Return how many rows of the speed layer the batch layer lacks although they repeat no
         row."""
         return self._number(
-            f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})"
+            f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(AT)})"
         )
 
     def _find_removed(self) -> None:
@@ -153,7 +151,7 @@ class Comparison:
         )
         # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
         named = " OR ".join(f"{mine} IS NOT NULL" for mine, _ in parts) or "false"
-        columns = ", ".join((*_AT, *([key] if key else []), f"{self._event} AS event"))
+        columns = ", ".join((*AT, *([key] if key else []), f"{self._event} AS event"))
         self._run(
             f"CREATE TEMP TABLE lacking AS SELECT {columns} FROM speed "
             "ANTI JOIN batch USING (kafka_partition, kafka_offset)"
@@ -173,7 +171,7 @@ class Comparison:
     def _judge(self, unread: Ranges) -> None:
         self._connection.register("ranges", _table_of(unread))
         content = (
-            f"SELECT {', '.join(_AT)}, {self._content} AS hash FROM {layer}"
+            f"SELECT {', '.join(AT)}, {self._content} AS hash FROM {layer}"
             for layer in ("speed", "batch")
         )
         self._run(
@@ -203,14 +201,14 @@ class Comparison:
             self._connection.execute(sql)
 
 
-def compare_hashes(
+def kinds_of(
     speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges
-) -> Difference:
-    """Return the difference between the layers' rows of one hour. `speed` and `batch`: places with
-    the `hash` of the content. `removed`: places of records that the batch layer dropped as
-    duplicates. `unread`: offsets that the speed layer's rows do not account for. Pure."""
+) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Return the number of rows of each kind, and the first rows that differ. `speed` and `batch`:
+    places with the `hash` of the content. `removed`: places of records that the batch layer dropped
+    as duplicates. `unread`: offsets that the speed layer's rows do not account for. Pure."""
     tables = {"speed": speed, "batch": batch, "removed": removed, "ranges": _table_of(unread)}
-    with connected() as connection:
+    with connected(_MEMORY) as connection:
         for name, table in tables.items():
             connection.register(name, table)
         connection.execute(f"CREATE TEMP TABLE judged AS {_kinds_sql('FROM speed', 'FROM batch')}")
@@ -218,18 +216,16 @@ def compare_hashes(
             connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall()
         )
         shown = connection.execute(
-            f"SELECT kind, {', '.join(_AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT "
+            f"SELECT kind, {', '.join(AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT "
             f"{SAMPLE}"
         ).fetchall()
-    return to_difference(
-        counts, [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown]
-    )
+    return Counter(counts), [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown]
 
 
 def _kinds_sql(speed: str, batch: str) -> str:
     """Return SQL for the place and the kind of each row. `speed` and `batch`: SQL for the layers'
     places with a `hash`. Reads the tables `removed` and `ranges` of the connection."""
-    at = ", ".join(_AT)
+    at = ", ".join(AT)
     return f"""
         SELECT {at}, {KIND} AS kind FROM (
             SELECT {at}, speed, batch, removed,
@@ -302,28 +298,3 @@ def differing_columns(
         for name in one
         if text(one[name]) != text(other[name]) or type(one[name]) is not type(other[name])
     )
-
-
-def content_types(
-    now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]
-) -> dict[str, str]:
-    """Return, by column, the SQL expression by which two rows of an hour are compared. `files`: the
-    hour's files of the speed layer. Pure. As in the batch job (`serving_layer.layer_diff.spark`),
-    columns that a file of the speed layer lacks are left out, and a DOUBLE that was FLOAT is
-    compared as FLOAT. Unlike there, a nested column is left out as a whole. Nested values are
-    compared as text."""
-    field_ids, floats = common_fields(schemas, files), former_floats(schemas)
-    content = {}
-    for field in now.fields:
-        # A file's metrics cover the leaves of a nested column, not the column itself.
-        leaves = {
-            f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive
-        }
-        if field.name in _AT or not leaves <= field_ids:
-            continue
-        name = quoted(field.name)
-        if field.field_type.is_primitive:
-            content[field.name] = f"{name}::FLOAT" if leaves & floats else name
-        elif not leaves & floats:
-            content[field.name] = f"to_json({name})::VARCHAR"
-    return content

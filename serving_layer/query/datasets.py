@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, NotIn
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -29,12 +28,12 @@ from anabranch.common.errors import FileGone, Refused, Transient
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.lost_files import reports_missing_file
 from anabranch.iceberg.manifests import (
-    HOUR,
     HourManifest,
     hour_of_file,
     list_manifests,
     read_entries,
 )
+from anabranch.iceberg.row_reader import dataset_of, is_readable_by_name, read_by_id
 from serving_layer.query.pruning import (
     all_of,
     bucket_cases,
@@ -248,17 +247,11 @@ class TableFiles:
         `scans` records each scan; `reading` follows DuckDB's progress. Raises Transient."""
         if not self.manifests:
             return columns_only(self.table)
-        if not _readable_by_name(self.table):
-            # PyIceberg reads by field id, which is correct for a renamed column too, but loads the
-            # whole table into memory.
-            rows: BooleanExpression = AlwaysTrue()
-            if self.hours is not None:
-                rows = And(rows, In(term=HOUR, literals=set(self.hours)))
-            if self.without:
-                rows = And(rows, NotIn(term=HOUR, literals=set(self.without)))
+        if not is_readable_by_name(self.table):
             try:
-                self.scans.append(Scan(tuple(self.columns.names), None, tuple(self.select())))
-                return ds.dataset(self.table.scan(rows, snapshot_id=self.snapshot_id).to_arrow())
+                files = self.select()
+                self.scans.append(Scan(tuple(self.columns.names), None, tuple(files)))
+                return ds.dataset(read_by_id(self.table.metadata, self.table.io, files))
             except OSError as error:
                 raise Transient(
                     f"read {self.name}: expected its files, found: {error} (run it again)"
@@ -269,16 +262,7 @@ class TableFiles:
 
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
         """Return a dataset of only these files, on any storage."""
-        io: Any = self.table.io
-        fragments = []
-        for file in files:
-            scheme, netloc, path = io.parse_location(file.file_path, io.properties)
-            file_system = io.fs_by_scheme(scheme, netloc)
-            # With its size given, opening a file takes one request less.
-            fragments.append(
-                _PARQUET.make_fragment(path, file_system, file_size=file.file_size_in_bytes)
-            )
-        return ds.FileSystemDataset(fragments, self.columns, _PARQUET)
+        return dataset_of(self.table.io, self.columns, files)
 
     def _of_hours(self) -> Sequence[HourManifest]:
         if self.hours is None:
@@ -358,18 +342,3 @@ def plan_files(
             "files"
         )
     return TableFiles(name, table, snapshot_id, hours, tuple(manifests), without)
-
-
-def _readable_by_name(table: Table) -> bool:
-    """Return whether every column, nested ones too, has kept one name and one field id in all of
-    the table's schemas."""
-    pairs = {
-        (schema.find_field(column).field_id, column)
-        for schema in table.schemas().values()
-        for column in schema.column_names
-    }
-    return (
-        len({field_id for field_id, _ in pairs})
-        == len(pairs)
-        == len({column for _, column in pairs})
-    )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from budget import budget
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
 from anabranch.iceberg.hour_files import files_by_hour
@@ -25,7 +25,7 @@ from anabranch.records.staged import (
     TaskSpec,
     certain_from,
     read_facts,
-    rewrite_files,
+    rewrite_file,
     stage_certain,
 )
 from batch_layer import build as building
@@ -52,10 +52,8 @@ def one_file_less(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
 
 def one_file_more(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
     """With one more file, of one of the workers' rows."""
-    spark = SparkSession.getActiveSession()
-    assert spark is not None
-    paths = [max(certain.written.files, key=lambda file: file.record_count).file_path]
-    [more] = rewrite_files(spark, paths, {0: np.arange(1, 11)}, spec.target)
+    path = max(certain.written.files, key=lambda file: file.record_count).file_path
+    [more] = rewrite_file(path, {0: np.arange(1, 11)}, spec.target)
     files = (*certain.written.files, data_file_of(tables.rows, more))
     return replace(
         certain,
@@ -66,11 +64,9 @@ def one_file_more(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
 
 def one_row_less_than_reported(certain: Certain, spec: TaskSpec, tables: Tables) -> Certain:
     """With a file that has not all rows that its task reported."""
-    spark = SparkSession.getActiveSession()
-    assert spark is not None
     outputs = [output for report in certain.reports for output in report.rows]
     whole = max(outputs, key=lambda output: len(read_facts(output.facts)))
-    [less] = rewrite_files(spark, [whole.path], {0: np.array([0])}, spec.target)
+    [less] = rewrite_file(whole.path, {0: np.array([0])}, spec.target)
     said = replace(whole, path=less.path, size=less.size)
     reports = tuple(
         replace(report, rows=[said if output is whole else output for output in report.rows])

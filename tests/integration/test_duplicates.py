@@ -22,7 +22,6 @@ from batch_layer.duplicates import (
     Duplicates,
     bloom_filter_settings,
     drop_duplicates,
-    find_conflicts,
     find_duplicates,
     find_few_duplicates,
     hash_candidates,
@@ -153,35 +152,6 @@ def test_the_last_of_twelve_million_records_repeats_the_first(spark: SparkSessio
     facts = table.select(PLACE_COLUMNS).append_column("hash", hash_keys(table, ["id"]))
     found = find_few_duplicates(facts, rows, ["id"], None)
     assert places(found.places) == [(0, n - 1)]
-
-
-@pytest.mark.parametrize("most", [500_000, 1])
-def test_duplicates_with_other_content_are_found(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """`most`: also with more duplicates than fit the driver."""
-    monkeypatch.setattr(duplicates, "MOST_BROADCAST", most)
-    rows: Rows = [
-        ("a", 1, 0, 1, "x"),
-        ("a", 1, 0, 2, "x"),
-        ("a", 1, 1, 3, "y"),
-        ("b", 1, 0, 4, "served too"),
-        ("b", 1, 0, 5, "not served"),
-        ("c", 1, 0, 6, "x"),
-    ]
-    served = frame(spark, [("b", 1, 0, 0, "served too"), ("b", 1, 0, 1, "other")])
-    every = frame(spark, rows)
-    found = find_duplicates(every, ["id"], served.select("id"))
-    assert places(found.places) == [(0, 2), (0, 4), (0, 5), (1, 3)]
-
-    def content(rows: DataFrame) -> DataFrame:
-        return rows.select(*PLACE_COLUMNS, F.xxhash64("id", "part", "payload").alias("content"))
-
-    dropped = content(every.join(found.places, list(PLACE_COLUMNS), "left_semi"))
-    originals = content(found.leave_out(every)).unionByName(content(served))
-    conflicts = find_conflicts(found, dropped, originals)
-    assert places(conflicts.places) == [(0, 5), (1, 3)]
-    assert conflicts.offsets({0: (0, 9), 1: (0, 9)}) == {0: 1, 1: 1}
 
 
 def test_rows_of_the_same_table_on_both_sides(spark: SparkSession) -> None:

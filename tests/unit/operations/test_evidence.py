@@ -6,16 +6,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import duckdb
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from lakes import StreamLake, new_state
 from proofs import CUT, HOUR, NEXT, accept, event, job, new_proof, read
-from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
-from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
 from anabranch.cli import main
@@ -26,7 +21,7 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import diff
 from anabranch.protocol.ledger_row import Diff
 from anabranch.protocol.publish import Publish, new_id
-from serving_layer.layer_diff.duckdb import Comparison, Place, content_types
+from serving_layer.layer_diff.duckdb import Place
 
 
 @pytest.fixture
@@ -218,55 +213,3 @@ def test_the_command_adds_the_rows_to_the_explanation(
     assert "1 duplicates counted, 1 found" in shown
     assert shown.endswith("nothing explains 1 changed\n")
     assert CliRunner().invoke(main, asked[:-1]).exit_code == 0
-
-
-SCHEMA = pa.schema(
-    [
-        ("kafka_partition", pa.int32()),
-        ("kafka_offset", pa.int64()),
-        ("ingest_hour", pa.string()),
-        ("a", pa.int32()),
-        ("b", pa.int32()),
-        ("tags", pa.list_(pa.string())),
-        ("scores", pa.map_(pa.string(), pa.float64())),
-        ("nested", pa.struct([("n", pa.int32()), ("m", pa.map_(pa.string(), pa.int32()))])),
-    ]
-)
-
-
-def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
-    def table(values: tuple[Any, ...]) -> pa.Table:
-        row = dict(zip(SCHEMA.names, (0, 1, NEXT, *values), strict=True))
-        return pa.Table.from_pylist([row], schema=SCHEMA)
-
-    connection = duckdb.connect(":memory:")
-    for name, rows in (
-        ("speed", table(one)),
-        ("batch", table(other)),
-        ("earlier", SCHEMA.empty_table()),
-    ):
-        connection.register(name, rows)
-    now = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(SCHEMA))
-    comparison = Comparison(connection, content_types(now, [now], ()), ("a",))
-    return comparison.compare({}, 0)[0].diff.changed
-
-
-# As tests/integration/test_difference.py has them for Spark.
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ((1, None, None, None, None), (None, 1, None, None, None)),
-        ((1, 2, ["a"], None, None), (1, 2, ["b"], None, None)),
-        ((1, 2, [None], None, None), (1, 2, [], None, None)),
-        ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
-        ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
-        (
-            (1, 2, None, None, {"n": 1, "m": {"k": 1}}),
-            (1, 2, None, None, {"n": None, "m": {"k": 1}}),
-        ),
-        ((1, 2, None, None, {"n": None, "m": None}), (1, 2, None, None, None)),
-    ],
-)
-def test_other_content_is_seen_in_every_type(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert _changed(one, one) == 0
-    assert _changed(one, other) == 1

@@ -1,0 +1,263 @@
+"""The difference of the two layers, by the files of a table: every kind of row, every type that a
+stream may have, and tables that evolved."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lakes import new_lake, new_stream
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from anabranch.config.columns import parse_columns
+from anabranch.iceberg import admin
+from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.schema_evolution import evolve
+from anabranch.iceberg.table_schemas import rows_columns, rows_schema
+from anabranch.offsets.position import Ranges
+from anabranch.records.row_hashes import find_hashes, hash_at
+from serving_layer.layer_diff import files as layer_files
+from serving_layer.layer_diff.files import compare_files
+from serving_layer.layer_diff.kinds import SAMPLE, Difference, content_types
+
+NAME = "games.other"
+PLACE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())])
+Values = dict[str, Any]
+Place = tuple[int, int]
+
+
+class Layers:
+    """A table, and the files of the rows that each layer wrote."""
+
+    def __init__(self, folder: Path, ddl: str) -> None:
+        self._lake = new_lake(folder).lake
+        schema = rows_schema(new_stream(schema=ddl, columns=parse_columns(ddl)))
+        admin.create(self._lake, NAME, schema, (), {})
+
+    @property
+    def table(self) -> Table:
+        return self._lake.load(NAME)
+
+    def evolve(self, ddl: str) -> None:
+        evolve(self._lake, NAME, rows_columns(new_stream(schema=ddl, columns=parse_columns(ddl))))
+
+    def write(self, rows: Sequence[tuple[Place, Values]]) -> list[DataFile]:
+        """Append rows; return the new files."""
+        table = self.table
+        before = {task.file.file_path for task in table.scan().plan_files()}
+        own = {"ingest_hour": "2026-11-21T00", "event_date": 1}
+        full = [
+            own | {"id": "x", "kafka_partition": p, "kafka_offset": o} | values
+            for (p, o), values in rows
+        ]
+        table.append(pa.Table.from_pylist(full, schema=schema_to_pyarrow(table.schema())))
+        tasks = table.refresh().scan().plan_files()
+        return [task.file for task in tasks if task.file.file_path not in before]
+
+    def content(self, files: Sequence[DataFile]) -> dict[str, str]:
+        table = self.table
+        return content_types(table.schema(), list(table.schemas().values()), files)
+
+    def compare(
+        self,
+        speed: Sequence[DataFile],
+        batch: Sequence[DataFile],
+        removed: Sequence[Place] = (),
+        unread: Ranges | None = None,
+        erased: Sequence[Place] = (),
+    ) -> Difference:
+        return compare_files(
+            speed,
+            batch,
+            RowReader.of(self.table),
+            [*self.content(speed).values()],
+            places(removed),
+            places(erased),
+            unread or {},
+            in_tasks,
+        )
+
+
+def in_tasks(tasks: Sequence[Callable[[], pa.Table]]) -> list[pa.Table]:
+    """As Spark's workers: functions and results are sent."""
+    return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(task))())) for task in tasks]
+
+
+def places(of: Sequence[Place]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(PLACE.names, one, strict=True)) for one in of], PLACE)
+
+
+def test_missing_extra_and_duplicate_rows_are_distinguished(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, "id STRING NOT NULL")
+    speed = layers.write([((0, o), {}) for o in (1, 2, 3, 7)])
+    batch = layers.write([((0, 1), {}), ((0, 4), {})])
+    found = layers.compare(speed, batch, removed=[(0, 2)], erased=[(0, 7)])
+    diff = found.diff
+    assert (found.speed_rows, found.batch_rows) == (3, 2)
+    assert (diff.missing, diff.extra, diff.changed, diff.duplicate) == (1, 1, 0, 1)
+    assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [("extra", 3), ("missing", 4)]
+
+
+def test_unread_offsets_explain_missing_rows_without_a_file_of_the_speed_layer(
+    tmp_path: Path,
+) -> None:
+    layers = Layers(tmp_path, "id STRING NOT NULL")
+    batch = layers.write([((0, 1), {}), ((0, 2), {}), ((1, 2), {})])
+    found = layers.compare([], batch, unread={0: (2, 9)})
+    diff = found.diff
+    assert (found.speed_rows, diff.missing, diff.unread, diff.extra) == (0, 3, 1, 0)
+    assert [(s["kind"], s["partition"]) for s in diff.sample or ()] == [
+        ("missing", 0),
+        ("missing", 1),
+        ("unread", 0),
+    ]
+    assert layers.compare([], []).diff == layers.compare(batch, batch).diff
+
+
+@pytest.mark.parametrize("at_once", [4_096, 1])
+def test_every_kind_is_counted_wherever_among_the_offsets_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Against a plain count, over many blocks and files: most alike, some with one thing in them,
+    some with several."""
+    monkeypatch.setattr(layer_files, "_BLOCKS", at_once)
+    monkeypatch.setattr(layer_files, "_TASK_ROWS", 2_500)
+    dice, layers = random.Random(7), Layers(tmp_path, "id STRING NOT NULL, v STRING")
+    kinds = ["same"] * 400 + ["missing", "extra", "changed", "duplicate", "absent"]
+    speed, batch, removed, counted = [], [], [], Counter[str]()
+    for offset in range(6_000):
+        kind = dice.choice(kinds) if offset % 1_500 > 300 else "same"
+        # Unread offsets are a range.
+        kind = "unread" if 2_000 <= offset < 2_200 else kind
+        counted[kind] += 1
+        if kind in ("same", "extra", "changed", "duplicate"):
+            speed.append(((1, offset), {"v": f"v{offset % 7}"}))
+        if kind in ("same", "missing", "unread", "changed"):
+            batch.append(((1, offset), {"v": f"v{offset % 7}" if kind != "changed" else "other"}))
+        if kind == "duplicate":
+            removed.append((1, offset))
+    # Two that changed places, and a row three times: what a digest alone would not see.
+    speed[0], speed[1] = (speed[0][0], speed[1][1]), (speed[1][0], speed[0][1])
+    speed += [speed[200], speed[200]]
+    assert all(
+        counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")
+    ), counted
+    dice.shuffle(speed)
+    dice.shuffle(batch)
+    of_speed = [file for i in range(4) for file in layers.write(speed[i::4])]
+    of_batch = [file for i in range(3) for file in layers.write(batch[i::3])]
+    found = layers.compare(of_speed, of_batch, removed, {1: (2_000, 2_200)})
+    diff = found.diff
+    assert found.speed_rows == len(speed)
+    assert (diff.missing, diff.unread) == (
+        counted["missing"] + counted["unread"],
+        counted["unread"],
+    )
+    # The row that the speed layer has three times counts three times.
+    assert found.batch_rows == len(batch) + 2
+    assert (diff.extra, diff.changed, diff.duplicate) == (
+        counted["extra"],
+        counted["changed"] + 2,
+        counted["duplicate"],
+    )
+    assert [s["offset"] for s in (diff.sample or ())[:2]] == [0, 1]
+
+
+NESTED = (
+    "id STRING NOT NULL, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, nested "
+    "STRUCT<n: INT, m: MAP<STRING, INT>>"
+)
+CHANGES: list[tuple[Values, Values]] = [
+    ({"a": 1}, {"b": 1}),
+    ({"tags": ["a"]}, {"tags": ["b"]}),
+    ({"tags": [None]}, {"tags": []}),
+    ({"tags": []}, {}),
+    ({"scores": {"k": 1.0}}, {"scores": {"k": 2.0}}),
+    ({"scores": {"k": None}}, {"scores": {}}),
+    ({"nested": {"n": 1, "m": {"k": 1}}}, {"nested": {"n": None, "m": {"k": 1}}}),
+    ({"nested": {"n": None, "m": None}}, {}),
+]
+
+
+def test_other_content_is_seen_in_every_type(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, NESTED)
+    # Far apart: no block of offsets has two changes.
+    one, other = (
+        layers.write([((0, 10_000 * i), change[which]) for i, change in enumerate(CHANGES)])
+        for which in (0, 1)
+    )
+    for files in (one, other):
+        assert layers.compare(files, files).diff.changed == 0
+    diff = layers.compare(one, other).diff
+    assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
+    assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [
+        ("changed", 10_000 * i) for i in range(SAMPLE)
+    ]
+
+
+BEFORE = (
+    "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m "
+    "MAP<STRING, INT>"
+)
+AFTER = (
+    "id STRING NOT NULL, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, items "
+    "ARRAY<STRUCT<a: DOUBLE, b: INT>>, m MAP<STRING, BIGINT>, colour STRING, home STRUCT<city: "
+    "STRING>, g DOUBLE"
+)
+OLD: Values = {"n": 1, "f": 0.1, "s": {"a": 1}, "items": [{"a": 0.1}], "m": {"k": 1}}
+NEW: Values = {
+    **OLD,
+    "s": {"a": 1, "b": "b"},
+    "items": [{"a": 0.1, "b": 1}],
+    "colour": "red",
+    "home": {"city": "Ulm"},
+    "g": 1.0,
+}
+
+
+def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, BEFORE)
+    speed = layers.write([((0, 1), OLD), ((0, 2), OLD), ((0, 3), {}), ((0, 4), OLD)])
+    layers.evolve(AFTER)
+    other = NEW | {"s": {"a": 2, "b": "b"}}
+    batch = layers.write([((0, 1), NEW), ((0, 2), NEW | {"n": 2}), ((0, 3), {}), ((0, 4), other)])
+    diff = layers.compare(speed, batch).diff
+    assert (diff.missing, diff.extra, diff.changed) == (0, 0, 2)
+    assert [s["offset"] for s in diff.sample or ()] == [2, 4]
+    # In the hour in which columns were added, and where a file lacks nothing.
+    later = layers.write([((0, 5), NEW)])
+    batch = [*batch, *layers.write([((0, 5), NEW | {"colour": "blue"})])]
+    assert layers.compare([*speed, *later], batch).diff.changed == 2
+    assert layers.compare(later, batch).diff.changed == 1
+    assert {"colour", "home", "g"}.isdisjoint(layers.content([*speed, *later]))
+    assert {"colour", "home", "g"} <= layers.content(later).keys()
+
+
+def test_a_renamed_column_is_compared_by_its_id(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, "id STRING NOT NULL, n INT")
+    speed = layers.write([((0, 1), {"n": 1}), ((0, 2), {"n": 2})])
+    with layers.table.update_schema() as update:
+        update.rename_column("n", "m")
+    batch = layers.write([((0, 1), {"m": 1}), ((0, 2), {"m": 3})])
+    assert RowReader.of(layers.table).metadata is not None
+    assert layers.compare(speed, batch).diff.changed == 1
+
+
+def test_the_content_of_dropped_rows_is_looked_up(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, "id STRING NOT NULL, v STRING")
+    files = layers.write([((0, o), {"v": v}) for o, v in enumerate("xxyz")])
+    served = layers.write([((1, 7), {"v": "y"}), ((1, 8), {"v": "x"})])
+    reader, content = RowReader.of(layers.table), [layers.content(files)["v"]]
+    dropped = hash_at(reader, files, content, places([(0, 1), (0, 2), (0, 3)]))
+    assert sorted(dropped.column("kafka_offset").to_pylist()) == [1, 2, 3]
+    found = {*find_hashes(reader, served, content, dropped).column("hash").to_pylist()}
+    others = [row["kafka_offset"] for row in dropped.to_pylist() if row["hash"] not in found]
+    assert others == [3]
