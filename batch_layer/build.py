@@ -8,7 +8,7 @@ look-back. Hours rebuilt together therefore see each other's staged rows instead
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.fail_points import Step, reach
@@ -37,10 +38,11 @@ from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol import coverage, dead_letters, ledger, shares
 from anabranch.protocol.erasure_filter import load_filter
-from anabranch.protocol.ledger_row import Diff, HourAccount, UnknownFields
+from anabranch.protocol.ledger_row import Diff, HourAccount, QualityResult, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
+from anabranch.records.key_hashes import find_keys, keys_at
 from anabranch.records.reshape import fit_to_table
 from anabranch.records.row_hashes import find_hashes, hash_at, hash_frame
 from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
@@ -61,6 +63,7 @@ from batch_layer.balance import (
 )
 from batch_layer.cached import cached, released_at_the_end
 from batch_layer.duplicates import (
+    NO_DUPLICATES,
     PLACE_COLUMNS,
     Duplicates,
     bloom_filter_settings,
@@ -68,7 +71,6 @@ from batch_layer.duplicates import (
     find_duplicates,
     find_few_duplicates,
     names_event,
-    no_duplicates,
     without_empty_texts,
 )
 from batch_layer.lost_files import LostFiles
@@ -115,6 +117,17 @@ RebuiltHours = Mapping[str, Built]
 
 
 @dataclass(frozen=True)
+class _Served:
+    """The rows that `main` will serve in the look-back: those of `hours` in a snapshot, and staged
+    ones; and all their files."""
+
+    snapshot_id: int
+    hours: Sequence[str]
+    staged: Sequence[Staged]
+    files: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True)
 class _Frames:
     """An hour's records in Spark: its good `rows` with duplicates, their counts (`held` counts
     erased ones too), and the places of duplicates. `places`: of all good and dead records.
@@ -124,7 +137,7 @@ class _Frames:
     `staged`: the records as workers staged them. Otherwise Spark `read` them; `erased`: the places
     of erased records, if an erasure applies."""
 
-    rows: DataFrame
+    rows: Callable[[], DataFrame]
     counts: ReadCounts
     duplicates: Duplicates
     in_kafka: Ranges
@@ -205,7 +218,7 @@ class HourBuilder:
         with self.passes.for_hour(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together)
             batch = self._read_table(state.heads["batch"], [hour]).select(*PLACE_COLUMNS)
-            kept = frames.duplicates.leave_out(frames.rows.select(*PLACE_COLUMNS))
+            kept = frames.duplicates.leave_out(frames.rows().select(*PLACE_COLUMNS))
             if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
                 if frames.staged is not None:
                     self._job.lake.discard(self._stream.table, frames.staged.rows)
@@ -258,9 +271,8 @@ class HourBuilder:
             {hour: cut.ranges},
         )
         served = self._served(hour, state, together)
-        of_served = self._served_files(hour, state, together)
         if left_out is None and (staged := self._staged(hour, cut, state, served)) is not None:
-            return replace(staged, served=of_served)
+            return staged
         read = self.reader.read(hour, cut, state)
         self.passes.begin("count what was read")
         counts = read.counts(cut.ranges)
@@ -289,30 +301,31 @@ class HourBuilder:
         # original would otherwise remove a row that has to stay.
         self.passes.begin("find duplicates")
         rows = records.good(read.decoded, self._stream)
-        duplicates = self._duplicates(rows, cut, served, None)
+        duplicates = self._duplicates(rows, cut, served)
         return _Frames(
-            rows,
+            lambda: rows,
             counts,
             duplicates,
             read.in_kafka,
             read.accepted,
-            of_served,
+            served.files,
             read=read,
             erased=erased,
         )
 
-    def _staged(
-        self, hour: str, cut: Cut, state: State, served: tuple[DataFrame, ...]
-    ) -> _Frames | None:
+    def _staged(self, hour: str, cut: Cut, state: State, served: _Served) -> _Frames | None:
         """Read the hour in one pass. Return None if Spark has to read its records."""
         staged = self.reader.stage(hour, cut, state, self._order)
         if staged is None:
             return None
-        rows = in_one_task(self._read_staged(self._stream.table, staged.rows), cut.offsets)
+
+        def rows() -> DataFrame:
+            return in_one_task(self._read_staged(self._stream.table, staged.rows), cut.offsets)
+
         counts, accepted = staged.counts(cut.ranges), None
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for records missing in Kafka")
-            places = rows.select(*PLACE_COLUMNS)
+            places = rows().select(*PLACE_COLUMNS)
             if staged.letters:
                 dead = pa.concat_tables(staged.letters)
                 places = places.union(self._spark.createDataFrame(dead, places.schema))
@@ -323,53 +336,69 @@ class HourBuilder:
                 return None
             accepted = stored.accepted
         self.passes.begin("find duplicates")
-        duplicates = self._duplicates(rows, cut, served, staged)
-        return _Frames(rows, counts, duplicates, staged.in_kafka, accepted, staged=staged)
+        duplicates = self._few_duplicates(staged, state, served)
+        if duplicates is None:
+            duplicates = self._duplicates(rows(), cut, served)
+        return _Frames(
+            rows, counts, duplicates, staged.in_kafka, accepted, served.files, staged=staged
+        )
 
-    def _duplicates(
-        self, rows: DataFrame, cut: Cut, served: tuple[DataFrame, ...], staged: StagedHour | None
-    ) -> Duplicates:
+    def _few_duplicates(
+        self, staged: StagedHour, state: State, served: _Served
+    ) -> Duplicates | None:
+        """Find duplicates by the hashes of keys, if workers reported them."""
         key = self._stream.key
-        if not key or (staged is not None and not staged.rows.files):
-            return no_duplicates(rows)
+        if not key or not staged.rows.files:
+            return NO_DUPLICATES
+        if not staged.is_hashed:
+            return None
+        reader = RowReader.of(state.table)
+
+        def read(task: Callable[..., pa.Table], files: Sequence[DataFile], of: object) -> pa.Table:
+            tasks = [partial(task, reader, some, key, of) for some in grouped(files)]
+            return pa.concat_tables(self._run(sum(f.record_count for f in files))(tasks))
+
+        return find_few_duplicates(
+            staged.facts,
+            key,
+            lambda places: read(keys_at, staged.rows.files, places),
+            lambda hashes: read(find_keys, served.files, hashes),
+        )
+
+    def _duplicates(self, rows: DataFrame, cut: Cut, served: _Served) -> Duplicates:
+        key = self._stream.key
+        if not key:
+            return NO_DUPLICATES
+        frames = [self._read_table(served.snapshot_id, served.hours)] if served.hours else []
+        frames += [self._read_staged(self._stream.table, staged) for staged in served.staged]
         known = (
-            reduce(DataFrame.unionByName, (of.select(*key) for of in served)) if served else None
+            reduce(DataFrame.unionByName, (of.select(*key) for of in frames)) if frames else None
         )
-        if staged is not None and staged.is_hashed:
-            return find_few_duplicates(staged.facts, rows, key, known)
-        named = in_one_task(rows.select(*PLACE_COLUMNS, *key), cut.offsets)
-        return find_duplicates(named, key, known)
-
-    def _served(self, hour: str, state: State, together: RebuiltHours) -> tuple[DataFrame, ...]:
-        """Return the rows that `main` will serve in the look-back: its own, then staged ones."""
-        if not (lookback := self.lookback(hour)):
-            return ()
-        staged = self._rebuilt(lookback, state, together)
-        # Hours that are rebuilt together are read as staged, not as `main` serves them: an event
-        # that a new revision drops there would be dropped here too, and be in no hour.
-        not_rebuilt = [h for h in lookback if h not in {b.hour for b in staged}]
-        return (
-            self._read_table(state.heads["main"], not_rebuilt),
-            *(self._read_staged(self._stream.table, b.rows) for b in staged),
+        return find_duplicates(
+            in_one_task(rows.select(*PLACE_COLUMNS, *key), cut.offsets), key, known
         )
 
-    def _served_files(
-        self, hour: str, state: State, together: RebuiltHours
-    ) -> tuple[DataFile, ...]:
-        """Return the files of `_served`."""
-        staged = self._rebuilt(self.lookback(hour), state, together)
-        hours = {*self.lookback(hour)} - {b.hour for b in staged}
-        by_hour = files_by_hour(state.table, "main", hours)
-        of_main = (file for files in by_hour.values() for file in files.values())
-        return (*self._lost.without(of_main), *(file for b in staged for file in b.rows.files))
-
-    def _rebuilt(self, hours: Sequence[str], state: State, together: RebuiltHours) -> list[Built]:
-        """Return the hours that are rebuilt together and that `main` will serve."""
-        return [
+    def _served(self, hour: str, state: State, together: RebuiltHours) -> _Served:
+        """Return the rows that `main` will serve in the look-back: its own, and staged ones."""
+        lookback = self.lookback(hour)
+        rebuilt = [
             together[h]
-            for h in hours
+            for h in lookback
             if h in together and state.overrides.get(h, "batch") == "batch"
         ]
+        # Hours that are rebuilt together are read as staged, not as `main` serves them: an event
+        # that a new revision drops there would be dropped here too, and be in no hour.
+        hours = [h for h in lookback if h not in {b.hour for b in rebuilt}]
+        of_main = files_by_hour(state.table, "main", hours).values()
+        return _Served(
+            state.heads["main"],
+            hours,
+            [b.rows for b in rebuilt],
+            (
+                *self._lost.without(file for files in of_main for file in files.values()),
+                *(file for b in rebuilt for file in b.rows.files),
+            ),
+        )
 
     def _read_table(self, snapshot_id: int, hours: Sequence[str]) -> DataFrame:
         return self._lost.read(self._spark, self._stream.table, snapshot_id, hours)
@@ -428,14 +457,14 @@ class HourBuilder:
             frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target
         )
         kept = fit_to_table(
-            frames.duplicates.leave_out(frames.rows),
+            frames.duplicates.leave_out(frame := frames.rows()),
             self._catalog,
             state.table,
             rows_columns(stream),
         )
         # If whole tasks of the read make enough files, write them without a shuffle. A stream's
         # sort order needs a shuffle, so that files do not overlap.
-        is_unmoved = files == 1 or (not sort and files <= frames.rows.rdd.getNumPartitions())
+        is_unmoved = files == 1 or (not sort and files <= frame.rdd.getNumPartitions())
         # The date is the first partition field; a writer has one partition's file open at a time.
         partitions = [F.expr(column) for column in spark_columns(state.table, self._catalog)]
         ordered = [F.col(order[0]), *partitions, *map(F.col, order[1:])]
@@ -467,7 +496,7 @@ class HourBuilder:
             if is_at(read_facts(output.facts), offsets).any()
         ]
         tasks = [partial(rewrite_file, path, offsets, hour.target) for path in again]
-        outputs = [output for of_task in run_in_tasks(self._spark, tasks) for output in of_task]
+        outputs = [output for of_task in self._run(hour.rows.rows)(tasks) for output in of_task]
         hour.outputs.update({output.path: output for output in outputs})
         written = hour.certain.written
         kept = (file for file in written.files if file.file_path not in set(again))
@@ -504,12 +533,11 @@ class HourBuilder:
             )
         # Step 5: judge the staged rows, which are those that the publish adds.
         self.passes.begin("judge the quality")
-        rows = in_one_task(self._read_staged(self._stream.table, built.rows), cut.offsets)
-        quality = run_suite(
-            rows,
-            self._stream.expectations,
-            self._row_count_baseline(built.hour, balance, differing.diff, state),
-        )
+        quality = QualityResult(passed=True)
+        if (suite := self._stream.expectations) is not None:
+            staged = in_one_task(self._read_staged(self._stream.table, built.rows), cut.offsets)
+            baseline = self._row_count_baseline(built.hour, balance, differing.diff, state)
+            quality = run_suite(staged, suite, baseline)
         objections += [f"quality: {failed['message']}" for failed in quality.failed]
         self.passes.begin("count unknown fields")
         unknown = self._unknown_fields(frames)
@@ -668,7 +696,7 @@ class HourBuilder:
             of_task = grouped(frames.staged.rows.files)
             dropped = run([partial(hash_at, reader, files, event, places) for files in of_task])
         else:
-            rows = frames.duplicates.only(frames.rows)
+            rows = frames.duplicates.only(frames.rows())
             columns = rows_columns(self._stream)
             rows = fit_to_table(rows, self._catalog, state.table, columns)
             dropped = [hash_frame(rows, event)]

@@ -7,7 +7,7 @@ so each releases its own records.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pyspark import StorageLevel
@@ -27,13 +27,8 @@ def cached(
     checkpoint = frame.localCheckpoint(eager=not is_lazy, storageLevel=level)
     # Spark itself frees them only after a garbage collection of Java.
     records = checkpoint._jdf.queryExecution().analyzed().rdd()
-    release_at_the_end(lambda: records.unpersist(False))
+    getattr(_THREAD_STATE, "kept", []).append(lambda: records.unpersist(False))
     return checkpoint
-
-
-def release_at_the_end(release: Callable[[], object]) -> None:
-    """Call `release` at the end of `released_at_the_end`, if within."""
-    getattr(_THREAD_STATE, "kept", []).append(release)
 
 
 @contextmanager

@@ -13,22 +13,23 @@ the hour (`find_duplicates`): one number of each row. Only the key of the look-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType
 
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records.key_hashes import hash_keys
+from anabranch.records.key_hashes import HASH, in_duckdb, key_parts
 from anabranch.records.staged import PLACE
-from batch_layer.cached import cached, release_at_the_end
+from batch_layer.cached import cached
 from batch_layer.offset_counts import OffsetMasks
 
 PLACE_COLUMNS = [*PLACE]
@@ -36,6 +37,7 @@ PLACE_COLUMNS = [*PLACE]
 MOST_BROADCAST = 500_000
 """Maximum number of rows that are broadcast instead of shuffled: some tens of megabytes."""
 
+_PLACES_DDL = "kafka_partition INT, kafka_offset BIGINT"
 _NO_PLACES = pa.schema(
     [("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 ).empty_table()
@@ -65,12 +67,11 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them in the
-    driver's memory, if they are at most MOST_BROADCAST; `places` then has the same rows, otherwise
-    it reads the executors' cache."""
+    """Partition and offset of the rows that the rule drops. `few`: all of them in the driver's
+    memory, if they are at most MOST_BROADCAST; otherwise `many` reads the executors' cache."""
 
-    places: DataFrame
     few: pa.Table | None
+    many: DataFrame | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -79,19 +80,31 @@ class Duplicates:
     @cached_property
     def table(self) -> pa.Table:
         """The places in the driver's memory, twelve bytes each."""
-        return self.places.toArrow() if self.few is None else self.few
+        if self.few is not None:
+            return self.few
+        assert self.many is not None
+        return self.many.toArrow().cast(_NO_PLACES.schema)
 
     def leave_out(self, rows: DataFrame) -> DataFrame:
         if self.is_empty:
             return rows
-        return rows.join(_broadcast_few(self.places, self.few), PLACE_COLUMNS, "left_anti")
+        return rows.join(self._in(rows.sparkSession), PLACE_COLUMNS, "left_anti")
 
     def only(self, rows: DataFrame) -> DataFrame:
-        return rows.join(_broadcast_few(self.places, self.few), PLACE_COLUMNS, "left_semi")
+        return rows.join(self._in(rows.sparkSession), PLACE_COLUMNS, "left_semi")
 
     def offsets(self, ranges: Ranges) -> Offsets:
         """Return the number of distinct offsets inside the ranges, by partition."""
         return OffsetMasks.of([self.table], ranges).distinct
+
+    def _in(self, spark: SparkSession) -> DataFrame:
+        if self.few is None:
+            assert self.many is not None
+            return self.many
+        return F.broadcast(spark.createDataFrame(self.few, _PLACES_DDL))
+
+
+NO_DUPLICATES = Duplicates(_NO_PLACES)
 
 
 def by_partition(places: pa.Table) -> dict[int, np.ndarray]:
@@ -115,91 +128,66 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     several, few = _computed(several.distinct())
     if few is not None and not len(few):
         # Spark plans no work for limit(0).
-        return Duplicates(rows.select(*PLACE_COLUMNS).limit(0), _NO_PLACES)
+        return NO_DUPLICATES
     suspects = cached(named.join(_broadcast_few(several, few), "_hash", "left_semi"), is_lazy=True)
     # Decision 22: the rule compares keys. By hashes, two events with one hash would become one row.
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
-    return Duplicates(
-        *_computed(
-            suspects.select(*PLACE_COLUMNS).join(
-                kept.select(*PLACE_COLUMNS), PLACE_COLUMNS, "left_anti"
-            )
+    many, few = _computed(
+        suspects.select(*PLACE_COLUMNS).join(
+            kept.select(*PLACE_COLUMNS), PLACE_COLUMNS, "left_anti"
         )
     )
+    return Duplicates(few, many)
 
 
 def find_few_duplicates(
     facts: pa.Table,
-    rows: DataFrame,
     key: Sequence[str],
-    served: DataFrame | None,
-    hashed: Callable[[pa.Table, Sequence[str]], pa.ChunkedArray] = hash_keys,
-) -> Duplicates:
-    """Find duplicates as `find_duplicates`, by the `facts` of the rows: places, and the `hash` of
-    each key (`anabranch.records.staged.facts_of`). Spark reads only the keys of the look-back, and
-    applies the rule only to candidates, if any."""
+    read_keys: Callable[[pa.Table], pa.Table],
+    find_served: Callable[[NDArray[np.int64]], pa.Table],
+) -> Duplicates | None:
+    """Find duplicates as `find_duplicates`, in the driver's memory, by the `facts` of the rows:
+    places, and the `hash` of each key (`anabranch.records.staged.facts_of`). `read_keys`: returns
+    the keys of the rows at places. `find_served`: returns the keys in the look-back with one of
+    these hashes (`anabranch.records.key_hashes.find_keys`). Return None if more than MOST_BROADCAST
+    rows are candidates."""
     named = facts.filter(facts.column("hash").is_valid())
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
-    several, known = hashes[numbers > 1], None
-    if served is not None and len(hashes):
-        found = cached(
-            _with_hashes(served.select(*key), key, hashes, hashed),
-            StorageLevel.MEMORY_AND_DISK,
-            is_lazy=True,
-        )
-        others = np.unique(found.select("_hash").toArrow().column("_hash").to_numpy())
-        if len(others):
-            several, known = np.union1d(several, others), found.select(*key)
+    if not len(hashes):
+        return NO_DUPLICATES
+    served = find_served(hashes)
+    several = np.union1d(hashes[numbers > 1], served.column(HASH).to_numpy())
     suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several, pa.int64())))
-    suspected = suspected.select(PLACE_COLUMNS).cast(_NO_PLACES.schema)
-    if len(suspected) > MOST_BROADCAST:
-        return find_duplicates(rows, key, served)
     if not len(suspected):
-        return _duplicates_at(rows, _NO_PLACES)
-    at = rows.sparkSession.createDataFrame(suspected, rows.select(*PLACE_COLUMNS).schema)
-    suspects = rows.select(*key, *PLACE_COLUMNS).join(F.broadcast(at), PLACE_COLUMNS, "left_semi")
-    # Decision 22: the rule compares keys. By hashes, two events with one hash would become one row.
-    kept = drop_duplicates(suspects, key, known).select(*PLACE_COLUMNS).toArrow()
-    dropped = suspected.join(kept, PLACE_COLUMNS, join_type="left anti")
-    return _duplicates_at(rows, dropped.cast(_NO_PLACES.schema))
+        return NO_DUPLICATES
+    if len(suspected) > MOST_BROADCAST:
+        return None
+    suspects = read_keys(suspected.select(PLACE_COLUMNS).cast(_NO_PLACES.schema))
+    return Duplicates(_dropped(suspects, served, key).cast(_NO_PLACES.schema))
 
 
-def no_duplicates(rows: DataFrame) -> Duplicates:
-    """Return the duplicates of a stream without a key: none."""
-    return _duplicates_at(rows, _NO_PLACES)
+def _dropped(suspects: pa.Table, served: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the places of the rows that `drop_duplicates` drops, all with keys that name an event.
+    Decision 22: it compares keys. By hashes, two events with one hash would become one row."""
+    names, at = [f"k{i}" for i in range(len(key))], ", ".join(PLACE_COLUMNS)
 
+    def parts(of: pa.Table) -> str:
+        return ", ".join(f"{p} AS {n}" for p, n in zip(key_parts(of, key), names, strict=True))
 
-def _with_hashes(
-    rows: DataFrame,
-    key: Sequence[str],
-    hashes: np.ndarray,
-    hashed: Callable[[pa.Table, Sequence[str]], pa.ChunkedArray],
-) -> DataFrame:
-    """Return the keys of rows with their `_hash`, if it is one of these hashes (sorted)."""
-    sent = rows.sparkSession.sparkContext.broadcast(hashes)
-
-    def choose(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for batch in batches:
-            table = pa.table(batch)
-            found = table.append_column("_hash", hashed(table, key))
-            found = found.filter(found.column("_hash").is_valid())
-            # Sorted, so that each search is of the logarithm of the hour's size.
-            mine = found.column("_hash").to_numpy()
-            places = np.searchsorted(sent.value, mine)
-            is_one = sent.value[np.minimum(places, len(sent.value) - 1)] == mine
-            yield from found.filter(pa.array(is_one)).to_batches()
-
-    release_at_the_end(sent.destroy)
-    return rows.mapInArrow(choose, StructType([*rows.schema, StructField("_hash", LongType())]))
-
-
-def _duplicates_at(rows: DataFrame, few: pa.Table) -> Duplicates:
-    """Return the duplicates at few places of `rows`. PySpark cannot make a frame of an empty
-    table."""
-    places = rows.select(*PLACE_COLUMNS)
-    return Duplicates(
-        places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0),
-        few,
+    # Null equals null in a part of the key: else a repeated event with such a part would stay a row
+    # in both hours.
+    same = " AND ".join(f"s.{name} IS NOT DISTINCT FROM o.{name}" for name in names)
+    return in_duckdb(
+        f"""
+        SELECT {at} FROM (
+            SELECT *, row_number() OVER (
+                PARTITION BY {", ".join(names)} ORDER BY kafka_offset, kafka_partition
+            ) AS number FROM (SELECT {at}, {parts(suspects)} FROM suspects)
+        ) s LEFT JOIN (SELECT DISTINCT {parts(served)}, true AS is_served FROM served) o ON {same}
+        WHERE number > 1 OR is_served
+        """,
+        suspects=suspects,
+        served=served,
     )
 
 

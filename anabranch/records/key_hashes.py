@@ -1,5 +1,5 @@
-"""Hashes of the keys of events, equal for equal keys. Only candidates for duplicates are found by
-them; the keys themselves decide."""
+"""Keys of events, and their hashes, equal for equal keys. Only candidates for duplicates are found
+by hashes; the keys themselves decide."""
 
 from __future__ import annotations
 
@@ -7,18 +7,61 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile
+
+from anabranch.iceberg.row_reader import RowReader
+
+HASH = "key-hash"
+"""The column with the hash of a key. No column of a stream can have this name."""
 
 
 def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     """Return the hash of each row's key; null for a key without a part, which names no event. Types
     that a column can be widened to hash alike, and so do an empty text and null."""
-    parts = [_part(f"c{i}", rows.schema.field(name).type) for i, name in enumerate(key)]
-    columns = {f"c{i}": _plain(rows.column(name)) for i, name in enumerate(key)}
+    parts = key_parts(rows, key)
     is_named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
     sql = f"SELECT CASE WHEN {is_named} THEN hash({', '.join(parts)}) END FROM keys"
-    hashes = in_duckdb(sql, keys=pa.table(columns)).column(0)
+    hashes = in_duckdb(sql, keys=rows.select(key)).column(0)
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in hashes.chunks], pa.int64())
+
+
+def key_parts(rows: pa.Table, key: Sequence[str]) -> list[str]:
+    """Return SQL for the parts of a key, whose values are equal if the keys are."""
+    return [_part('"' + c.replace('"', '""') + '"', rows.schema.field(c).type) for c in key]
+
+
+def find_keys(
+    reader: RowReader, files: Sequence[DataFile], key: Sequence[str], hashes: NDArray[np.int64]
+) -> pa.Table:
+    """Return the keys of the rows of files with their HASH, if it is one of these (sorted)."""
+    source = reader.read(files, key)
+    found = []
+    for batch in source:
+        rows = _with_hash(pa.table(batch), key)
+        # Sorted, so that each search is of the logarithm of the hour's size.
+        mine = rows.column(HASH).to_numpy()
+        places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
+        found.append(rows.filter(pa.array(hashes[places] == mine)))
+    return pa.concat_tables([_with_hash(source.schema.empty_table(), key), *found])
+
+
+def _with_hash(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows whose key names an event, with its hash."""
+    rows = rows.append_column(HASH, hash_keys(rows, key))
+    return rows.filter(rows.column(HASH).is_valid())
+
+
+def keys_at(
+    reader: RowReader, files: Sequence[DataFile], key: Sequence[str], places: pa.Table
+) -> pa.Table:
+    """Return the keys of the rows at these places."""
+    columns = [*dict.fromkeys((*places.column_names, *key))]
+    at = ", ".join(places.column_names)
+    sql = f"FROM rows WHERE ({at}) IN (SELECT ({at}) FROM places)"
+    return in_duckdb(sql, rows=reader.read(files, columns), places=places)
 
 
 def in_duckdb(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> pa.Table:
@@ -40,10 +83,6 @@ def _connection() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-
-
 def _part(name: str, kind: pa.DataType) -> str:
     """Return SQL for a part of a key: an empty text is null, and a narrower type as the widest."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -54,5 +93,7 @@ def _part(name: str, kind: pa.DataType) -> str:
         return f"CAST({name} AS BIGINT)"
     if pa.types.is_floating(kind):
         return f"CAST({name} AS DOUBLE)"
+    if pa.types.is_timestamp(kind):
+        return f"epoch_us({name})"
     # By its text, since its precision can grow.
     return f"CAST({name} AS VARCHAR)" if pa.types.is_decimal(kind) else name

@@ -40,11 +40,9 @@ _VALUES = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
 _ROWS = _VALUES | {"unexpected_index_column_names": list(POSITION)}
 
 
-def run_suite(
-    frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None
-) -> QualityResult:
-    """Evaluate the suite of `path` on an hour's rows. Without a file everything passes. The result
-    has a few hundred bytes for each expectation, and no value of a row.
+def run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None = None) -> QualityResult:
+    """Evaluate the suite of `path` on an hour's rows. The result has a few hundred bytes for each
+    expectation, and no value of a row.
 
     `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one
     that raised has failed. Without rows, expectations on each row pass, and those on columns or
@@ -53,8 +51,6 @@ def run_suite(
     `load_suite`, Refused if Great Expectations omits an expectation, Transient if the rows could
     not be read.
     """
-    if path is None:
-        return QualityResult(passed=True)
     with _LOCK:
         return _run_suite(frame, path, known)
 

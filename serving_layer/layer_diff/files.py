@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
@@ -20,8 +21,14 @@ from anabranch.records.row_hashes import digest_files, hash_files
 from serving_layer.layer_diff.duckdb import kinds_of
 from serving_layer.layer_diff.kinds import SAMPLE, Difference, to_difference
 
-Run = Callable[[Sequence[Callable[[], pa.Table]]], Sequence[pa.Table]]
-"""Runs functions in tasks, and returns their results in order."""
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs functions in tasks, and returns their results in order."""
+
+    def __call__(self, tasks: Sequence[Callable[[], T]], /) -> Sequence[T]: ...
+
 
 # Rows that a task reads, if it has several files; blocks whose rows the driver compares at once.
 _TASK_ROWS, _BLOCKS = 500_000, 4_096

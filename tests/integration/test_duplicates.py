@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from anabranch.records.key_hashes import hash_keys
+from anabranch.records.key_hashes import HASH, hash_keys
 from batch_layer import duplicates
 from batch_layer.duplicates import (
     PLACE_COLUMNS,
@@ -40,21 +42,37 @@ def places(rows: DataFrame) -> list[tuple[int, int]]:
     return sorted((r.kafka_partition, r.kafka_offset) for r in rows.collect())
 
 
+def repeated(found: Duplicates) -> list[tuple[int, int]]:
+    return sorted(zip(*found.table.to_pydict().values(), strict=True))
+
+
 def find_few(
     rows: DataFrame, key: list[str], served: DataFrame | None, few: int | None = None
 ) -> Duplicates:
     """Duplicates by the hashes in the driver's memory. `few`: of so many different hashes."""
+    columns = [*dict.fromkeys([*key, *PLACE_COLUMNS])]
+    table = rows.select(*columns).toArrow()
+    # As the table's files are read: in its types.
+    old = rows.limit(0).select(*key) if served is None else served.select(*key)
+    known = old.toArrow()
 
-    def hashed(table: pa.Table, key: list[str]) -> pa.ChunkedArray:
+    def hashed(table: pa.Table) -> pa.ChunkedArray:
         found = hash_keys(table, key)
         if few is None:
             return found
         some = [None if one is None else one % few for one in found.to_pylist()]
         return pa.chunked_array([pa.array(some, pa.int64())])
 
-    table = rows.toArrow()
-    facts = table.select(PLACE_COLUMNS).append_column("hash", hashed(table, key))
-    return find_few_duplicates(facts, rows, key, served, hashed)
+    def find_served(hashes: NDArray[np.int64]) -> pa.Table:
+        found = known.append_column(HASH, hashed(known))
+        return found.filter(pc.is_in(found.column(HASH), pa.array(hashes)))
+
+    facts = table.select(PLACE_COLUMNS).append_column("hash", hashed(table))
+    at = list(PLACE_COLUMNS)
+    found = find_few_duplicates(
+        facts, key, lambda places: table.join(places, at, join_type="left semi"), find_served
+    )
+    return find_duplicates(rows, key, served) if found is None else found
 
 
 def kept(
@@ -64,12 +82,12 @@ def kept(
     by_rule = places(drop_duplicates(rows, key, served))
     for find in (find_duplicates, partial(find_few, few=few)):
         found = find(rows, key, served)
-        repeated = places(found.places)
-        assert sorted([*by_rule, *repeated]) == places(rows)
+        dropped = repeated(found)
+        assert sorted([*by_rule, *dropped]) == places(rows)
         assert places(found.leave_out(rows)) == by_rule
-        assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in repeated)
+        assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in dropped)
         assert found.offsets({0: (2, 5)}).get(0, 0) == sum(
-            p == 0 and 2 <= o < 5 for p, o in repeated
+            p == 0 and 2 <= o < 5 for p, o in dropped
         )
     return by_rule
 
@@ -132,26 +150,28 @@ def test_an_empty_text_is_no_part_of_a_key(spark: SparkSession) -> None:
     served = frame(spark, [("", None, 0, 0, ""), ("", 2, 0, 0, "")])
     for known in (None, served):
         found = find_few(named, ["id", "part"], known)
-        assert places(found.places) == [(0, 4)]
+        assert repeated(found) == [(0, 4)]
         found = find_duplicates(frame(spark, rows), ["id", "part"], known)
-        assert places(found.places) == [(0, 4)]
+        assert repeated(found) == [(0, 4)]
     # By the text alone, no record has a key but the one with a space.
     assert find_duplicates(frame(spark, rows), ["id"], served).is_empty
 
 
 @pytest.mark.full
-def test_the_last_of_twelve_million_records_repeats_the_first(spark: SparkSession) -> None:
+def test_the_last_of_twelve_million_records_repeats_the_first() -> None:
     n = 12_000_000
     ids = np.arange(n)
     ids[-1] = 0
-    table = pa.table({"id": ids, "kafka_partition": np.zeros(n, np.int32), "kafka_offset": ids})
-    table = table.set_column(2, "kafka_offset", pa.array(np.arange(n)))
-    rows = spark.range(n).selectExpr(
-        f"IF(id = {n - 1}, 0, id) AS id", "0 AS kafka_partition", "id AS kafka_offset"
-    )
+    at = {"kafka_partition": np.zeros(n, np.int32), "kafka_offset": np.arange(n)}
+    table = pa.table({"id": ids, **at})
     facts = table.select(PLACE_COLUMNS).append_column("hash", hash_keys(table, ["id"]))
-    found = find_few_duplicates(facts, rows, ["id"], None)
-    assert places(found.places) == [(0, n - 1)]
+    found = find_few_duplicates(
+        facts,
+        ["id"],
+        lambda places: table.join(places, list(PLACE_COLUMNS), join_type="left semi"),
+        lambda _: table.slice(0, 0).append_column(HASH, pa.array([], pa.int64())),
+    )
+    assert found is not None and repeated(found) == [(0, n - 1)]
 
 
 def test_rows_of_the_same_table_on_both_sides(spark: SparkSession) -> None:
@@ -232,14 +252,15 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
 def test_only_hashes_are_shuffled_where_nothing_repeats(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def repeated(*_: object) -> None:
+    def rule(*_: object) -> None:
         raise AssertionError("the rule is applied to rows that repeat nothing")
 
-    monkeypatch.setattr(duplicates, "drop_duplicates", repeated)
+    monkeypatch.setattr(duplicates, "drop_duplicates", rule)
+    monkeypatch.setattr(duplicates, "_dropped", rule)
     rows = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
     for find in (find_duplicates, find_few):
         found = find(rows, ["id"], frame(spark, [("f", None, 0, 0, "")]))
-        assert found.is_empty and places(found.places) == []
+        assert found.is_empty and repeated(found) == []
         assert places(found.leave_out(rows)) == places(rows)
 
 

@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.protocol.ledger_row import QualityResult
-from batch_layer.quality.gate import _exception, run_suite
+from batch_layer.quality.gate import _exception
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, load_suite
 from batch_layer.quality.wording import FailedExpectation, describe_failure
@@ -57,11 +56,6 @@ def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> Non
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.yaml: expected a readable suite"):
         load_suite(tmp_path / "none.yaml")
-
-
-def test_without_a_suite_everything_passes() -> None:
-    nothing: Any = None
-    assert run_suite(nothing, None) == QualityResult(passed=True)
 
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from lakes import new_lake, new_stream
@@ -23,6 +24,7 @@ from anabranch.iceberg.row_reader import RowReader
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
+from anabranch.records.key_hashes import HASH, find_keys, hash_keys, keys_at
 from anabranch.records.row_hashes import find_hashes, hash_at
 from serving_layer.layer_diff import files as layer_files
 from serving_layer.layer_diff.files import compare_files
@@ -261,3 +263,20 @@ def test_the_content_of_dropped_rows_is_looked_up(tmp_path: Path) -> None:
     found = {*find_hashes(reader, served, content, dropped).column("hash").to_pylist()}
     others = [row["kafka_offset"] for row in dropped.to_pylist() if row["hash"] not in found]
     assert others == [3]
+
+
+def test_keys_are_found_by_their_hashes_and_by_their_places(tmp_path: Path) -> None:
+    layers = Layers(tmp_path, "id STRING NOT NULL, n INT")
+    rows = [((0, o), {"id": id}) for o, id in enumerate(["a", "b", "a", "", "c"])]
+    files = [file for part in (rows[:2], rows[2:]) for file in layers.write(part)]
+    reader, key = RowReader.of(layers.table), ["id", "n"]
+    wanted = pa.table({"id": ["a", "c", "z"], "n": pa.array([None] * 3, pa.int32())})
+    hashes = np.sort(hash_keys(wanted, key).to_numpy())
+    found = find_keys(reader, files, key, hashes)
+    assert sorted(found.column("id").to_pylist()) == ["a", "a", "c"]
+    assert {*found.column(HASH).to_pylist()} < {*hashes.tolist()}
+    # A key without a part names no event.
+    assert len(find_keys(reader, files, key, hash_keys(wanted, ["n"]).fill_null(0).to_numpy())) == 0
+    at = keys_at(reader, files, key, places([(0, 1), (0, 3), (1, 4)])).to_pylist()
+    assert sorted((row["kafka_offset"], row["id"]) for row in at) == [(1, "b"), (3, "")]
+    assert len(find_keys(reader, [], key, hashes)) == len(keys_at(reader, [], key, places([]))) == 0
