@@ -88,8 +88,9 @@ from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_tasks
 from batch_layer.sources import HourReader, HourRecords, StagedHour
 from batch_layer.unknown_fields import count_unknown, sum_unknown
+from serving_layer.layer_diff.duckdb import content_types
 from serving_layer.layer_diff.files import Run, compare_files, grouped
-from serving_layer.layer_diff.kinds import Difference, content_types
+from serving_layer.layer_diff.kinds import Difference
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 

@@ -6,14 +6,17 @@ that the batch layer lacks."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from anabranch.common.output import text
 from anabranch.config.stream import RESERVED_COLUMNS
@@ -28,7 +31,8 @@ from serving_layer.layer_diff.kinds import (
     SAMPLE,
     SHOWN,
     Difference,
-    content_types,
+    common_fields,
+    former_floats,
     to_difference,
 )
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
@@ -298,3 +302,42 @@ def differing_columns(
         for name in one
         if text(one[name]) != text(other[name]) or type(one[name]) is not type(other[name])
     )
+
+
+def content_types(
+    now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]
+) -> dict[str, str]:
+    """Return, by column, the SQL expression by which two rows of an hour are compared. `files`: the
+    files whose rows are compared. Nested values are compared as text. Pure."""
+    known, floats = common_fields(schemas, files), former_floats(schemas)
+    content = {}
+    for field in now.fields:
+        sql = _compared(quoted(field.name), field, known, floats)
+        if field.name not in AT and sql is not None:
+            nested = not field.field_type.is_primitive
+            content[field.name] = f"to_json({sql})::VARCHAR" if nested else sql
+    return content
+
+
+def _compared(
+    value: str, field: NestedField, known: Collection[int], floats: Collection[int]
+) -> str | None:
+    """Return SQL for the part of a value that is compared; None if a file lacks all of it."""
+    kind, item = field.field_type, f"i{field.field_id}"
+    if isinstance(kind, StructType):
+        fields = {
+            f.name: _compared(f"{value}.{quoted(f.name)}", f, known, floats) for f in kind.fields
+        }
+        parts = [f"{quoted(name)} := {sql}" for name, sql in fields.items() if sql is not None]
+        whole = f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"
+        return whole if parts else None
+    if isinstance(kind, ListType):
+        element = _compared(item, kind.element_field, known, floats)
+        return element and f"list_transform({value}, lambda {item}: {element})"
+    if isinstance(kind, MapType):
+        part = _compared(f"{item}.value", kind.value_field, known, floats)
+        pair = f"struct_pack(k := {item}.key, v := {part})"
+        return part and f"list_transform(map_entries({value}), lambda {item}: {pair})"
+    if field.field_id not in known:
+        return None
+    return f"{value}::FLOAT" if field.field_id in floats else value

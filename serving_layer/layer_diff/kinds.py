@@ -9,60 +9,20 @@ explain --rows`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
-from pyiceberg.types import FloatType, ListType, MapType, NestedField, StructType
+from pyiceberg.types import FloatType
 
 from anabranch.protocol.ledger_row import Diff
-from serving_layer.query.datasets import quoted
 
 AT = ("kafka_partition", "kafka_offset")
 
 
-def content_types(
-    now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]
-) -> dict[str, str]:
-    """Return, by column, the SQL expression by which two rows of an hour are compared. `files`: the
-    files whose rows are compared. Nested values are compared as text. Pure."""
-    known, floats = _common_fields(schemas, files), _former_floats(schemas)
-    content = {}
-    for field in now.fields:
-        sql = _compared(quoted(field.name), field, known, floats)
-        if field.name not in AT and sql is not None:
-            nested = not field.field_type.is_primitive
-            content[field.name] = f"to_json({sql})::VARCHAR" if nested else sql
-    return content
-
-
-def _compared(
-    value: str, field: NestedField, known: Collection[int], floats: Collection[int]
-) -> str | None:
-    """Return SQL for the part of a value that is compared; None if a file lacks all of it."""
-    kind, item = field.field_type, f"i{field.field_id}"
-    if isinstance(kind, StructType):
-        fields = {
-            f.name: _compared(f"{value}.{quoted(f.name)}", f, known, floats) for f in kind.fields
-        }
-        parts = [f"{quoted(name)} := {sql}" for name, sql in fields.items() if sql is not None]
-        whole = f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"
-        return whole if parts else None
-    if isinstance(kind, ListType):
-        element = _compared(item, kind.element_field, known, floats)
-        return element and f"list_transform({value}, lambda {item}: {element})"
-    if isinstance(kind, MapType):
-        part = _compared(f"{item}.value", kind.value_field, known, floats)
-        pair = f"struct_pack(k := {item}.key, v := {part})"
-        return part and f"list_transform(map_entries({value}), lambda {item}: {pair})"
-    if field.field_id not in known:
-        return None
-    return f"{value}::FLOAT" if field.field_id in floats else value
-
-
-def _common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
+def common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
     """Return the ids of the fields that all of `files` contain. Fields in all of the table's
     `schemas` are in every file. A field that was added later is left out if a file lacks it: the
     rows of that file are null only for that reason."""
@@ -76,7 +36,7 @@ def _common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[
     }
 
 
-def _former_floats(schemas: Sequence[Schema]) -> set[int]:
+def former_floats(schemas: Sequence[Schema]) -> set[int]:
     """Return the ids of the fields that were FLOAT in one of the table's schemas."""
     return {
         id

@@ -27,8 +27,9 @@ from anabranch.offsets.position import Ranges
 from anabranch.records.key_hashes import HASH, find_keys, hash_keys, keys_at
 from anabranch.records.row_hashes import find_hashes, hash_at
 from serving_layer.layer_diff import files as layer_files
+from serving_layer.layer_diff.duckdb import content_types
 from serving_layer.layer_diff.files import compare_files
-from serving_layer.layer_diff.kinds import SAMPLE, Difference, content_types
+from serving_layer.layer_diff.kinds import SAMPLE, Difference
 
 NAME = "games.other"
 PLACE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())])
