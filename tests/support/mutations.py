@@ -91,8 +91,8 @@ MUTATIONS = (
     Mutation(
         "duplicates are looked for in the hour alone",
         "batch_layer/build.py",
-        "served = self._served(hour, state, together)",
-        "served = None",
+        "lookback = self.lookback(hour)",
+        "lookback = list[str]()",
         ("tests/integration/test_two_arms.py::test_duplicates_malformed_and_late_records_are_accounted_for",),
     ),
     Mutation(
