@@ -381,7 +381,7 @@ class HourBuilder:
 
     def _served(self, hour: str, state: State, together: RebuiltHours) -> _Served:
         """Return the rows that `main` will serve in the look-back: its own, and staged ones."""
-        lookback = self.lookback(hour)
+        lookback = self.lookback(hour) if self._stream.key else []
         rebuilt = [
             together[h]
             for h in lookback
