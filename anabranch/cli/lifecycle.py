@@ -11,6 +11,7 @@ from anabranch.cli.options import (
     DURATION,
     StreamSelection,
     all_streams,
+    master_option,
     named_streams,
     open_stream,
     stream_argument,
@@ -246,12 +247,12 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
 @click.command("import")
 @stream_argument
 @click.option(
-    "--files",
+    "--from",
     "sources",
-    metavar="FOLDER",
+    metavar="[FORMAT:]PATH|TABLE",
     multiple=True,
     required=True,
-    help="May be repeated. Parquet, JSON lines, an Iceberg or Delta table; s3://… or local.",
+    help="A folder (local or s3://…) or a table of the catalog; may be repeated.",
 )
 @click.option(
     "--version",
@@ -277,6 +278,7 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
+@master_option
 @report
 def import_(
     stream: str,
@@ -287,18 +289,20 @@ def import_(
     seam: Literal["offsets", "key"],
     why: str | None,
     dry_run: bool,
+    master: str | None,
 ) -> Report[object]:
-    """Import hours before the stream's first from files.
+    """Import hours before the stream's first, by Spark.
 
     \b
-    anabranch import game_events --files s3://archive/events --hours 2026-01-01T00.. --dry-run
+    anabranch import game_events --from s3://archive/events --hours 2026-01-01T00.. --dry-run
 
-    Each hour is accepted with an account that counts source rows instead of offsets. Hours before
-    the stream's first are imported, newest first, several per commit; the live position does not
-    change. --time gives the hour of a row, by default kafka_timestamp, timestamp or the stream's
-    event time. Rows that repeat a row by the stream's key are left out. The same command continues
-    an interrupted import, of a Delta table from the version that it began with, and changes nothing
-    once it is done.
+    FORMAT is parquet, orc, json (lines), csv (with a header), avro, delta or iceberg; without it,
+    the folder's content decides. Each hour is accepted with an account that counts source rows
+    instead of offsets. Hours before the stream's first are imported, newest first, several per
+    commit; the live position does not change. --time gives the hour of a row, by default
+    kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's
+    key are left out. The same command continues an interrupted import, of a Delta table from the
+    version that it began with, and changes nothing once it is done.
     """
     from anabranch.cli.render.changes import (
         imported_text,
@@ -306,20 +310,23 @@ def import_(
         plan_view,
         planned_text,
     )
-    from anabranch.lifecycle.importing import run
+    from anabranch.lifecycle.importing import run, tasks
     from anabranch.protocol.publisher import Publisher
+    from anabranch.spark import submit
 
     first, last = _hours_to_import(hours)
     job = open_stream(stream)
     if version is not None and len(sources) > 1:
-        raise click.UsageError("--version: expected one --files")
+        raise click.UsageError("--version: expected one --from")
     own, *others = sources
     order = run.ImportRequest(own, first, last, time, seam == "key", why, version, tuple(others))
-    if dry_run:
-        plan = run.plan(job, order)
-        view = {"stream": stream, "dry_run": True, **plan_view(plan)}
-        return Report(view, planned_text(stream, plan))
-    done = run.run(job, Publisher(job.lake, job.stream), order)
+    with submit.session_here(job.environment, f"anabranch import {stream}", master) as spark:
+        workers = tasks.on_spark(spark)
+        if dry_run:
+            plan = run.plan(job, order, workers)
+            view = {"stream": stream, "dry_run": True, **plan_view(plan)}
+            return Report(view, planned_text(stream, plan))
+        done = run.run(job, Publisher(job.lake, job.stream), order, workers)
     return Report(imported_view(stream, done), imported_text(stream, done, job.stream.key))
 
 

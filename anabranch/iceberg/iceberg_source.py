@@ -15,10 +15,12 @@ from pyiceberg.table import FileScanTask, StaticTable
 
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.file_io import for_tasks
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
 
 _METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.(?:gz\.)?metadata\.json")
 
@@ -45,18 +47,23 @@ class IcebergPart:
     """One data file of a table, read in the table's current columns without deleted rows (delete
     files)."""
 
-    table: Table
+    metadata: TableMetadata
+    io: FileIO
     task: FileScanTask
 
     @property
+    def path(self) -> str:
+        return self.task.file.file_path
+
+    @property
     def schema_arrow(self) -> pa.Schema:
-        return schema_to_pyarrow(self.table.schema(), include_field_ids=False)
+        return schema_to_pyarrow(self.metadata.schema(), include_field_ids=False)
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows with some columns. Raises Transient."""
         with lake_errors(f"read {self.task.file.file_path}"):
-            projected = self.table.schema().select(*columns)
-            scan = ArrowScan(self.table.metadata, self.table.io, projected, AlwaysTrue())
+            projected = self.metadata.schema().select(*columns)
+            scan = ArrowScan(self.metadata, self.io, projected, AlwaysTrue())
             for batch in scan.to_record_batches([self.task]):
                 yield from (
                     batch.slice(begin, batch_size) for begin in range(0, batch.num_rows, batch_size)
@@ -88,4 +95,5 @@ def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
                 "writes them; run Spark's rewrite_data_files with delete-file-threshold 1 on it "
                 "first"
             )
-    return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]
+    io = for_tasks(table.io)
+    return snapshot.snapshot_id, [IcebergPart(table.metadata, io, task) for task in tasks]

@@ -1,14 +1,16 @@
 """Tables that other programs write, read without Spark and in bounded memory: Iceberg tables of the
-catalog or of a folder, Delta tables, folders of Parquet files. Nothing is written."""
+catalog or of a folder, Delta tables, folders of files. Nothing is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 
 from anabranch.common.errors import Refused, TableMissing
@@ -18,7 +20,7 @@ from anabranch.iceberg import file_sink
 from anabranch.iceberg.arrow_types import open_parquet
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
-from anabranch.iceberg.file_io import LakeFileIO
+from anabranch.iceberg.file_io import LakeFileIO, for_tasks
 from anabranch.iceberg.files import Stored, files_by_name, root_of
 from anabranch.iceberg.iceberg_source import find_metadata, open_parts, parts_of
 from anabranch.iceberg.lake import Lake
@@ -27,11 +29,16 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# The bytes above which a Parquet file is read in parts of about this size.
+_LARGE = 256 * 2**20
 
 
 class Part(Protocol):
-    """A data file. `iter_batches` yields rows with the columns, or fields of columns (`a.b`), that
-    the file has."""
+    """A data file, or a part of one. `iter_batches` yields rows with the columns, or fields of
+    columns (`a.b`), that the file has."""
+
+    @property
+    def path(self) -> str: ...
 
     @property
     def schema_arrow(self) -> pa.Schema: ...
@@ -39,13 +46,19 @@ class Part(Protocol):
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
 
 
+MakeParts = Callable[["FileIO", Stored, str], Sequence[Part]]
+"""Returns the parts of a file of a folder, from its name in the folder."""
+
+
 @dataclass(frozen=True)
 class OtherTable:
-    """A table at one version: its description, its columns, and its data files."""
+    """A table at one version: its description, its columns, and its data files. `version`: that of
+    a Delta table."""
 
     what: str
     schema: pa.Schema
     parts: Sequence[Part]
+    version: int | None = None
 
 
 def location_of(text: str) -> str:
@@ -55,14 +68,24 @@ def location_of(text: str) -> str:
     return f"file://{Path(text).absolute()}"
 
 
-def open_other(environment: Environment, name: str) -> OtherTable:
+def open_other(
+    environment: Environment,
+    name: str,
+    form: str | None = None,
+    version: int | None = None,
+    make: MakeParts | None = None,
+    strict: bool = False,
+) -> OtherTable:
     """Open a table of the catalog (`namespace.table`), a `.metadata.json` of an Iceberg table, or a
-    folder (local or on S3) of an Iceberg table, a Delta table or Parquet files.
+    folder (local or on S3) of an Iceberg table, a Delta table or files.
 
-    In the folder of Spark's file sink only the files in its log count, as for Spark. Raises
-    TableMissing, Refused for a table that cannot be read exactly, ConfigurationError, Transient.
+    `form`: what it is (`delta`, `iceberg`, or a format of files), found if it is None. `version`:
+    that of a Delta table; None for the newest. `make` opens files; None for Parquet. In the folder
+    of Spark's file sink only the files in its log count, as for Spark; `strict` refuses a damaged
+    log. Raises TableMissing, Refused for a table that cannot be read exactly, ConfigurationError,
+    Transient.
     """
-    if "/" not in name:
+    if "/" not in name and form in (None, "iceberg"):
         lake = Lake(environment)
         if (table := lake.find(name)) is None:
             raise TableMissing(
@@ -72,17 +95,27 @@ def open_other(environment: Environment, name: str) -> OtherTable:
         snapshot, parts = parts_of(table, name)
         what = f"Iceberg table {name}, snapshot {snapshot}"
         return OtherTable(what, table.schema().as_arrow(), parts)
-    location, io = location_of(name), LakeFileIO(catalog_properties(environment))
-    if location.endswith(".metadata.json"):
+    location, io = location_of(name), for_tasks(LakeFileIO(catalog_properties(environment)))
+    if location.endswith(".metadata.json") and version is None:
         return _static(io, location)
     stored = files_by_name(io, location)
     # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
-    if (metadata := find_metadata(stored, location)) is not None:
+    is_iceberg = form == "iceberg" or (form is None and version is None)
+    if is_iceberg and (metadata := find_metadata(stored, location)) is not None:
         return _static(io, stored[metadata].path)
-    if any(path.startswith(f"{LOG_FOLDER}/") for path in stored):
-        version, delta = open_version(io, location, stored, None)
-        return OtherTable(f"Delta table {name}, version {version}", delta[0].schema_arrow, delta)
-    return _parquet(io, stored, location)
+    has_log = any(path.startswith(f"{LOG_FOLDER}/") for path in stored)
+    if has_log and form in (None, "delta"):
+        version, delta = open_version(io, location, stored, version)
+        what = f"Delta table {name}, version {version}"
+        return OtherTable(what, delta[0].schema_arrow, delta, version)
+    if version is not None or form in ("delta", "iceberg"):
+        wanted = f", of which --version {version} is one" if version is not None else ""
+        kind, there = ("Iceberg", "metadata/") if form == "iceberg" else ("Delta", LOG_FOLDER)
+        raise Refused(
+            f"read {location}: expected {'an' if kind == 'Iceberg' else 'a'} {kind} table{wanted}, "
+            f"found a folder without {there}; leave the option out, or check the folder's name"
+        )
+    return _files(io, stored, location, make or parquet_parts, strict)
 
 
 def _static(io: FileIO, metadata: str) -> OtherTable:
@@ -98,12 +131,16 @@ def is_visible(name: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
-def _parquet(io: FileIO, stored: Mapping[str, Stored], location: str) -> OtherTable:
-    names, what = sorted(filter(is_visible, stored)), f"Parquet folder {location}"
+def _files(
+    io: FileIO, stored: Mapping[str, Stored], location: str, make: MakeParts, strict: bool
+) -> OtherTable:
+    names, what = sorted(filter(is_visible, stored)), f"folder {location}"
+    listed = None
     try:
         listed = listed_files(io, stored, location)
     except Refused as error:
-        listed = None
+        if strict:
+            raise
         what += (
             ": all files count, also those of killed micro-batches, since its log is damaged "
             f"({error})"
@@ -114,10 +151,17 @@ def _parquet(io: FileIO, stored: Mapping[str, Stored], location: str) -> OtherTa
             f": {len(known)} files of its log, through micro-batch {log.through}; "
             f"{len(names) - len(known)} files that the log does not list do not count"
         )
+        if log.cut_short is not None:
+            what += f"; its last file {log.cut_short} is incomplete and does not count"
         names = known
+    elif any(map(file_sink.is_written_by_spark, names)) and "all files count" not in what:
+        what += (
+            f": it has no {file_sink.FOLDER}, so files of micro-batches or jobs that were killed "
+            "count too"
+        )
     if not names:
-        raise Refused(f"read {location}: expected Parquet files, found none; check its name")
-    parts = [ParquetPart(io, stored[name].path, folder_values(name)) for name in names]
+        raise Refused(f"read {location}: expected files of rows, found none; check its name")
+    parts = [part for name in names for part in make(io, stored[name], name)]
     return OtherTable(what, parts[0].schema_arrow, parts)
 
 
@@ -148,26 +192,63 @@ def folder_values(name: str) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class ParquetPart:
-    """A file of a folder. `values`: the columns in the names of its folders."""
+class FilePart:
+    """A file of a folder. `folder`: the values of columns in the names of its folders, as text."""
 
     io: FileIO
     path: str
-    values: Mapping[str, str | None]
+    folder: Mapping[str, str | None]
 
-    @property
+    def own_schema(self) -> pa.Schema:
+        """Return the columns that the file itself has."""
+        raise NotImplementedError
+
+    def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with those of `columns` that the file itself has."""
+        raise NotImplementedError
+
+    @cached_property
     def schema_arrow(self) -> pa.Schema:
         with lake_errors(f"read {self.path}"):
-            own = open_parquet(self.io, self.path).schema_arrow
-        more = [pa.field(name, pa.string()) for name in self.values if name not in own.names]
+            own = self.own_schema()
+        more = [pa.field(name, pa.string()) for name in self.folder if name not in own.names]
         return pa.schema([*own, *more])
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows. Raises Refused, Transient."""
         with lake_errors(f"read {self.path}"):
-            opened = open_parquet(self.io, self.path)
-            own = opened.schema_arrow.names
-            for batch in opened.iter_batches(batch_size=batch_size, columns=list(columns)):
-                for name in self.values.keys() & {*columns} - {*own}:
-                    value = pa.repeat(pa.scalar(self.values[name], pa.string()), batch.num_rows)
+            for batch in self.own_batches(batch_size, columns):
+                for name in self.folder.keys() & {*columns} - {*batch.schema.names}:
+                    value = pa.repeat(pa.scalar(self.folder[name], pa.string()), batch.num_rows)
                     batch = batch.append_column(name, value)
                 yield batch
+
+
+@dataclass(frozen=True)
+class ParquetPart(FilePart):
+    """A Parquet file, or some of its row groups."""
+
+    groups: tuple[int, ...] | None = None
+
+    def own_schema(self) -> pa.Schema:
+        return open_parquet(self.io, self.path).schema_arrow
+
+    def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        yield from open_parquet(self.io, self.path).iter_batches(
+            batch_size=batch_size, columns=list(columns), row_groups=self.groups
+        )
+
+
+def parquet_parts(io: FileIO, stored: Stored, name: str) -> list[ParquetPart]:
+    """Return the parts of a Parquet file: a large one is read by several tasks."""
+    whole = ParquetPart(io, stored.path, folder_values(name))
+    if stored.size <= _LARGE:
+        return [whole]
+    with lake_errors(f"read {stored.path}"):
+        footer = open_parquet(io, stored.path).metadata
+    sizes = [footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)]
+    of_part = (np.cumsum([0, *sizes[:-1]]) // _LARGE).tolist()
+    return [
+        replace(whole, groups=tuple(i for i, own in enumerate(of_part) if own == number))
+        for number in dict.fromkeys(of_part)
+    ]

@@ -62,6 +62,12 @@ def target_of(table: Table) -> Target | None:
     properties or partitioning."""
     if "write.parquet.compression-level" in table.metadata.properties:
         return None
+    return plain_target(table)
+
+
+def plain_target(table: Table) -> Target | None:
+    """Return the settings to write rows of a table, without the properties that only Iceberg's own
+    writer supports; None if it does not support the partitioning."""
     if (partitions := partitioning_of(table)) is None:
         return None
     schema = pa.schema([_with_small_offsets(f) for f in schema_to_pyarrow(table.schema())])

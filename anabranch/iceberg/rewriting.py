@@ -237,12 +237,12 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     for mine, theirs in zip(one.columns, other.columns, strict=True):
         # One side may have Arrow's large types for the same Parquet type.
         converted = theirs if theirs.type == mine.type else theirs.cast(mine.type)
-        if not mine.view(_as_bits(mine.type)).equals(converted.view(_as_bits(converted.type))):
+        if not mine.view(as_bits(mine.type)).equals(converted.view(as_bits(converted.type))):
             return False
     return True
 
 
-def _as_bits(kind: pa.DataType) -> pa.DataType:
+def as_bits(kind: pa.DataType) -> pa.DataType:
     """Return the type with integers instead of floats: NaN never equals NaN, and -0.0 equals
     0.0."""
     if pa.types.is_float64(kind):
@@ -251,17 +251,17 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
         return pa.int32()
     if pa.types.is_struct(kind):
         return pa.struct(
-            [kind.field(i).with_type(_as_bits(kind.field(i).type)) for i in range(kind.num_fields)]
+            [kind.field(i).with_type(as_bits(kind.field(i).type)) for i in range(kind.num_fields)]
         )
     if pa.types.is_map(kind):
         return pa.map_(
-            kind.key_field.with_type(_as_bits(kind.key_type)),
-            kind.item_field.with_type(_as_bits(kind.item_type)),
+            kind.key_field.with_type(as_bits(kind.key_type)),
+            kind.item_field.with_type(as_bits(kind.item_type)),
         )
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_as_bits(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(as_bits(kind.value_type)))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_as_bits(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(as_bits(kind.value_type)))
     return kind
 
 

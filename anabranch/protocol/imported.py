@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PARTITION = -1
 """The partition of imported rows; Kafka's partitions are never negative."""
 
-_HOUR_BITS = 32
+HOUR_BITS = 32
 
 SOURCE = "import"
 """The name of imported rows among the sources of an hour's records."""
@@ -66,7 +66,7 @@ def first_offset(hour: str) -> int:
     Pure."""
     # Offsets that began with 0 in each hour would be equal in two hours, and a topic or an index
     # would keep one of their rows.
-    return to_number(hour) << _HOUR_BITS
+    return to_number(hour) << HOUR_BITS
 
 
 def cut_of(hour: str, rows: int) -> Cut:

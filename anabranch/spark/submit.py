@@ -6,18 +6,26 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import shlex
 import stat
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java, require_temporary, require_user
+from anabranch.spark.session import close_session, explained, open_session
 from anabranch.spark.settings import REDACTED, runs_here
+from anabranch.spark.workers import SETTINGS, require_workers
+
+# What spark-submit runs when PySpark starts it.
+_SHELL = "pyspark-shell"
 
 
 def job_file(layer: str) -> Path:
@@ -99,6 +107,35 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str], java:
     os.execve(command[0], command, process)
 
 
+@contextmanager
+def session_here(
+    environment: Environment, name: str, master: str | None = None
+) -> Iterator[SparkSession]:
+    """Open a session whose driver is this process, with Python workers, closed at the end. Raises
+    ConfigurationError, Transient."""
+    if master is not None:
+        environment = with_master(environment, master)
+    require_java()
+    require_user()
+    require_temporary(environment.spark.conf.get("spark.driver.extraJavaOptions", ""))
+    command, process = submit_command(environment, "batch_layer", ())
+    os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
+    spark = open_session(environment, name, SETTINGS)
+    try:
+        require_workers(spark)
+        with explained(spark, name):
+            yield spark
+    finally:
+        close_session(spark)
+
+
+def with_master(environment: Environment, master: str) -> Environment:
+    """Return the environment with another master of Spark."""
+    return environment.model_copy(
+        update={"spark": environment.spark.model_copy(update={"master": master})}
+    )
+
+
 def append_standard_error() -> None:
     """Set append mode for standard error if it is a file.
 
@@ -133,8 +170,6 @@ def submit_streams(
     chosen = named or (["--group", group] if group else ["--all"])
     environment = load_environment(conf)
     if master is not None:
-        environment = environment.model_copy(
-            update={"spark": environment.spark.model_copy(update={"master": master})}
-        )
+        environment = with_master(environment, master)
     folder = ["--conf", conf] if conf else []
     submit(environment, layer, [*chosen, *folder, "--output", output, *extra], java)

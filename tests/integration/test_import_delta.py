@@ -84,12 +84,12 @@ def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(
     one.delete_records(begins)
     one.apply()
     one.speed()
-    first = import_from(one, location, shift(old, 2))
+    first = import_from(one, spark, location, shift(old, 2))
     assert first.plan.version == version
     # Written on meanwhile: a record that is late, and the removal of a player.
     write(records.slice(0, 1))
     DeltaTable(location, storage_options=access).delete("player = 'p3'")
-    done = import_from(one, location, old)
+    done = import_from(one, spark, location, old)
     assert (done.plan.version, first.good + done.good, done.duplicate, done.plan.after) == (
         version,
         185,
@@ -99,4 +99,4 @@ def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(by_delta.filter(behind(by_delta, begins)).to_pylist())
     assert_exact(one)
-    assert import_from(one, location, old).hours == ()
+    assert import_from(one, spark, location, old).hours == ()

@@ -3,6 +3,7 @@ Kafka."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import file_sink_query
 import pytest
+from commands import run, run_into
 from imports import assert_exact, import_from, values_of
 from pyspark.sql import SparkSession
 from world import SCHEMA, World, past_hour, spread
 
 from anabranch.iceberg.s3 import open_store
 from anabranch.offsets.hours import shift
+from anabranch.operations.audit import audit
 
 Make = Callable[..., World]
 
@@ -61,15 +64,15 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     one.apply()
     one.speed()
     location = upload(one, folder)
-    done = import_from(one, location, old)
-    assert done.plan.notes[0].endswith("micro-batches up to 4; 2 others are left out")
+    done = import_from(one, spark, location, old)
+    assert "through micro-batch 4; 2 files that the log does not list" in done.plan.notes[0]
     assert (done.good, done.duplicate, done.plan.after) == (185, 0, 15)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(
         row for row in by_spark if row["offset"] < begins[row["partition"]]
     )
     assert_exact(one)
-    assert import_from(one, location, old).hours == ()
+    assert import_from(one, spark, location, old).hours == ()
 
 
 @pytest.mark.full
@@ -110,18 +113,20 @@ def test_the_folder_of_a_file_sink_that_was_killed_twice_is_imported(
     one.delete_records(begins)
     one.apply()
     one.speed()
-    done = import_from(one, str(folder), old)
+    done = import_from(one, spark, str(folder), old)
     assert (done.good, done.duplicate, done.plan.after) == (469, 0, 11)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(
         row for row in by_spark if row["offset"] < begins[row["partition"]]
     )
     assert_exact(one)
-    assert import_from(one, str(folder), old).hours == ()
+    assert import_from(one, spark, str(folder), old).hours == ()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("seam", "form"), [("offsets", "parquet"), ("key", "json")])
+@pytest.mark.parametrize(
+    ("seam", "form"),
+    [("offsets", "parquet"), pytest.param("key", "json", marks=pytest.mark.full)],
+)
 def test_a_folder_whose_log_is_gone_is_imported_once(
     world: Make, spark: SparkSession, tmp_path: Path, seam: str, form: str
 ) -> None:
@@ -147,7 +152,31 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
     one.apply()
     one.speed()
     one.batch()
-    done = import_from(one, str(folder), old, by_key=seam == "key")
-    assert "the folder has no _spark_metadata" in done.plan.notes[0]
+    done = import_from(one, spark, str(folder), old, by_key=seam == "key")
+    assert "it has no _spark_metadata" in done.plan.notes[0]
     assert (done.good, done.duplicate) == (95, 52)
     assert_exact(one)
+
+
+def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path: Path) -> None:
+    one, old = world(), past_hour(30)
+    one.topic()
+    one.send_now(5, "now")
+    one.apply()
+    one.speed()
+    lines = [
+        {"event_id": f"old-{hour}-{n % 40}", "event_time": f"{shift(old, hour)}:10:00Z", "level": n}
+        for hour in range(20)
+        for n in range(50)
+    ]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/a.log").write_text("\n".join(map(json.dumps, lines)))
+    given = ["import", one.name, "--from", f"json:{tmp_path}/old", "--hours", f"{old}.."]
+    given += ["--seam", "key"]
+    # The hazard: files are written, and no commit names them.
+    run_into(one, "import.decided:1", *given)
+    assert {row["kafka_partition"] for row in one.rows()} == {0, 1}
+    assert "imported 800 of 1000 rows into 30 hours; left out 200" in run(one, *given)
+    rows = [row for row in one.rows() if row["kafka_partition"] == -1]
+    assert sorted(row["event_id"] for row in rows) == sorted({line["event_id"] for line in lines})
+    assert audit(one.job, None, with_kafka=True).agrees

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pyspark.sql import SparkSession
 from world import World
 
-from anabranch.lifecycle.importing import run
+from anabranch.lifecycle.importing import run, tasks
 from anabranch.operations.audit import audit
 from anabranch.protocol.publisher import Publisher
 
 
-def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
-    return run.run(
-        one.job, Publisher(one.lake, one.job.stream), run.ImportRequest(location, hour, **order)
-    )
+def import_from(
+    one: World, spark: SparkSession, location: str, hour: str, **order: Any
+) -> run.Imported:
+    request = run.ImportRequest(location, hour, **order)
+    return run.run(one.job, Publisher(one.lake, one.job.stream), request, tasks.on_spark(spark))
 
 
 def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:

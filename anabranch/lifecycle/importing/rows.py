@@ -1,53 +1,25 @@
-"""Rows of imported hours: duplicates, checksum, and files, which are read back."""
+"""Duplicates among imported rows, and rows that the table has, by the stream's key."""
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.typedef import Record
 
-from anabranch.common.errors import Refused, Terminal
-from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.manifests import own_spec_id
-from anabranch.iceberg.partitions import fields_of, partitioning_of
-from anabranch.iceberg.rewriting import is_same, read_batches, write_file
-from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME
-from anabranch.offsets.hours import from_number
-from anabranch.protocol.imported import PARTITION, first_offset
+from anabranch.protocol.imported import HOUR_BITS
 from serving_layer.query.datasets import connected, key_part, quoted
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from numpy.typing import NDArray
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
-_ROW_GROUP = 1_000_000
+HOUR = "_import_hour"
+"""A column: the hour of import, in hours since 1970."""
+
 _MEMORY = "2GB"
 _AT = "_import_at"
-
-
-def offsets(hours: NDArray[Any]) -> NDArray[Any]:
-    """Return the offset of each row, from its hour's first one on; rows of an hour are
-    consecutive."""
-    starts = (
-        np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1))
-        if len(hours)
-        else np.zeros(0, np.int64)
-    )
-    counts = np.diff(starts, append=len(hours))
-    first = [first_offset(from_number(hour)) for hour in hours[starts].tolist()]
-    within = np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
-    return within + np.repeat(np.array(first, np.int64), counts)
 
 
 def find_duplicates(
@@ -84,6 +56,20 @@ def find_duplicates(
         WHERE {_AT} IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
         """,
     )
+
+
+def find_repeated_places(
+    numbers: NDArray[np.int64], partitions: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return the mask of rows at the place of an earlier one of the same hour, of Kafka's partition
+    and offset. `numbers`: in ascending order."""
+    order = np.lexsort((numbers, offsets, partitions, numbers >> HOUR_BITS))
+    same = np.ones(max(0, len(order) - 1), bool)
+    for values in (numbers >> HOUR_BITS, partitions, offsets):
+        same &= np.diff(values[order]) == 0
+    mask = np.zeros(len(order), bool)
+    mask[order[1:][same]] = True
+    return mask
 
 
 def has_key(rows: pa.Table, key: Iterable[str]) -> NDArray[Any]:
@@ -136,110 +122,3 @@ def _mask(ours: pa.Table, theirs: pa.Table | ds.Dataset, query: str) -> NDArray[
     mask = np.zeros(len(ours), bool)
     mask[np.asarray(found, np.int64)] = True
     return mask
-
-
-def checksum(rows: pa.Table) -> str:
-    """Return a checksum of the rows' values in their order: the first 128 bits of SHA-256, as
-    hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, column in zip(rows.column_names, rows.columns, strict=True):
-        digest.update(f"{name} {len(column)} ".encode())
-        _add(
-            digest,
-            pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type),
-        )
-    return digest.hexdigest()[:32]
-
-
-def _add(digest: Any, values: pa.Array) -> None:
-    kind, t = values.type, pa.types
-    digest.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)).tobytes())
-    if t.is_struct(kind):
-        for field in range(kind.num_fields):
-            _add(digest, pc.struct_field(values, [field]))
-        return
-    present = values.drop_null()
-    if t.is_map(kind):
-        digest.update(repr(present.to_pylist()).encode())
-    elif t.is_list(kind) or t.is_large_list(kind):
-        digest.update(pc.list_value_length(present).cast(pa.int64()).to_numpy().tobytes())
-        _add(digest, pc.list_flatten(present))
-    elif t.is_boolean(kind):
-        digest.update(present.cast(pa.uint8()).to_numpy().tobytes())
-    elif t.is_decimal(kind):
-        _add(digest, present.cast(pa.string()))
-    elif t.is_temporal(kind):
-        digest.update(
-            present.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tobytes()
-        )
-    elif t.is_integer(kind) or t.is_floating(kind):
-        digest.update(present.to_numpy().tobytes())
-    else:
-        binary = present.cast(pa.large_binary())
-        digest.update(pc.binary_length(binary).cast(pa.int64()).to_numpy().tobytes())
-        digest.update(b"".join(binary.to_pylist()))
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """A writer of source rows as rows of a table. `event_time`: the column of the event time; None
-    if there is none."""
-
-    table: Table
-    event_time: str | None
-
-    def converted(self, rows: pa.Table, offsets: NDArray[Any]) -> pa.Table:
-        """Return source rows as rows of the table, with their offsets."""
-        hours, times = rows[HOUR].to_numpy(), rows[TIME]
-        distinct, index = np.unique(hours, return_inverse=True)
-        ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(
-            pa.array(index)
-        )
-        at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
-        columns = {
-            **{
-                name: rows[name]
-                for name in rows.column_names
-                if name not in (HOUR, TIME, OF_KAFKA, *PLACE)
-            },
-            "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
-            "kafka_offset": pa.array(offsets),
-            "kafka_timestamp": pc.if_else(rows[OF_KAFKA], times, None),
-            "ingest_hour": ingest,
-            "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
-        }
-        schema = schema_to_pyarrow(self.table.schema())
-        return pa.table([columns[name] for name in schema.names], schema=schema)
-
-    def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write rows of the table to one file for each partition, and read each back. Deletes
-        all files after an error. Raises Terminal if the rows read back differ, Transient."""
-        partitions = partitioning_of(self.table)
-        if partitions is None:
-            raise Refused(
-                f"import into {'.'.join(self.table.name())}: expected partition fields as `apply` "
-                f"makes them, found {', '.join(fields_of(self.table))}; nothing was written"
-            )
-        written: list[DataFile] = []
-        paths: list[str] = []
-        try:
-            for partition, chosen in partitions.split(rows):
-                paths.append(partitions.path(partition, f"imported-{uuid.uuid4().hex}.parquet"))
-                some = rows if chosen is None else rows.take(chosen)
-                written.append(self._write(paths[-1], Record(*partition), some))
-        except BaseException:
-            delete_quietly(self.table, paths)
-            raise
-        return written
-
-    def _write(self, path: str, partition: Record, rows: pa.Table) -> DataFile:
-        table = self.table
-        groups = (rows.slice(at, _ROW_GROUP) for at in range(0, len(rows), _ROW_GROUP))
-        with lake_errors(f"write {path}"):
-            data_file = write_file(table, path, rows.schema, groups, partition, own_spec_id(table))
-            if not is_same(read_batches(table, (data_file,)), iter(rows.to_batches())):
-                raise Terminal(
-                    f"import: expected to read the {len(rows)} rows that were written to {path}, "
-                    "found others; the file was deleted, nothing was published; report this"
-                )
-        return data_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -14,38 +14,50 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.common.errors import Refused, Transient
+from anabranch.common.errors import Refused, Transient, Unexpected
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.manifests import hour_of_file
-from anabranch.iceberg.other_tables import location_of
+from anabranch.iceberg.other_tables import OtherTable, location_of, open_other
+from anabranch.iceberg.parquet_writer import data_file_of, plain_target
+from anabranch.iceberg.partitions import fields_of
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
+from anabranch.lifecycle.importing.files import maker, split_form
 from anabranch.lifecycle.importing.rows import (
-    TableRows,
-    checksum,
+    HOUR,
     find_duplicates,
     find_known,
+    find_repeated_places,
     has_key,
-    offsets,
 )
 from anabranch.lifecycle.importing.sources import (
-    HOUR,
-    OF_KAFKA,
+    NUMBER,
     PLACE,
     READ_FROM_KAFKA,
-    CountedFile,
+    CountedPart,
     Seam,
-    Source,
     SourceReader,
     counts_by_hour,
-    list_source,
+    hours_of,
+)
+from anabranch.lifecycle.importing.tasks import (
+    HASH,
+    HERE,
+    FactsSpec,
+    Window,
+    Workers,
+    WriteSpec,
+    count_parts,
+    plan_window,
+    read_facts,
+    read_keys,
+    write_rows,
 )
 from anabranch.offsets.hours import (
     IMPORTED,
@@ -60,8 +72,9 @@ from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
-from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.erasure_filter import HourFilter, load_filter
 from anabranch.protocol.imported import (
+    PARTITION,
     ImportedHour,
     account_of,
     begins_of,
@@ -74,6 +87,7 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.watermarks import Watermarks
+from anabranch.records.key_hashes import hash_keys
 from serving_layer.query.datasets import plan_files
 
 if TYPE_CHECKING:
@@ -86,13 +100,13 @@ LOG = logging.getLogger(__name__)
 # The most hours and rows of one commit: few enough to be written well before the commit's deadline.
 # A single hour may have more rows.
 _HOURS_A_COMMIT = 48
-_ROWS_A_COMMIT = 2_000_000
+_ROWS_A_COMMIT = 5_000_000
 _ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """An operator's request to import the files of a folder, and of `others`, into hours from
+    """An operator's request to import a source, `[FORMAT:]PATH|TABLE`, and `others` into hours from
     `first` to `last` (None: the hour before the stream's first). `time`: the column with the time
     of a row's hour. `by_key`: ignore Kafka's partitions and offsets in the files. `version`: that
     of a Delta table; None for the version of hours imported from it earlier, else the newest."""
@@ -151,12 +165,14 @@ class Imported:
         )
 
 
-def plan(job: Job, request: ImportRequest) -> ImportPlan:
+def plan(job: Job, request: ImportRequest, workers: Workers = HERE) -> ImportPlan:
     """Return what `run` would do now, without changing anything. Raises the errors of `run`."""
-    return _Import(job, request).plan(load_state(job.lake, job.stream.table))
+    return _Import(job, request, workers).plan(load_state(job.lake, job.stream.table))
 
 
-def run(job: Job, publisher: Publisher, request: ImportRequest) -> Imported:
+def run(
+    job: Job, publisher: Publisher, request: ImportRequest, workers: Workers = HERE
+) -> Imported:
     """Import the hours of a request, some in a commit; each hour is accepted after its files were
     read back.
 
@@ -164,7 +180,7 @@ def run(job: Job, publisher: Publisher, request: ImportRequest) -> Imported:
     publishing an hour: for files that do not fit the table, for hours that cannot be imported, and
     for an imported hour whose source rows have changed since. Raises Transient.
     """
-    return _Import(job, request).run(publisher)
+    return _Import(job, request, workers).run(publisher)
 
 
 @dataclass(frozen=True)
@@ -182,50 +198,63 @@ class _Written:
 
 
 class _Import:
-    def __init__(self, job: Job, request: ImportRequest) -> None:
-        self._job, self._request = job, request
+    def __init__(self, job: Job, request: ImportRequest, workers: Workers) -> None:
+        self._job, self._request, self._workers = job, request, workers
         self._stream, self._lake = job.stream, job.lake
-        self._locations = [location_of(one) for one in (request.source, *request.others)]
-        self._location = ", ".join(self._locations)
+        self._sources = [split_form(one) for one in (request.source, *request.others)]
+        places = [name if "/" not in name else location_of(name) for _, name in self._sources]
+        self._location = ", ".join(places)
         self._act: Act = act_now("import", request.why)
         state = load_state(self._lake, self._stream.table)
-        table = state.table
-        require_columns(table, self._stream)
-        columns = [column.name for column in self._stream.columns]
-        physical = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        require_columns(state.table, self._stream)
+        target = plain_target(state.table)
+        if target is None:
+            raise Refused(
+                f"import into {self._stream.table}: expected partition fields as `apply` makes "
+                f"them, found {', '.join(fields_of(state.table))}; nothing was written"
+            )
+        self._target = target
         event_time = self._stream.event_time
         self._event_time = event_time.column if event_time is not None else None
         self._reader = SourceReader(
-            table.io,
-            pa.schema([physical.field(name) for name in columns]),
+            pa.schema([self._target.schema.field(column.name) for column in self._stream.columns]),
             request.time,
             self._event_time,
             None if request.by_key else self._seam(state),
         )
-        self._late: pa.Table | None = None
+        self._late: NDArray[np.int64] | None = None
         self._version: int | None = None
+        self._rows = Counter[int]()
+        """The source rows of each hour, in hours since 1970."""
 
     @cached_property
-    def _source(self) -> Source:
-        io = self._reader.io
-        found = [list_source(io, one, self._version) for one in self._locations]
-        return Source(
-            tuple(file for one in found for file in one.files),
-            tuple(note for one in found for note in one.notes),
-            found[0].version if len(found) == 1 else None,
-        )
+    def _tables(self) -> list[OtherTable]:
+        found = []
+        for form, name in self._sources:
+            make = maker(form, self._stream)
+            environment = self._job.environment
+            found.append(open_other(environment, name, form, self._version, make, strict=True))
+        return found
 
     @cached_property
-    def _counted(self) -> list[CountedFile]:
-        """The files with their numbers of rows by hour."""
-        counted = []
+    def _counted(self) -> list[CountedPart]:
+        """The parts of the source with their numbers of rows by hour."""
+        counted = list[CountedPart]()
+        parts = [part for table in self._tables for part in table.parts]
         with Progress(
-            LOG, f"count rows of {self._request.source}", "files", len(self._source.files)
+            LOG, f"count rows of {self._request.source}", "files", len(parts)
         ) as progress:
-            for file in self._source.files:
-                counted.append(self._reader.count(file))
-                progress.step()
+            for some in count_parts(self._workers, self._reader, parts):
+                counted += some
+                progress.step(len(some))
         return counted
+
+    def _files(self, counted: Iterable[CountedPart]) -> int:
+        return len({one.part.path for one in counted})
+
+    @property
+    def _table_version(self) -> int | None:
+        return self._tables[0].version if len(self._tables) == 1 else None
 
     def _seam(self, state: State) -> Seam | None:
         """Return where the stream begins in Kafka; None if it left the log in which it began:
@@ -257,6 +286,7 @@ class _Import:
             self._late = self._find_late(state, after)
             total[end - 1] += len(self._late)
         late = len(self._late) if self._late is not None else 0
+        self._rows = total
         known = {
             from_number(n): rows
             for n, rows in total.items()
@@ -265,25 +295,25 @@ class _Import:
         self._require_same(known, known_rows)
         return ImportPlan(
             request.source,
-            len(files),
+            self._files(files),
             {hour: total.get(to_number(hour), 0) for hour in todo},
             sum(n for hour, n in total.items() if hour < begin),
             sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
-            (*self._source.notes, *self._seam_notes(late)),
-            self._source.version,
+            (*(table.what for table in self._tables), *self._seam_notes(late)),
+            self._table_version,
         )
 
     def _seam_notes(self, late: int) -> list[str]:
         """Return sentences about how the import recognizes rows that Kafka has too."""
-        exact = sum(1 for counted in self._counted if counted.ends is not None)
+        exact = self._files(one for one in self._counted if one.ends is not None)
         words = []
         if exact:
             words.append(
                 f"the seam to Kafka is exact in {exact} files, which have Kafka's partitions and "
                 "offsets"
             )
-        if others := len(self._counted) - exact:
+        if others := self._files(self._counted) - exact:
             words.append(
                 f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} "
                 "of their rows are of hours with Kafka's records but not in the table"
@@ -300,8 +330,9 @@ class _Import:
         unread = {p: e for p, e in ends.items() if e > state.position.offsets.get(p, 0)}
         found = None
         if early is not None:
+            name = early.part.path.rpartition("/")[2]
             found = (
-                f"{early.early} rows of {early.file.name} that are older than hour "
+                f"{early.early} rows of {name} that are older than hour "
                 f"{state.timeline.first_of_kafka}"
             )
         elif unread:
@@ -322,11 +353,11 @@ class _Import:
                 "recreated; use --seam key"
             )
 
-    def _find_late(self, state: State, hours: Mapping[int, int]) -> pa.Table:
-        """Return the rows of hours with Kafka's records that are not in the table, by the stream's
-        key: Kafka had deleted these records before the stream began. They are imported into the
-        hour before the first with Kafka's records. Raises Transient while the table is not fresh
-        through `hours`."""
+    def _find_late(self, state: State, hours: Mapping[int, int]) -> NDArray[np.int64]:
+        """Return the numbers of the rows of hours with Kafka's records that are not in the table,
+        by the stream's key: Kafka had deleted these records before the stream began. They are
+        imported into the hour before the first with Kafka's records. Raises Transient while the
+        table is not fresh through `hours`."""
         if not self._stream.key:
             raise Refused(
                 f"import {self._request.source}: expected Kafka's partitions and offsets in its "
@@ -343,18 +374,14 @@ class _Import:
                 f"fresh through {fresh}; run it again later"
             )
         # All hours: a record may be hours away from others of its time, if its producer stamped it.
-        known = self._known_keys(state)
-        late = [self._reader.empty()]
+        known, key = self._known_keys(state), self._stream.key
+        late = [np.zeros(0, np.int64)]
         for some in _groups(sorted(hours), hours):
-            rows = self._reader.read(self._counted, some[0], some[-1])
-            rows = rows.filter(pc.is_in(rows[HOUR], pa.array(some, pa.int64())))
+            window = plan_window(self._workers, self._reader, self._counted, some[0], some[-1])
+            rows = read_keys(self._workers, window, key)
             self._require_keys(rows)
-            late.append(rows.filter(pa.array(~find_known(rows, self._stream.key, known))))
-        found = pa.concat_tables(late)
-        last = to_number(state.timeline.first_of_kafka) - 1
-        return found.drop_columns([HOUR]).append_column(
-            HOUR, pa.array([last] * len(found), pa.int64())
-        )
+            late.append(rows[NUMBER].to_numpy()[~find_known(rows, key, known)])
+        return np.concatenate(late)
 
     def _known_keys(self, state: State) -> ds.Dataset:
         """Return the rows of `main` of all hours with Kafka's records, read as they are needed."""
@@ -434,48 +461,85 @@ class _Import:
         source rows."""
         began = self._lake.clock.now()
         first, last = to_number(hours[0]), to_number(hours[-1])
-        lookback = self._stream.lookback_hours
-        earliest = max(first - lookback, to_number(self._request.first))
-        read = self._reader.read(self._counted, earliest, last)
-        late = (
-            self._late
-            if self._late is not None and hours[-1] == self._last_of_files(state)
-            else None
-        )
-        if late is not None:
-            read = pa.concat_tables([read, late])
-        later = self._keys(state, self._hours_after(hours[-1]))
-        # As in the batch layer, an erased row makes no other row a duplicate.
-        erased = self._erased(state, read)
-        left, repeated = read.filter(pa.array(~erased)), np.zeros(len(read), bool)
-        repeated[~erased] = find_duplicates(left, self._stream.key, lookback, later)
-        repeated[~erased] |= find_duplicates(left, PLACE, 0, self._reader.empty())
-        own = read[HOUR].to_numpy() >= first
-        rows, repeated, erased = read.filter(pa.array(own)), repeated[own], erased[own]
-        numbers = rows[HOUR].to_numpy()
-        self._require_counted(hours, counts_by_hour(numbers), planned)
-        good = ~(repeated | erased)
-        of_table = TableRows(state.table, self._event_time)
-        files = of_table.write(
-            of_table.converted(rows.filter(pa.array(good)), offsets(numbers)[good])
+        late = self._late if hours[-1] == self._last_of_files(state) else None
+        # Step 1: find the rows that repeat others, and erased ones.
+        earliest = max(first - self._stream.lookback_hours, to_number(self._request.first))
+        repeated, erased = self._left_out(state, hours, self._window(earliest, last, late))
+        # Step 2: write the others.
+        dropped = np.union1d(repeated, erased)
+        window = self._window(first, last, late)
+        written = write_rows(
+            self._workers, WriteSpec(window, dropped, self._target, self._event_time)
         )
         reach(Step.IMPORT_WRITTEN)
+        # Step 3: close the account over the written files.
+        seen, checksums = Counter[int](), Counter[int]()
+        for one in written:
+            seen.update(one.seen)
+            checksums.update(one.checksums)
+        self._require_counted(hours, seen, planned)
+        files = [data_file_of(state.table, output) for one in written for output in one.outputs]
+        twice, gone = (counts_by_hour(hours_of(numbers)) for numbers in (repeated, erased))
         imported = []
         for hour in hours:
-            of_hour = numbers == to_number(hour)
-            description = self._description(hour, rows.filter(pa.array(of_hour)))
-            if late is not None and to_number(hour) == last:
+            at = to_number(hour)
+            description = self._description(hour, seen[at], checksums[at])
+            if late is not None and at == last:
                 description["late"] = len(late)
-            account = account_of(
-                int(of_hour.sum()),
-                int(repeated[of_hour].sum()),
-                int(erased[of_hour].sum()),
-                description,
-            )
+            account = account_of(seen[at], twice.get(at, 0), gone.get(at, 0), description)
             own_files = tuple(f for f in files if hour_of_file(state.table, f) == hour)
-            assert sum(f.record_count for f in own_files) == account.good
+            if sum(f.record_count for f in own_files) != account.good:
+                raise Unexpected(
+                    f"import hour {hour}: expected {account.good} rows in its files, found "
+                    f"{sum(f.record_count for f in own_files)}; nothing was published: report this"
+                )
             imported.append(ImportedHour(hour, own_files, account))
         return _Written(new_id(), began, tuple(imported), self._basis(state, imported))
+
+    def _window(self, first: int, last: int, late: NDArray[np.int64] | None) -> Window:
+        return plan_window(self._workers, self._reader, self._counted, first, last, late)
+
+    def _left_out(
+        self, state: State, hours: Sequence[str], window: Window
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of rows of `hours`, the last ones of a window, that repeat others, and
+        of those that were erased."""
+        key, filters = self._stream.key, self._erasures(state, window)
+        columns = {hashed.column: None for one in filters for hashed in one.values}
+        facts = read_facts(self._workers, FactsSpec(window, tuple(key), tuple(columns)))
+        numbers = facts[NUMBER].to_numpy()
+        # As in the batch layer, an erased row makes no other row a duplicate.
+        erased = _erased(facts, hours_of(numbers), filters)
+        left = facts.filter(pa.array(~erased))
+        found = [self._repeated_keys(state, hours, window, left)] if key else []
+        places = left.filter(left[PLACE[0]].is_valid())
+        if len(places):
+            own, *at = (places[name].to_numpy() for name in (NUMBER, *PLACE))
+            found.append(own[find_repeated_places(own, *at)])
+        repeated = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+        first = cut_of(hours[0], 0).ranges[PARTITION][0]
+        both = (repeated, numbers[erased])
+        return tuple(of[of >= first] for of in both)  # type: ignore[return-value]
+
+    def _repeated_keys(
+        self, state: State, hours: Sequence[str], window: Window, facts: pa.Table
+    ) -> NDArray[np.int64]:
+        """Return the numbers of rows whose key another row has. Their hashes select candidates, and
+        the keys decide."""
+        key, later = self._stream.key, self._keys(state, self._hours_after(hours[-1]))
+        named = facts.filter(facts[HASH].is_valid())
+        hashes, counts = np.unique(named[HASH].to_numpy(), return_counts=True)
+        of_later = hash_keys(later, key).drop_null().to_numpy() if len(later) else hashes[:0]
+        several = np.union1d(hashes[counts > 1], np.intersect1d(hashes, of_later))
+        if not len(several):
+            return several
+        chosen = named.filter(pc.is_in(named[HASH], pa.array(several)))
+        rows = read_keys(self._workers, window, key, chosen[NUMBER].to_numpy())
+        numbers = rows[NUMBER].to_numpy()
+        rows = rows.append_column(HOUR, pa.array(hours_of(numbers)))
+        repeated = find_duplicates(rows, key, self._stream.lookback_hours, later)
+        found: NDArray[np.int64] = numbers[repeated]
+        return found
 
     def _last_of_files(self, state: State) -> str:
         return shift(state.timeline.first_of_kafka, -1)
@@ -493,18 +557,12 @@ class _Import:
                     "run it again"
                 )
 
-    def _description(self, hour: str, rows: pa.Table) -> dict[str, Any]:
+    def _description(self, hour: str, rows: int, checksum: int) -> dict[str, Any]:
         """Return the ledger's description of an hour's source rows."""
-        files = sum(1 for c in self._counted if to_number(hour) in c.rows)
-        sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
-        version = {} if self._source.version is None else {"version": self._source.version}
-        return {
-            "source": self._location,
-            **version,
-            "files": files,
-            "rows": len(rows),
-            "checksum": sum_,
-        }
+        files = self._files(one for one in self._counted if to_number(hour) in one.rows)
+        version = {} if self._table_version is None else {"version": self._table_version}
+        found = {"files": files, "rows": rows, "checksum": f"{checksum % 2**64:016x}"}
+        return {"source": self._location, **version, **found}
 
     def _hours_after(self, hour: str) -> list[str]:
         """Return the later hours whose look-back for duplicates contains an hour."""
@@ -514,7 +572,8 @@ class _Import:
         """Return the keys of some hours' rows on `main`, with `HOUR`."""
         names = list(self._stream.key)
         if not hours:
-            return self._reader.empty().select([*names, HOUR])
+            kinds = [self._reader.schema.field(name) for name in names]
+            return pa.schema([*kinds, (HOUR, pa.int64())]).empty_table()
         wanted = ", ".join(f"'{hour}'" for hour in hours)
         with lake_errors(f"read rows of {self._stream.table}"):
             rows = state.table.scan(
@@ -525,29 +584,13 @@ class _Import:
         numbers = pa.array([to_number(h) for h in rows["ingest_hour"].to_pylist()], pa.int64())
         return rows.select(names).append_column(HOUR, numbers)
 
-    def _erased(self, state: State, rows: pa.Table) -> NDArray[Any]:
-        """Return the mask of rows with erased values."""
-        mask = np.zeros(len(rows), bool)
-        hours = rows[HOUR].to_numpy()
-        counts = counts_by_hour(hours)
-        ranges = {
-            h: cut_of(h, n).ranges
-            for h, n in zip(map(from_number, counts), counts.values(), strict=True)
-        }
-        found = load_filter(
-            self._job.environment, self._stream, self._job.ledger, state, IMPORTED, ranges
-        )
-        for one in found.hours if found is not None else ():
-            of_hour = np.flatnonzero(hours == to_number(one.hour))
-            for hashed in one.values:
-                texts = rows[hashed.column].take(pa.array(of_hour)).cast(pa.string()).to_pylist()
-                known: dict[str, bool] = {
-                    text: hashed.matches(text) for text in set(texts) if text is not None
-                }
-                mask[of_hour] |= np.array(
-                    [text is not None and known[text] for text in texts], bool
-                )
-        return mask
+    def _erasures(self, state: State, window: Window) -> tuple[HourFilter, ...]:
+        """Return the erased values of a window's hours."""
+        counts = {h: n for h in range(window.first, window.last + 1) if (n := self._rows[h])}
+        ranges = {from_number(h): cut_of(from_number(h), n).ranges for h, n in counts.items()}
+        environment, ledger_ = self._job.environment, self._job.ledger
+        found = load_filter(environment, self._stream, ledger_, state, IMPORTED, ranges)
+        return found.hours if found is not None else ()
 
     def _basis(self, state: State, imported: Sequence[ImportedHour]) -> frozenset[str]:
         """Return what the rows of imported hours depend on: the marks of erasures that cover them,
@@ -598,6 +641,22 @@ class _Import:
             rows,
         )
         return True
+
+
+def _erased(
+    facts: pa.Table, hours: NDArray[np.int64], filters: Sequence[HourFilter]
+) -> NDArray[np.bool_]:
+    """Return the mask of rows with erased values. Values are hashed here, so that no task gets the
+    key."""
+    mask = np.zeros(len(facts), bool)
+    for one in filters:
+        of_hour = np.flatnonzero(hours == to_number(one.hour))
+        for hashed in one.values:
+            texts = facts[hashed.column].take(pa.array(of_hour))
+            values = [v for v in texts.unique().to_pylist() if v is not None and hashed.matches(v)]
+            found = pc.is_in(texts, pa.array(values, pa.string())).to_numpy()
+            mask[of_hour] |= found & texts.is_valid().to_numpy()
+    return mask
 
 
 def _groups(numbers: Sequence[int], rows: Mapping[int, int]) -> Iterator[list[int]]:

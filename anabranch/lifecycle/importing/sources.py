@@ -1,11 +1,12 @@
-"""The files to import: their list, their numbers of rows by hour, and their rows in the table's
-columns."""
+"""The rows of a source in the columns of a table: their numbers by hour, and their values, which
+are validated."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,25 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import Refused
-from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg import file_sink
-from anabranch.iceberg.arrow_types import may_become, open_parquet, to_type
-from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
-from anabranch.iceberg.files import Stored, files_by_name
-from anabranch.iceberg.iceberg_source import find_metadata, open_parts
-from anabranch.iceberg.other_tables import Part, folder_values, is_visible, listed_files
-from anabranch.lifecycle.importing.json_lines import JsonLines, is_json_lines
+from anabranch.iceberg.arrow_types import may_become, to_type
+from anabranch.iceberg.other_tables import Part
+from anabranch.offsets.hours import from_number
+from anabranch.protocol.imported import HOUR_BITS, first_offset
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pyiceberg.io import FileIO
 
-
-HOUR = "_import_hour"
+NUMBER = "_import_number"
 TIME = "_import_time"
 PLACE = ("_import_partition", "_import_offset")
-"""Columns of rows read from files: the hour of import (in hours since 1970), the time of that hour,
-and the record's partition and offset in Kafka, null if the files do not have them."""
+"""Columns of rows: their number, which is their offset in the table and has their hour of import
+(`hours_of`), the time of that hour, and the record's partition and offset in Kafka, null if the
+source does not have them."""
 
 OF_KAFKA = "_import_of_kafka"
 """A column: whether a row's time is the time at which Kafka received the record."""
@@ -51,34 +47,16 @@ _INSTANT = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """A file, its name within the source, and the column values in its folder names
-    (`date=2026-11-21`). `part`: the reader of a table's file. `rows`: the number of rows according
-    to the table's log; None if unknown."""
+class CountedPart:
+    """A part of the source and its number of rows by hour, in hours since 1970. If it has Kafka's
+    offsets: `ends` has the offset after its last record, by partition, and `early` is the number of
+    rows at offsets that the stream reads although they are older than the hour before the stream's
+    first."""
 
-    path: str
-    name: str
-    size: int
-    part: Part | None = None
-    rows: int | None = None
-
-    @property
-    def folder_values(self) -> dict[str, str | None]:
-        return folder_values(self.name) if self.part is None else {}
-
-
-@dataclass(frozen=True)
-class CountedFile:
-    """A file and its number of rows by hour, in hours since 1970. If it has Kafka's offsets: `ends`
-    has the offset after its last record, by partition, and `early` is the number of rows at offsets
-    that the stream reads although they are older than the hour before the stream's first.
-    `of_kafka`: as the column OF_KAFKA."""
-
-    file: SourceFile
+    part: Part
     rows: Mapping[int, int]
     ends: Mapping[int, int] | None = None
     early: int = 0
-    of_kafka: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,104 +76,51 @@ class Seam:
         return np.where(is_read, READ_FROM_KAFKA, np.minimum(times, self.last))
 
 
+@cache
+def first_number(hour: int) -> int:
+    """Return the number of the first row of an hour, which is in hours since 1970."""
+    return first_offset(from_number(hour))
+
+
+def hours_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the hours of rows, in hours since 1970, from their numbers."""
+    return numbers >> HOUR_BITS
+
+
 def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
     numbers, counts = np.unique(hours, return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
-class Source:
-    """The files to import, in order, and sentences about them. `version`: that of a Delta table."""
+class Numbers:
+    """The numbers of a part's rows: those of an hour begin after the `before` rows of earlier
+    parts. `late`: the numbers of the rows, in ascending order, that get numbers from `late_from`
+    on instead."""
 
-    files: tuple[SourceFile, ...]
-    notes: tuple[str, ...] = ()
-    version: int | None = None
+    before: Mapping[int, int]
+    late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    late_from: int = 0
 
-
-def list_source(io: FileIO, location: str, version: int | None = None) -> Source:
-    """Return the files of an Iceberg table's current snapshot, of a Delta table's `version` (None:
-    its newest), or the valid files of a folder: Parquet, JSON lines.
-
-    In the folder of Spark's file sink these are the files in its log, in the order of their
-    micro-batches. In another folder these are all files by name, except files and folders whose
-    names begin with `_` or `.`, as in Spark. Raises Refused for other files, for no file, and for a
-    log that is damaged or lists a missing file; Transient.
-    """
-    if location.endswith(".metadata.json"):
-        _require_delta(location, version)
-        return _of_iceberg(io, location)
-    stored = files_by_name(io, location)
-    # A Delta table that is an Iceberg table too (UniForm) is read as an Iceberg table.
-    if version is None and (metadata := find_metadata(stored, location)) is not None:
-        return _of_iceberg(io, stored[metadata].path)
-    if any(name.startswith(f"{LOG_FOLDER}/") for name in stored):
-        return _of_delta(io, location, stored, version)
-    _require_delta(location, version)
-    names = sorted(filter(is_visible, stored))
-    notes: list[str] = []
-    if (listed := listed_files(io, stored, location)) is not None:
-        notes = list(_sink_notes(listed[1], len(listed[0]), len(names) - len(listed[0])))
-        names = listed[0]
-    elif any(map(file_sink.is_written_by_spark, names)):
-        notes = [
-            (
-                f"the folder has no {file_sink.FOLDER}: files of micro-batches or jobs that were "
-                "killed count too; their rows are left out where they repeat others by the "
-                "stream's key"
-            )
-        ]
-    wanted = (
-        "files of Parquet (.parquet) or JSON lines (.json, .jsonl, .ndjson, each also with .gz)"
-    )
-    if other := next(
-        (name for name in names if not name.endswith(".parquet") and not is_json_lines(name)), None
-    ):
-        raise Refused(
-            f"import {location}: expected {wanted}, found {other}; name a folder of these alone"
-        )
-    if not names:
-        raise Refused(f"import {location}: expected {wanted}, found none; check the folder's name")
-    return Source(tuple(SourceFile(stored[n].path, n, stored[n].size) for n in names), tuple(notes))
-
-
-def _of_iceberg(io: FileIO, metadata: str) -> Source:
-    snapshot, parts = open_parts(io, metadata)
-    files = (
-        SourceFile(p.task.file.file_path, p.task.file.file_path, p.task.file.file_size_in_bytes, p)
-        for p in parts
-    )
-    return Source(tuple(files), (f"Iceberg table {metadata}, snapshot {snapshot}",))
-
-
-def _require_delta(location: str, version: int | None) -> None:
-    if version is not None:
-        raise Refused(
-            f"import {location}: expected a Delta table, of which --version {version} is one, "
-            f"found a folder without {LOG_FOLDER}; leave the option out, or check the folder's "
-            "name"
-        )
-
-
-def _of_delta(
-    io: FileIO, location: str, stored: Mapping[str, Stored], version: int | None
-) -> Source:
-    version, parts = open_version(io, location, stored, version)
-    files = (SourceFile(part.path, part.path, part.size, part, part.rows) for part in parts)
-    return Source(tuple(files), (f"Delta table {location}, version {version}",), version)
-
-
-def _sink_notes(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
-    yield (
-        f"the log of Spark's file sink decides which files count: {files} of micro-batches up to "
-        f"{log.through}; {left} others are left out"
-    )
-    if log.cut_short is not None:
-        yield f"its last file {log.cut_short} is incomplete, so that micro-batch is left out"
+    def assign(self, hours: NDArray[np.int64], seen: Counter[int]) -> NDArray[np.int64]:
+        """Return the number of each row, from its hour's first one on. `seen`: the rows of each
+        hour so far; they are added."""
+        numbers = np.zeros(len(hours), np.int64)
+        for hour in np.unique(hours).tolist():
+            of = np.flatnonzero(hours == hour)
+            begin = first_number(hour) + self.before.get(hour, 0) + seen[hour]
+            numbers[of] = begin + np.arange(len(of))
+            seen[hour] += len(of)
+        if len(self.late):
+            at = np.searchsorted(self.late, numbers)
+            is_late = self.late[np.minimum(at, len(self.late) - 1)] == numbers
+            numbers = np.where(is_late, self.late_from + at, numbers)
+        return numbers
 
 
 @dataclass(frozen=True)
 class SourceReader:
-    """A reader of files in the columns of a table: `schema` has the stream's columns with the
+    """A reader of a source in the columns of a table: `schema` has the stream's columns with the
     table's types.
 
     `time`: the column with the time of a row's hour; None for the first existing one of
@@ -203,81 +128,57 @@ class SourceReader:
     zone is UTC. `seam`: None to ignore Kafka's partitions and offsets.
     """
 
-    io: FileIO
     schema: pa.Schema
     time: str | None = None
     event_time: str | None = None
     seam: Seam | None = None
 
-    def count(self, file: SourceFile) -> CountedFile:
-        """Return the numbers of a file's rows by hour. Raises Refused if the file's columns do not
-        fit the table's, or a row has no time; Transient."""
+    def count(self, part: Part) -> CountedPart:
+        """Return the numbers of a part's rows by hour. Raises Refused if its columns do not fit the
+        table's, or a row has no time; Transient."""
         rows, ends, early = Counter[int](), dict[int, int](), 0
-        with lake_errors(f"read {file.path}"):
-            opened = self._open(file)
-            self._require_columns(file, opened.schema_arrow)
-            for batch in self._batches(file, opened, ()):
-                found = batch[HOUR].to_numpy()
-                rows.update(counts_by_hour(found))
-                if self.seam is None or batch[PLACE[0]].null_count:
-                    continue
-                early += int(
-                    ((found == READ_FROM_KAFKA) & (_hours(batch[TIME]) < self.seam.last)).sum()
-                )
-                partitions, offsets = (batch[name].to_numpy() for name in PLACE)
-                for partition in np.unique(partitions).tolist():
-                    end = int(offsets[partitions == partition].max()) + 1
-                    ends[partition] = max(end, ends.get(partition, 0))
-            names = opened.schema_arrow.names
-            if file.rows is not None and rows.total() != file.rows:
-                raise Refused(
-                    f"import {file.path}: expected {file.rows} rows, as its table's log says, "
-                    f"found {rows.total()}; restore the file"
-                )
-            has_places, of_kafka = (
-                self._place_of(names) is not None,
-                self.time_of(file, names) in self.received,
-            )
-        return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
-
-    def read(self, files: Sequence[CountedFile], first: int, last: int) -> pa.Table:
-        """Return the rows of hours from `first` to `last`, in hours since 1970, with `HOUR`,
-        `TIME`, `OF_KAFKA` and `PLACE`: ordered by hour, then as in the files. Raises the errors of
-        `count`."""
-        parts = []
-        for counted in files:
-            if not any(first <= hour <= last for hour in counted.rows):
+        there = part.schema_arrow
+        self._require_columns(part, there)
+        for batch, found in self._batches(part, ()):
+            rows.update(counts_by_hour(found))
+            if self.seam is None or batch[PLACE[0]].null_count:
                 continue
-            with lake_errors(f"read {counted.file.path}"):
-                opened = self._open(counted.file)
-                for batch in self._batches(counted.file, opened, self.schema.names):
-                    inside = pc.and_(
-                        pc.greater_equal(batch[HOUR], first), pc.less_equal(batch[HOUR], last)
-                    )
-                    parts.append(batch.filter(inside))
-        if not parts:
-            return self.empty()
-        rows = pa.concat_tables(parts).combine_chunks()
-        return rows.take(pa.array(np.argsort(rows[HOUR].to_numpy(), kind="stable")))
+            is_early = (found == READ_FROM_KAFKA) & (_hours(batch[TIME]) < self.seam.last)
+            early += int(is_early.sum())
+            partitions, offsets = (batch[name].to_numpy() for name in PLACE)
+            for partition in np.unique(partitions).tolist():
+                end = int(offsets[partitions == partition].max()) + 1
+                ends[partition] = max(end, ends.get(partition, 0))
+        expected = getattr(part, "rows", None)
+        if expected is not None and rows.total() != expected:
+            raise Refused(
+                f"import {part.path}: expected {expected} rows, as its table's log says, "
+                f"found {rows.total()}; restore the file"
+            )
+        has_places = self._place_of(there.names) is not None
+        return CountedPart(part, rows, ends if has_places else None, early)
+
+    def read(
+        self, part: Part, numbers: Numbers, columns: Sequence[str], first: int, last: int
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of hours from `first` to `last`, in hours since 1970, with `columns`,
+        `NUMBER`, `TIME`, `OF_KAFKA` and `PLACE`, in the part's order. Raises the errors of
+        `count`."""
+        seen = Counter[int]()
+        for batch, hours in self._batches(part, columns):
+            known = np.flatnonzero(hours != READ_FROM_KAFKA)
+            numbered = numbers.assign(hours[known], seen)
+            inside = (numbered >= first_number(first)) & (numbered < first_number(last + 1))
+            if inside.any():
+                rows = batch if len(known) == len(batch) else batch.take(pa.array(known))
+                rows = rows if inside.all() else rows.filter(pa.array(inside))
+                yield rows.append_column(NUMBER, pa.array(numbered[inside]))
 
     @property
     def received(self) -> tuple[str, ...]:
         """The columns with the time at which Kafka received a record: none of the stream's own."""
         # An event may reach Kafka long after a time of its own, and would be searched around it.
         return tuple(name for name in RECEIVED_COLUMNS if name not in self.schema.names)
-
-    def empty(self) -> pa.Table:
-        """Return a table without rows, with the columns of `read`."""
-        places = (pa.field(name, pa.int64()) for name in PLACE)
-        own = (
-            pa.field(TIME, _INSTANT),
-            pa.field(OF_KAFKA, pa.bool_()),
-            *places,
-            pa.field(HOUR, pa.int64()),
-        )
-        return pa.schema(
-            [*(field.with_nullable(True) for field in self.schema), *own]
-        ).empty_table()
 
     def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
         """Return the columns of a file with Kafka's partition and offset; None if it has none or
@@ -288,107 +189,98 @@ class SourceReader:
             (p for p in _PLACES if {*p} <= {*names} and not {*p} & {*self.schema.names}), None
         )
 
-    def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
-        """Return the column of a file with the time of each row's hour. Raises Refused if there is
+    def _time_of(self, part: Part, names: Sequence[str]) -> str:
+        """Return the column of a part with the time of each row's hour. Raises Refused if there is
         none."""
         wanted = (self.time,) if self.time is not None else (*self.received, self.event_time)
         found = next((name for name in wanted if name in names), None)
         if found is None:
             tried = " or ".join(name for name in wanted if name)
             raise Refused(
-                f"import {file.path}: expected a column {tried} with the time at which each row "
+                f"import {part.path}: expected a column {tried} with the time at which each row "
                 f"was received, found {', '.join(names)}; name the column by --time"
             )
         return found
 
-    def _open(self, file: SourceFile) -> Part:
-        if file.part is not None:
-            return file.part
-        if is_json_lines(file.name):
-            return JsonLines(self.io, file.path, self.schema, file.folder_values)
-        parquet: Part = open_parquet(self.io, file.path)
-        return parquet
-
-    def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
-        values, names = file.folder_values, set(there.names)
-        for field in self.schema:
-            if field.name in names:
-                kind = there.field(field.name).type
-                if not may_become(kind, field.type):
-                    raise _mismatch(file, field, f"found {kind}")
-            elif field.name not in values and not field.nullable:
-                raise _mismatch(file, field, "found no such column")
+    def _require_columns(self, part: Part, there: pa.Schema) -> None:
+        names, folder = {*there.names}, getattr(part, "folder", {})
+        for column in self.schema:
+            if column.name in names:
+                kind = there.field(column.name).type
+                is_text_of_folder = column.name in folder and pa.types.is_string(kind)
+                if not may_become(kind, column.type) and not is_text_of_folder:
+                    raise _mismatch(part, column, f"found {kind}")
+            elif not column.nullable:
+                raise _mismatch(part, column, "found no such column")
 
     def _batches(
-        self, file: SourceFile, opened: Part, columns: Sequence[str]
-    ) -> Iterator[pa.Table]:
-        """Yield the rows with `columns` in the table's types, `TIME`, `OF_KAFKA`, `PLACE` and
-        `HOUR`."""
-        there = opened.schema_arrow.names
-        time, place = self.time_of(file, there), self._place_of(there)
+        self, part: Part, columns: Sequence[str]
+    ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+        """Yield the rows with `columns` in the table's types, `TIME`, `OF_KAFKA` and `PLACE`, and
+        the hour of each."""
+        there = part.schema_arrow.names
+        time, place = self._time_of(part, there), self._place_of(there)
         wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
-            times = self._times(file, time, batch[time])
-            rows = {name: self._column(file, batch, name) for name in columns}
-            of_kafka = pa.repeat(time in self.received, batch.num_rows)
+        for batch in part.iter_batches(_BATCH_ROWS, list(wanted)):
             found = pa.table(
-                {**rows, TIME: times, OF_KAFKA: of_kafka, **self._places(file, batch, place)}
+                {
+                    **{name: self._column(part, batch, name) for name in columns},
+                    TIME: self._times(part, time, batch[time]),
+                    OF_KAFKA: pa.repeat(time in self.received, batch.num_rows),
+                    **self._places(part, batch, place),
+                }
             )
             hours = _hours(found[TIME])
             if self.seam is not None and place is not None:
                 hours = self.seam.hours(hours, found)
-            yield found.append_column(HOUR, pa.array(hours, pa.int64()))
+            yield found, hours
 
     def _places(
-        self, file: SourceFile, batch: pa.RecordBatch, place: tuple[str, str] | None
+        self, part: Part, batch: pa.RecordBatch, place: tuple[str, str] | None
     ) -> dict[str, pa.Array]:
         if place is None:
             return {name: pa.nulls(batch.num_rows, pa.int64()) for name in PLACE}
         for name in place:
             if not pa.types.is_integer(batch[name].type) or batch[name].null_count:
                 raise Refused(
-                    f"import {file.path}: column {name}: expected the place of each record in "
+                    f"import {part.path}: column {name}: expected the place of each record in "
                     f"Kafka, found {batch[name].type} with {batch[name].null_count} null; use "
                     "--seam key"
                 )
         return {own: batch[name].cast(pa.int64()) for own, name in zip(PLACE, place, strict=True)}
 
-    def _column(self, file: SourceFile, batch: pa.RecordBatch, name: str) -> pa.Array:
-        field = self.schema.field(name)
-        if name in batch.schema.names:
-            found = batch[name]
-        else:
-            value = file.folder_values.get(name)
-            kind = field.type if value is None else pa.string()
-            found = pa.repeat(pa.scalar(value, kind), batch.num_rows)
-        if not field.nullable and found.null_count:
-            raise _mismatch(file, field, f"found null in {found.null_count} rows or more")
+    def _column(self, part: Part, batch: pa.RecordBatch, name: str) -> pa.Array:
+        column = self.schema.field(name)
+        is_there = name in batch.schema.names
+        found = batch[name] if is_there else pa.nulls(batch.num_rows, column.type)
+        if not column.nullable and found.null_count:
+            raise _mismatch(part, column, f"found null in {found.null_count} rows or more")
         try:
-            made = to_type(found, field.type)
+            made = to_type(found, column.type)
             # Text that is not UTF-8 ends each later delivery and query of an accepted hour.
             made.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise _mismatch(file, field, f"found {error}") from error
+            raise _mismatch(part, column, f"found {error}") from error
         if not _is_in_calendar(made):
-            raise _mismatch(file, field, "found values outside of the years 1 to 9999")
+            raise _mismatch(part, column, "found values outside of the years 1 to 9999")
         return made
 
-    def _times(self, file: SourceFile, name: str, found: pa.Array) -> pa.Array:
+    def _times(self, part: Part, name: str, found: pa.Array) -> pa.Array:
         if not pa.types.is_timestamp(found.type):
             raise Refused(
-                f"import {file.path}: column {name}: expected a timestamp, from which a row's "
+                f"import {part.path}: column {name}: expected a timestamp, from which a row's "
                 f"hour follows, found {found.type}; name another column by --time"
             )
         if found.null_count:
             raise Refused(
-                f"import {file.path}: column {name}: expected the time of each row, from which "
+                f"import {part.path}: column {name}: expected the time of each row, from which "
                 f"its hour follows, found null in {found.null_count} rows or more; name another "
                 "column by --time"
             )
         times = pc.cast(found, _INSTANT, safe=False)
         if not _is_in_calendar(times):
             raise Refused(
-                f"import {file.path}: column {name}: expected times of the years 1 to 9999, found "
+                f"import {part.path}: column {name}: expected times of the years 1 to 9999, found "
                 "others: their unit may be another than the file says; name another column by "
                 "--time, or write the file again"
             )
@@ -416,9 +308,9 @@ def _is_in_calendar(values: pa.Array) -> bool:
     return bool(_CALENDAR[0] <= span["min"] * unit and span["max"] * unit < _CALENDAR[1])
 
 
-def _mismatch(file: SourceFile, field: pa.Field, found: str) -> Refused:
-    needed = "" if field.nullable else " in each row"
+def _mismatch(part: Part, column: pa.Field, found: str) -> Refused:
+    needed = "" if column.nullable else " in each row"
     return Refused(
-        f"import {file.path}: column {field.name}: expected {field.type}{needed}, as the table "
+        f"import {part.path}: column {column.name}: expected {column.type}{needed}, as the table "
         f"has it, {found}; correct the file, or the stream's schema"
     )

@@ -189,10 +189,10 @@ def test_tables_that_cannot_be_read_exactly_are_refused(
 ) -> None:
     with pytest.raises(TableMissing, match="found none"):
         open_other(environment, "no.such")
-    with pytest.raises(Refused, match="expected Parquet files, found none"):
+    with pytest.raises(Refused, match="expected files of rows, found none"):
         open_other(environment, str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refused, match="expected Parquet files, found none"):
+    with pytest.raises(Refused, match="expected files of rows, found none"):
         open_other(environment, str(tmp_path / "empty"))
     (tmp_path / "empty" / "link.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(Refused, match="which is none"):

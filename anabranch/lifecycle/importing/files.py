@@ -1,0 +1,299 @@
+"""The formats of a source's files: Parquet, ORC, JSON lines, CSV with a header, Avro. Lines are
+read by the decoder of records, with the same verdicts."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.orc as orc
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.config import Stream
+from anabranch.config.columns import Column, Notation
+from anabranch.decode import Decoder, DecodeSpec
+from anabranch.decode.csv import split
+from anabranch.decode.values import arrow_type
+from anabranch.iceberg.files import Stored
+from anabranch.iceberg.other_tables import (
+    FilePart,
+    MakeParts,
+    Part,
+    folder_values,
+    parquet_parts,
+)
+from anabranch.subjects.avro_columns import avro_fields
+from anabranch.subjects.field import NotAColumn
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+FORMS = ("parquet", "orc", "json", "csv", "avro")
+TABLES = ("delta", "iceberg")
+_BY_ENDING = {f".{form}": form for form in FORMS} | {".jsonl": "json", ".ndjson": "json"}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_OTHERS = {str: "timestamp", int: "bigint"}
+_LINES = 20_000
+_BYTES = 32 * 2**20
+_BUFFER = 2**20
+
+
+def split_form(text: str) -> tuple[str | None, str]:
+    """Return the format and the place of a source, `[FORMAT:]PATH|TABLE`. Pure."""
+    form, _, place = text.partition(":")
+    return (form, place) if form in (*FORMS, *TABLES) else (None, text)
+
+
+def maker(form: str | None, stream: Stream) -> MakeParts:
+    """Return how to open a folder's files: of a format, or of those that the ends of their names
+    state."""
+    return partial(_make, form if form in FORMS else None, stream)
+
+
+def _make(
+    form: str | None, stream: Stream, access: FileIO, stored: Stored, name: str
+) -> Sequence[Part]:
+    known = form or _form_of(name)
+    if known == "parquet":
+        return parquet_parts(access, stored, name)
+    folder = folder_values(name)
+    columns = tuple(
+        replace(column, path=(), notation=Notation(), rescues=False) for column in stream.columns
+    )
+    if known == "orc":
+        return [OrcPart(access, stored.path, folder)]
+    if known == "avro":
+        return [AvroPart(access, stored.path, folder)]
+    if known not in ("json", "csv"):
+        raise Refused(
+            f"import {stored.path}: expected a name that ends like its format "
+            f"({', '.join(sorted(_BY_ENDING))}), found {name}; name a folder of these alone, or "
+            f"the format: --from FORMAT:{stored.path.removesuffix(name)}"
+        )
+    delimiter = stream.format.delimiter if known == "csv" else ","
+    return [TextPart(access, stored.path, folder, known, columns, delimiter)]
+
+
+def open_stream(access: FileIO, path: str) -> Any:
+    """Open a file, of any size. Files of our tables with some names are read whole."""
+    if isinstance(access, PyArrowFileIO):
+        return PyArrowFileIO.new_input(access, path).open()
+    return access.new_input(path).open()
+
+
+def _form_of(name: str) -> str | None:
+    path = PurePath(name)
+    ending = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+    return _BY_ENDING.get(ending)
+
+
+@dataclass(frozen=True)
+class OrcPart(FilePart):
+    def own_schema(self) -> pa.Schema:
+        schema: pa.Schema = self._open().schema
+        return schema
+
+    def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        opened = self._open()
+        own = [name for name in columns if name in opened.schema.names]
+        for stripe in range(opened.nstripes):
+            for batch in pa.table(opened.read_stripe(stripe, own)).to_batches(batch_size):
+                yield batch.select(own)
+
+    def _open(self) -> Any:
+        try:
+            return orc.ORCFile(self.io.new_input(self.path).open())
+        except (pa.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and "ORC" not in str(error):
+                raise
+            raise Refused(
+                f"read {self.path}: expected a complete ORC file, found {error}; remove it, or "
+                "write it again"
+            ) from error
+
+
+@dataclass(frozen=True)
+class AvroPart(FilePart):
+    """A file of Avro's container format."""
+
+    def own_schema(self) -> pa.Schema:
+        with self._opened() as rows:
+            text = json.dumps(rows.writer_schema)
+        try:
+            if "timestamp-nanos" in text:
+                raise NotAColumn("", "timestamps of at most microseconds", "timestamp-nanos")
+            fields = avro_fields(text)
+        except NotAColumn as error:
+            raise Refused(f"read {self.path}: {error}; write its rows as Parquet files") from error
+        return pa.schema([(name, arrow_type(kind)) for name, kind in fields])
+
+    def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        schema = self.own_schema()
+        wanted = [schema.field(name) for name in columns if name in schema.names]
+        with self._opened() as rows:
+            while block := list(itertools.islice(rows, min(batch_size, _LINES))):
+                yield pa.record_batch(
+                    [self._column(column, block) for column in wanted], pa.schema(wanted)
+                )
+
+    def _column(self, column: pa.Field, block: Sequence[dict[str, Any]]) -> pa.Array:
+        try:
+            return pa.array([row[column.name] for row in block], column.type)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise Refused(
+                f"read {self.path}: column {column.name}: expected {column.type}, found {error}; "
+                "write its rows as Parquet files"
+            ) from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            import fastavro
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"read {self.path}: expected the package fastavro to read Avro files, found no "
+                f"{error.name}; run `pip install 'anabranch[avro]'`"
+            ) from error
+        with open_stream(self.io, self.path) as stored:
+            try:
+                yield fastavro.reader(io.BufferedReader(stored, _BUFFER))
+            # A damaged file raises any of these.
+            except (ValueError, EOFError, KeyError, IndexError, TypeError) as error:
+                raise Refused(
+                    f"read {self.path}: expected a complete Avro file, found {error!r}; remove it, "
+                    "or write it again"
+                ) from error
+
+
+@dataclass(frozen=True)
+class TextPart(FilePart):
+    """A file of JSON lines, or of CSV with a header, also compressed: each line is read as a record
+    in the stream's `columns`. Fields of the first line that are no columns may be times and places:
+    text is a time, an integer of JSON a number.
+
+    Reading raises Refused, with the line, for one that is no row of the table.
+    """
+
+    form: str
+    columns: tuple[Column, ...]
+    delimiter: str
+
+    def own_schema(self) -> pa.Schema:
+        return pa.schema([(c.name, arrow_type(c.type)) for c in self._columns()[0]])
+
+    def _columns(self) -> tuple[list[Column], list[str]]:
+        """Return the file's columns, and the names in its first line."""
+        number, line = next(self._lines(), (1, b""))
+        kinds = self._kinds(number, line)
+        own = [c for c in self.columns if c.name in kinds or c.name not in self.folder]
+        if self.form == "csv":
+            own = [column for column in own if column.name in kinds]
+        names = {column.name for column in self.columns}
+        others = [
+            Column(name, kind, True)
+            for name, kind in kinds.items()
+            if kind is not None and name not in names
+        ]
+        return [*own, *others], list(kinds)
+
+    def _kinds(self, number: int, line: bytes) -> dict[str, str | None]:
+        """Return the fields of the first line, with their type if they are no columns."""
+        if self.form == "csv":
+            text = line.decode("utf-8", "replace").rstrip("\r\n").removeprefix("\ufeff")
+            names = [name or "" for name in split(text, self.delimiter) or ()]
+            if line and ("" in names or len({*names}) < len(names) or not names):
+                raise self._refused(number, "a header with a name for each field", text)
+            places = ("partition", "offset", "kafka_partition", "kafka_offset")
+            return {name: "bigint" if name in places else "timestamp" for name in names}
+        try:
+            found = msgspec.json.decode(line or b"{}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise self._refused(number, "an object of JSON", str(error)) from error
+        if not isinstance(found, dict):
+            raise self._refused(number, "an object of JSON", type(found).__name__)
+        return {name: _OTHERS.get(type(value)) for name, value in found.items()}
+
+    def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        own, names = self._columns()
+        table = {column.name for column in self.columns}
+        # Each column of the table is checked, whichever are requested.
+        read = tuple(column for column in own if column.name in table or column.name in columns)
+        spec = DecodeSpec(read, None, self.form, delimiter=self.delimiter, header=tuple(names))
+        decoder, block, size = Decoder(spec), list[tuple[int, bytes]](), 0
+        for number, line in self._lines(skip=self.form == "csv"):
+            block.append((number, line))
+            size += len(line)
+            if len(block) == min(batch_size, _LINES) or size >= _BYTES:
+                yield self._decoded(decoder, block, columns)
+                block, size = [], 0
+        if block:
+            yield self._decoded(decoder, block, columns)
+
+    def _decoded(
+        self, decoder: Decoder, block: Sequence[tuple[int, bytes]], columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        n = len(block)
+        batch = pa.record_batch(
+            {
+                "key": pa.nulls(n, pa.binary()),
+                "value": pa.array([line for _, line in block], pa.binary()),
+                "partition": pa.repeat(pa.scalar(0, pa.int32()), n),
+                "offset": pa.array([number for number, _ in block], pa.int64()),
+                "timestamp": pa.nulls(n, pa.timestamp("us", "UTC")),
+                "headers": pa.nulls(n, pa.string()),
+                "ingest_hour": pa.repeat("1970-01-01T00", n),
+            }
+        )
+        decoded = decoder.decode(batch)
+        if decoded.errors:
+            first = min(decoded.errors)
+            raise self._refused(block[first][0], "a row of the table", decoded.errors[first][1])
+        own = [name for name in columns if name in decoded.rows.column_names]
+        rows = decoded.rows.select(own).combine_chunks()
+        return pa.RecordBatch.from_arrays([c.chunk(0) for c in rows.columns], own)
+
+    def _lines(self, skip: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines that are not blank, with their numbers from 1; `skip` the first one."""
+        number, parts, begun = 0, list[bytes](), 0
+        with open_stream(self.io, self.path) as stored:
+            try:
+                for line in self._buffered(stored):
+                    number += 1
+                    if not parts and not line.strip():
+                        continue
+                    begun = begun if parts else number
+                    parts.append(line)
+                    # A quoted field may have line breaks.
+                    if self.form == "csv" and sum(part.count(b'"') for part in parts) % 2:
+                        continue
+                    if not skip:
+                        yield begun, b"".join(parts).rstrip(b"\r\n")
+                    parts, skip = [], False
+            except (OSError, pa.ArrowInvalid) as error:
+                if not self.path.endswith(_COMPRESSED):
+                    raise
+                raise self._refused(number + 1, "a complete file", str(error)) from error
+        if parts:
+            raise self._refused(begun, "a line of CSV", "a quote that is not closed")
+
+    def _buffered(self, stored: Any) -> Any:
+        if not self.path.endswith(_COMPRESSED):
+            return io.BufferedReader(stored, _BUFFER)
+        codec = pa.Codec.detect(self.path).name
+        return io.BufferedReader(pa.CompressedInputStream(stored, codec), _BUFFER)
+
+    def _refused(self, line: int, expected: str, found: str) -> Refused:
+        return Refused(
+            f"import {self.path}: line {line}: expected {expected}, found {found[:200]}; correct "
+            "the line, or remove it"
+        )

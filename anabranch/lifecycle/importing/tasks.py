@@ -1,0 +1,325 @@
+"""The work of an import in tasks: count rows, find what repeats, write files. Tasks read a source
+by PyArrow and write as those of the layers do; Spark runs them on its executors."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from anabranch.common.errors import AnabranchError, Terminal
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.other_tables import Part
+from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, write_all
+from anabranch.iceberg.rewriting import as_bits
+from anabranch.lifecycle.importing.sources import (
+    NUMBER,
+    OF_KAFKA,
+    PLACE,
+    READ_FROM_KAFKA,
+    TIME,
+    CountedPart,
+    Numbers,
+    SourceReader,
+    counts_by_hour,
+    first_number,
+    hours_of,
+)
+from anabranch.offsets.hours import from_number
+from anabranch.protocol.imported import PARTITION
+from anabranch.records.key_hashes import hash_keys, in_duckdb
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+HASH = "_import_hash"
+REPORT = "report BINARY"
+_REPORT_SCHEMA = pa.schema([("report", pa.binary())])
+# Each file that a task has to open takes longer than these rows.
+_ROWS_A_FILE = 10_000
+
+
+@dataclass(frozen=True)
+class Workers:
+    """`run(task, number)` yields the results of tasks 0 to `number` - 1, in order, and raises their
+    errors. `at_once`: how many of them run at a time."""
+
+    at_once: int
+    run: Callable[[Callable[[int], Any], int], Iterator[Any]]
+
+
+def _here(task: Callable[[int], T], number: int) -> Iterator[T]:
+    return map(task, range(number))
+
+
+HERE = Workers(1, _here)
+"""This process."""
+
+
+def on_spark(spark: SparkSession) -> Workers:
+    """Return the executors of a session."""
+    at_once = spark.sparkContext.defaultParallelism
+
+    def run(task: Callable[[int], Any], number: int) -> Iterator[Any]:
+        # Some at a time: for progress, and so that few results wait in the driver.
+        for begin in range(0, number, 8 * at_once):
+            end = min(number, begin + 8 * at_once)
+            some = spark.range(begin, end, numPartitions=end - begin)
+            for row in some.mapInArrow(_on_executor(task), REPORT).collect():
+                result = pickle.loads(bytes(row.report))
+                # Spark would deliver an error as text, and its type decides what comes next.
+                if isinstance(result, AnabranchError):
+                    raise result
+                yield result
+
+    return Workers(at_once, run)
+
+
+def _on_executor(
+    task: Callable[[int], Any],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (i for batch in batches for i in batch.column("id").to_pylist()):
+            try:
+                result = task(number)
+            except AnabranchError as error:
+                result = error
+            report = {"report": pickle.dumps(result)}
+            yield pa.RecordBatch.from_pylist([report], schema=_REPORT_SCHEMA)
+
+    return run
+
+
+def count_parts(
+    workers: Workers, reader: SourceReader, parts: Sequence[Part]
+) -> Iterator[list[CountedPart]]:
+    """Yield the parts with their numbers of rows by hour, some at a time, in order."""
+    size = max(1, min(64, len(parts) // (4 * workers.at_once)))
+    groups = [parts[at : at + size] for at in range(0, len(parts), size)]
+    yield from workers.run(partial(_count, reader, groups), len(groups))
+
+
+def _count(reader: SourceReader, groups: Sequence[Sequence[Part]], i: int) -> list[CountedPart]:
+    return [reader.count(part) for part in groups[i]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows of the hours from `first` to `last`, in hours since 1970: of `parts`, each with the
+    numbers of its rows, by task."""
+
+    reader: SourceReader
+    parts: tuple[tuple[tuple[Part, Numbers], ...], ...]
+    first: int
+    last: int
+
+    def read(self, i: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for part, numbers in self.parts[i]:
+            yield from self.reader.read(part, numbers, columns, self.first, self.last)
+
+
+def plan_window(
+    workers: Workers,
+    reader: SourceReader,
+    counted: Sequence[CountedPart],
+    first: int,
+    last: int,
+    late: NDArray[np.int64] | None = None,
+) -> Window:
+    """Return the rows of hours, for a few tasks of about equal size. `late`: the numbers of rows of
+    later hours that count for `last`, after its own. Pure."""
+    before, chosen, size = Counter[int](), list[tuple[Part, dict[int, int], int]](), 0
+    for one in counted:
+        # Only these hours: a task gets all of it.
+        end = last if late is None else READ_FROM_KAFKA - 1
+        hours = [hour for hour in one.rows if first <= hour <= end]
+        if hours:
+            rows = sum(one.rows[h] for h in hours) + _ROWS_A_FILE
+            chosen.append((one.part, {h: before[h] for h in hours}, rows))
+            size += rows
+        before.update(one.rows)
+    later = (late, first_number(last) + before[last]) if late is not None else ()
+    # Consecutive parts have neighbouring hours, so that few files are written.
+    most, groups, full = size / workers.at_once, list[list[tuple[Part, Numbers]]](), 0
+    for part, known, rows in chosen:
+        if not groups or full + rows > most:
+            groups.append([])
+            full = 0
+        groups[-1].append((part, Numbers(known, *later)))
+        full += rows
+    return Window(reader, tuple(map(tuple, groups)), first, last)
+
+
+@dataclass(frozen=True)
+class FactsSpec:
+    """The facts of rows that decide which of them are imported: the hash of the `key`, and the
+    texts of columns of erasures."""
+
+    window: Window
+    key: tuple[str, ...]
+    erased: tuple[str, ...]
+
+
+def read_facts(workers: Workers, spec: FactsSpec) -> pa.Table:
+    """Return the facts of a window's rows, ordered by number: `NUMBER`, `HASH`, `PLACE` if the
+    source has places, and the texts of the columns `erased`."""
+    found = list(workers.run(partial(_facts, spec), len(spec.window.parts)))
+    rows = pa.concat_tables([_no_facts(spec), *found], promote_options="default")
+    numbers = rows[NUMBER].to_numpy()
+    return rows if (np.diff(numbers) > 0).all() else rows.take(pa.array(np.argsort(numbers)))
+
+
+def _no_facts(spec: FactsSpec) -> pa.Table:
+    kinds = {NUMBER: pa.int64(), HASH: pa.int64(), **dict.fromkeys(PLACE, pa.int64())}
+    kinds |= dict.fromkeys(spec.erased, pa.string())
+    return pa.schema(list(kinds.items())).empty_table()
+
+
+def _facts(spec: FactsSpec, i: int) -> pa.Table:
+    found = [_no_facts(spec)]
+    for rows in spec.window.read(i, [*dict.fromkeys([*spec.key, *spec.erased])]):
+        hashes = hash_keys(rows, spec.key) if spec.key else pa.nulls(len(rows), pa.int64())
+        places = {name: rows[name] for name in PLACE}
+        texts = {name: rows[name].cast(pa.string()) for name in spec.erased}
+        found.append(pa.table({NUMBER: rows[NUMBER], HASH: hashes, **places, **texts}))
+    return pa.concat_tables(found)
+
+
+def read_keys(
+    workers: Workers, window: Window, key: Sequence[str], at: NDArray[np.int64] | None = None
+) -> pa.Table:
+    """Return the keys of a window's rows, or of those with the numbers `at`, ordered by number."""
+    found = workers.run(partial(_keys, window, tuple(key), at), len(window.parts))
+    empty = pa.schema([*(window.reader.schema.field(n) for n in key), (NUMBER, pa.int64())])
+    rows = pa.concat_tables([_nullable(empty).empty_table(), *found])
+    return rows.sort_by(NUMBER)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([column.with_nullable(True) for column in schema])
+
+
+def _keys(window: Window, key: tuple[str, ...], at: NDArray[np.int64] | None, i: int) -> pa.Table:
+    schema = pa.schema([*(window.reader.schema.field(n) for n in key), (NUMBER, pa.int64())])
+    found = [_nullable(schema).empty_table()]
+    for rows in window.read(i, key):
+        rows = rows.select([*key, NUMBER])
+        if at is not None:
+            rows = rows.filter(pa.array(is_among(rows[NUMBER].to_numpy(), at)))
+        found.append(rows.cast(found[0].schema))
+    return pa.concat_tables(found)
+
+
+def is_among(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which numbers are among `others`, which are in ascending order."""
+    if not len(others):
+        return np.zeros(len(numbers), bool)
+    at = np.searchsorted(others, numbers)
+    found: NDArray[np.bool_] = others[np.minimum(at, len(others) - 1)] == numbers
+    return found
+
+
+@dataclass(frozen=True)
+class WriteSpec:
+    """The rows to write: those of a window without the numbers `dropped`, as rows of the table.
+    `event_time`: the column of the event time, if any."""
+
+    window: Window
+    dropped: NDArray[np.int64]
+    target: Target
+    event_time: str | None
+
+
+@dataclass(frozen=True)
+class WrittenRows:
+    """The files of a task. By hour, in hours since 1970: the number of rows that it read, and the
+    checksum of those that it wrote."""
+
+    outputs: tuple[Output, ...]
+    seen: Mapping[int, int]
+    checksums: Mapping[int, int]
+
+
+def write_rows(workers: Workers, spec: WriteSpec) -> list[WrittenRows]:
+    """Write rows, and read them back. Raises Terminal if the rows read back differ, Transient."""
+    return list(workers.run(partial(_write, spec), len(spec.window.parts)))
+
+
+def _write(spec: WriteSpec, i: int) -> WrittenRows:
+    files, outputs, seen = FileWriter(spec.target), list[Output](), Counter[int]()
+    written = Sums()
+    with lake_errors(f"write rows to {spec.target.folder}"):
+        for found in spec.window.read(i, spec.window.reader.schema.names):
+            numbers = found[NUMBER].to_numpy()
+            seen.update(counts_by_hour(hours_of(numbers)))
+            rows = found.filter(pa.array(~is_among(numbers, spec.dropped)))
+            if len(rows):
+                rows = as_rows(rows, spec)
+                written.add(rows)
+                outputs += write_all(files, rows)
+        outputs += files.close()
+        there = Sums()
+        for output in outputs:
+            with spec.target.io.new_input(output.path).open() as source:
+                for batch in pq.ParquetFile(source).iter_batches():
+                    there.add(pa.table(batch))
+    # Decision 56: an imported hour is final, so a fault of a writer would stay.
+    if there != written:
+        raise Terminal(
+            f"import: expected to read the rows that were written to {len(outputs)} files in "
+            f"{spec.target.folder}, found others; nothing was published; report this"
+        )
+    return WrittenRows(tuple(outputs), seen, written.by_hour)
+
+
+def as_rows(found: pa.Table, spec: WriteSpec) -> pa.Table:
+    """Return rows of a source as rows of the table."""
+    numbers, times = found[NUMBER].to_numpy(), found[TIME]
+    distinct, index = np.unique(hours_of(numbers), return_inverse=True)
+    names = pa.array([from_number(hour) for hour in distinct.tolist()], pa.string())
+    at = times if spec.event_time is None else pc.coalesce(found[spec.event_time], times)
+    columns = {
+        **{name: found[name] for name in spec.window.reader.schema.names},
+        "kafka_partition": pa.array(np.full(len(found), PARTITION, np.int32)),
+        "kafka_offset": found[NUMBER],
+        "kafka_timestamp": pc.if_else(found[OF_KAFKA], times, None),
+        "ingest_hour": names.take(pa.array(index)),
+        "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
+    }
+    schema = spec.target.schema
+    return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)
+
+
+@dataclass
+class Sums:
+    """The sums of the hashes of rows by hour, equal for the same rows in any order."""
+
+    by_hour: Counter[int] = field(default_factory=Counter)
+
+    def add(self, rows: pa.Table) -> None:
+        hours = hours_of(rows["kafka_offset"].to_numpy())
+        columns = {f"c{i}": _viewed(column) for i, column in enumerate(rows.columns)}
+        sums = in_duckdb(
+            f"SELECT hour, sum(hash({', '.join(columns)}))::VARCHAR AS total FROM rows GROUP BY hour",
+            rows=pa.table({"hour": hours, **columns}),
+        )
+        for one in sums.to_pylist():
+            self.by_hour[one["hour"]] = (self.by_hour[one["hour"]] + int(one["total"])) % 2**64
+
+
+def _viewed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = as_bits(column.type)
+    if kind == column.type:
+        return column
+    return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
