@@ -149,7 +149,7 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
     """
     is_named = item["id"] in state.waiting_letters
     if is_named and item["layer"] == "main":
-        return state.served_by(item["hour"]) == item["served"]
+        return bool(state.served_by(item["hour"]) == item["served"])
     if not is_named or item["layer"] != "batch":
         return is_named
     # A newer revision has its own set; this one would replace it by dead letters of the former

@@ -259,7 +259,7 @@ def write_rows(workers: Workers, spec: WriteSpec) -> list[WrittenRows]:
 def _write(spec: WriteSpec, i: int) -> WrittenRows:
     files, outputs, seen = FileWriter(spec.target), list[Output](), Counter[int]()
     written = Sums()
-    with lake_errors(f"write rows to {spec.target.folder}"):
+    with lake_errors(f"write rows to {spec.target.partitions.places.data_path}"):
         for found in spec.window.read(i, spec.window.reader.schema.names):
             numbers = found[NUMBER].to_numpy()
             seen.update(counts_by_hour(hours_of(numbers)))
@@ -278,7 +278,8 @@ def _write(spec: WriteSpec, i: int) -> WrittenRows:
     if there != written:
         raise Terminal(
             f"import: expected to read the rows that were written to {len(outputs)} files in "
-            f"{spec.target.folder}, found others; nothing was published; report this"
+            f"{spec.target.partitions.places.data_path}, found others; nothing was published; "
+            "report this"
         )
     return WrittenRows(tuple(outputs), seen, written.by_hour)
 
@@ -310,10 +311,9 @@ class Sums:
     def add(self, rows: pa.Table) -> None:
         hours = hours_of(rows["kafka_offset"].to_numpy())
         columns = {f"c{i}": _viewed(column) for i, column in enumerate(rows.columns)}
-        sums = in_duckdb(
-            f"SELECT hour, sum(hash({', '.join(columns)}))::VARCHAR AS total FROM rows GROUP BY hour",
-            rows=pa.table({"hour": hours, **columns}),
-        )
+        total = f"sum(hash({', '.join(columns)}))::VARCHAR AS total"
+        rows = pa.table({"hour": hours, **columns})
+        sums = in_duckdb(f"SELECT hour, {total} FROM rows GROUP BY hour", rows=rows)
         for one in sums.to_pylist():
             self.by_hour[one["hour"]] = (self.by_hour[one["hour"]] + int(one["total"])) % 2**64
 
