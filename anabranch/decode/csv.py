@@ -97,6 +97,11 @@ def _patterns(delimiter: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 def split(line: str, delimiter: str) -> list[str | None] | None:
     """Return the fields of a line, None for an empty one; None for text that is no line of CSV."""
+    if '"' not in line:
+        plain = line[:-1].removesuffix("\r") if line.endswith("\n") else line
+        if "\n" in plain or "\r" in plain or plain.startswith("\ufeff"):
+            return None
+        return [field or None for field in plain.split(delimiter)]
     whole, fields = _patterns(delimiter)
     if whole.fullmatch(line) is None:
         return None
@@ -115,7 +120,11 @@ def _column(
         return pa.array(texts, kind), []
     if kind == MICROS or pa.types.is_date(kind):
         return notations.moments(pa.array(texts, pa.string()), kind, notation)
-    read, bad = values.each(texts, kind, partial(_converted, kind, notation))
+    convert = partial(_converted, kind, notation)
+    # FLOAT: PyArrow rounds text once, and a column of other formats twice, by DOUBLE.
+    if notation.decimal in ("", ".") and notations.is_number(kind) and kind != pa.float32():
+        return values.numbers(texts, kind, convert)
+    read, bad = values.each(texts, kind, convert)
     return read, list(bad)
 
 

@@ -60,6 +60,8 @@ _PLAIN = {
     pa.date32(): f"^{_DAY}$",
 }
 _LOCAL = f"^{_DAY}{_CLOCK}$"
+# Of a number that its type surely has, without the first.
+_WHOLE_DIGITS = {pa.int32(): 8, pa.int64(): 17}
 _LATE_DAY = "^[0-9]{4}-[0-9]{2}-(29|30|31)"
 LARGEST_FLOAT, LARGEST_DOUBLE = (2 - 2**-23) * 2.0**127, sys.float_info.max
 # Enough for every DECIMAL: a number of 1,000 digits before the point is refused by its column.
@@ -180,6 +182,28 @@ def number(text: str, kind: pa.DataType) -> Any:
         if abs(real) <= (LARGEST_FLOAT if pa.types.is_float32(kind) else LARGEST_DOUBLE):
             return real
     raise Unreadable(name_of(kind), text)
+
+
+def numbers(
+    texts: Sequence[str | None], kind: pa.DataType, convert: Callable[[Any], Any]
+) -> tuple[pa.Array, list[int]]:
+    """Return text as numbers, null where it is unreadable, and the indexes of these. `convert`
+    reads those that PyArrow's cast may not read alike."""
+    given = pa.array(texts, pa.string())
+    whole, fraction = _WHOLE_DIGITS.get(kind, 14), "([.][0-9]{1,40})?"
+    if pa.types.is_decimal(kind):
+        whole, fraction = kind.precision - kind.scale - 1, f"([.][0-9]{{1,{kind.scale}}})?"
+    if pa.types.is_integer(kind) or fraction.endswith("{1,0})?"):
+        fraction = ""
+    digits = f"(0|[1-9][0-9]{{0,{whole}}})" if whole >= 0 else "0"
+    is_plain = pc.match_substring_regex(given, f"^-?{digits}{fraction}$")
+    if _all(is_plain):
+        return given.cast(kind), []
+    rest = pc.indices_nonzero(pc.invert(is_plain)).to_pylist()
+    others, bad = each([texts[i] for i in rest], kind, convert)
+    mask = pc.fill_null(pc.invert(is_plain), False)
+    read = pc.if_else(is_plain, given, None).cast(kind)
+    return pc.replace_with_mask(read, mask, others), [rest[i] for i in bad]
 
 
 def decimal(text: str, kind: pa.Decimal128Type) -> Decimal:

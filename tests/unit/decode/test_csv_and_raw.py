@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from types import SimpleNamespace
 
 import format_cases
 import pyarrow as pa
 import pytest
 import worst
+from budget import budget
 from cases import decoded, expect, spec_of
 from format_cases import CSV_DDL, EVENT_TIME, RAW_DDL
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kafka_batches import START, new_batch
 from wire import wired
 
 from anabranch.config.schema import parse_schema
-from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema
+from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema, csv, values
 
 
 def test_lines_of_csv() -> None:
@@ -40,6 +44,30 @@ def test_lines_of_csv() -> None:
 
 def test_the_worst_lines_of_a_megabyte() -> None:
     expect(spec_of(worst.CSV_DDL, "csv"), worst.csv_cases())
+
+
+@settings(max_examples=budget(100, 1_000), deadline=None, derandomize=True)
+@given(st.text("a, \r\n", max_size=8))
+def test_a_line_without_quotes_has_the_fields_of_one_with(line: str) -> None:
+    fields = csv.split(f'"",{line}', ",")
+    assert csv.split(line, ",") == (fields if fields is None else fields[1:])
+
+
+@settings(max_examples=budget(100, 1_000), deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.none()
+        | st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,20})?(e[0-9])?", fullmatch=True)
+        | st.text("0129.-+eE_ \n\u0661", max_size=24),
+        max_size=6,
+    ),
+    st.sampled_from(["int", "bigint", "double", "decimal(9,2)", "decimal(3,3)", "decimal(38,0)"]),
+)
+def test_numbers_are_those_of_each_text(texts: list[str | None], kind: str) -> None:
+    convert = partial(values.number, kind=values.arrow_type(kind))
+    read, bad = values.numbers(texts, values.arrow_type(kind), convert)
+    each, errors = values.each(texts, values.arrow_type(kind), convert)
+    assert (str(read), bad) == (str(each), list(errors))
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", "|", "\\", "'", ".", "]", "^", "-", "é", "😀"])
