@@ -149,8 +149,13 @@ def _error(lake: Lake, topic: str) -> str:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_topics_of_the_field_are_exact_at_the_first_try(
-    environment: dict[str, Any], spark: SparkSession, tmp_path: Path
+    environment: dict[str, Any],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Else Polars warns that it plans without its own package.
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     lake = Lake(tmp_path / "conf", environment)
     sent = {f"{lake.prefix}.{name}": list(make()) for name, make in TOPICS.items()}
     for topic, records in sent.items():
