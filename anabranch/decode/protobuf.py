@@ -3,18 +3,7 @@
 Source: https://protobuf.dev/programming-guides/encoding/. Values are read by protobuf's own library
 (upb); `schemas` are sets of file descriptors, the last file's messages first in the wire format.
 
-| column | from |
-|---|---|
-| STRING | string, bytes that are UTF-8, the name of an enum's value |
-| BINARY | bytes, string |
-| INT | int32, sint32, sfixed32, the number of an enum's value |
-| BIGINT | these, and integers of 64 bits; those without a sign if they fit |
-| DECIMAL(p,s) | integers of at most p - s digits; confluent.type.Decimal, rounded half up |
-| FLOAT; DOUBLE | integers, float; and double |
-| BOOLEAN | bool |
-| TIMESTAMP | google.protobuf.Timestamp; the last three digits of nanoseconds are dropped |
-| DATE | google.type.Date |
-| ARRAY, MAP, STRUCT | repeated, map, a message; missing fields of a message are null |
+docs/reference/formats.md lists the types that a column reads. Missing fields of a message are null.
 
 A wrapper (google.protobuf.Int32Value and the like) is read as its value. A field with presence
 (`optional`, a message, a member of a oneof) that is not set is null; one without has its value, as
