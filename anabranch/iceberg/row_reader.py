@@ -21,8 +21,8 @@ from anabranch.iceberg.file_io import for_tasks
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-# Rows that are in memory at once: PyArrow reads some batches ahead.
-_ROWS, _AHEAD = 16_384, 2
+# PyArrow reads some batches of so many rows ahead, and some files, since small ones take requests.
+_ROWS, _AHEAD, _FILES_AHEAD = 16_384, 2, 4
 _PARQUET = ds.ParquetFileFormat()
 
 
@@ -55,7 +55,7 @@ class RowReader:
             rows = ds.dataset(read_by_id(self.metadata, self.io, files))
             return rows.scanner(**options).to_reader()
         scanner = dataset_of(self.io, self.schema, files).scanner(
-            **options, batch_readahead=_AHEAD, fragment_readahead=1
+            **options, batch_readahead=_AHEAD, fragment_readahead=_FILES_AHEAD
         )
         return scanner.to_reader()
 
