@@ -63,6 +63,7 @@ from batch_layer.balance import (
 )
 from batch_layer.cached import cached, released_at_the_end
 from batch_layer.duplicates import (
+    MOST_BROADCAST,
     NO_DUPLICATES,
     PLACE_COLUMNS,
     Duplicates,
@@ -363,7 +364,7 @@ class HourBuilder:
             staged.facts,
             key,
             lambda places: read(keys_at, staged.rows.files, places),
-            lambda hashes: read(find_keys, served.files, hashes),
+            lambda hashes: read(partial(find_keys, most=MOST_BROADCAST), served.files, hashes),
         )
 
     def _duplicates(self, rows: DataFrame, cut: Cut, served: _Served) -> Duplicates:

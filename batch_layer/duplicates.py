@@ -150,12 +150,15 @@ def find_few_duplicates(
     places, and the `hash` of each key (`anabranch.records.staged.facts_of`). `read_keys`: returns
     the keys of the rows at places. `find_served`: returns the keys in the look-back with one of
     these hashes (`anabranch.records.key_hashes.find_keys`). Return None if more than MOST_BROADCAST
-    rows are candidates."""
+    rows, of the hour or of the look-back, are candidates."""
     named = facts.filter(facts.column("hash").is_valid())
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
     if not len(hashes):
         return NO_DUPLICATES
+    # Bounded, since the driver gets them: an hour may repeat all of its look-back.
     served = find_served(hashes)
+    if len(served) > MOST_BROADCAST:
+        return None
     several = np.union1d(hashes[numbers > 1], served.column(HASH).to_numpy())
     suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several, pa.int64())))
     if not len(suspected):

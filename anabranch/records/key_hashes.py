@@ -34,18 +34,25 @@ def key_parts(rows: pa.Table, key: Sequence[str]) -> list[str]:
 
 
 def find_keys(
-    reader: RowReader, files: Sequence[DataFile], key: Sequence[str], hashes: NDArray[np.int64]
+    reader: RowReader,
+    files: Sequence[DataFile],
+    key: Sequence[str],
+    hashes: NDArray[np.int64],
+    most: int,
 ) -> pa.Table:
-    """Return the keys of the rows of files with their HASH, if it is one of these (sorted)."""
+    """Return the keys of the rows of files with their HASH, if it is one of these (sorted). If more
+    than `most` have one, return only some of them, more than `most` too."""
     source = reader.read(files, key)
-    found = []
+    found = [_with_hash(source.schema.empty_table(), key)]
     for batch in source:
         rows = _with_hash(pa.table(batch), key)
         # Sorted, so that each search is of the logarithm of the hour's size.
         mine = rows.column(HASH).to_numpy()
         places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
         found.append(rows.filter(pa.array(hashes[places] == mine)))
-    return pa.concat_tables([_with_hash(source.schema.empty_table(), key), *found])
+        if sum(map(len, found)) > most:
+            break
+    return pa.concat_tables(found)
 
 
 def _with_hash(rows: pa.Table, key: Sequence[str]) -> pa.Table:

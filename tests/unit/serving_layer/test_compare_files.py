@@ -273,11 +273,15 @@ def test_keys_are_found_by_their_hashes_and_by_their_places(tmp_path: Path) -> N
     reader, key = RowReader.of(layers.table), ["id", "n"]
     wanted = pa.table({"id": ["a", "c", "z"], "n": pa.array([None] * 3, pa.int32())})
     hashes = np.sort(hash_keys(wanted, key).to_numpy())
-    found = find_keys(reader, files, key, hashes)
+    found = find_keys(reader, files, key, hashes, 9)
     assert sorted(found.column("id").to_pylist()) == ["a", "a", "c"]
     assert {*found.column(HASH).to_pylist()} < {*hashes.tolist()}
     # A key without a part names no event.
-    assert len(find_keys(reader, files, key, hash_keys(wanted, ["n"]).fill_null(0).to_numpy())) == 0
+    none = hash_keys(wanted, ["n"]).fill_null(0).to_numpy()
+    assert len(find_keys(reader, files, key, none, 9)) == 0
+    assert 0 < len(find_keys(reader, files, key, hashes, 0)) < 3
     at = keys_at(reader, files, key, places([(0, 1), (0, 3), (1, 4)])).to_pylist()
     assert sorted((row["kafka_offset"], row["id"]) for row in at) == [(1, "b"), (3, "")]
-    assert len(find_keys(reader, [], key, hashes)) == len(keys_at(reader, [], key, places([]))) == 0
+    assert (
+        len(find_keys(reader, [], key, hashes, 9)) == len(keys_at(reader, [], key, places([]))) == 0
+    )
