@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from commands import run_into
-from pyiceberg.expressions import And, EqualTo
 from queries import sources
 from world import World, event, past_hour
 
@@ -128,7 +127,7 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     assert one.spark.table(f"lake.{name}").where(condition).count() == len(expected) > 0
     table = one.state.table
     every = len(list(table.scan().plan_files()))
-    scan = table.scan(And(EqualTo("player", "p3"), EqualTo("region", "eu")))
+    scan = table.scan("player = 'p3' and region = 'eu'")
     assert scan.to_arrow().num_rows == len(expected)
     assert len(list(scan.plan_files())) < every / 4
     with open_query(f"SELECT * FROM {name} WHERE {condition}", sources({name: table})) as answer:

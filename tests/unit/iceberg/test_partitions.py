@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lakes import FIRST, StreamLake, new_lake, new_stream
-from pyiceberg.expressions import And, EqualTo
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
@@ -157,7 +156,7 @@ def test_readers_open_the_files_of_one_bucket_and_region(tmp_path: Path) -> None
     expected = [r for r in rows.to_pylist() if r["id"] == "p-7"]
     every = list(table.scan().plan_files())
 
-    scan = table.scan(And(EqualTo("id", "p-7"), EqualTo("region", "r2")))
+    scan = table.scan("id = 'p-7' and region = 'r2'")
     assert len(list(scan.plan_files())) == 1 and len(every) > 25
     assert scan.to_arrow().num_rows == len(expected) == 5
 
@@ -192,7 +191,7 @@ def test_an_integer_that_was_widened_is_found_by_old_and_new_files(
             append.append_data_file(data_file_of(table, output))
     table = lake.lake.load("games.by")
     for level, number in ((7, 2), (2**40, 1), (-100, 1)):
-        assert table.scan(EqualTo("level", level)).to_arrow().num_rows == number
+        assert table.scan(f"level = {level}").to_arrow().num_rows == number
         planned = plan_files("games.by", table)
         with connected() as duckdb:
             duckdb.register("here", planned.dataset())
