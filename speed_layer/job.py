@@ -263,8 +263,8 @@ class SpeedJob:
         if not isinstance(failure, AnabranchError):
             LOG.debug("micro-batch failed", exc_info=failure)
             failure = explain_spark(self._spark, "publish a micro-batch", failure)
-        is_renewed = token_digest(self._job.environment.kafka) != self._token
-        if is_renewed and isinstance(failure, ConfigurationError):
+        token = token_digest(self._job.environment.kafka)
+        if token not in ("", self._token) and isinstance(failure, ConfigurationError):
             # The query has the former token until it ends; the next attempt has the new one.
             return Transient(f"{failure}; the file of the token is newer (transient, try again)")
         return failure

@@ -36,6 +36,7 @@ _LONGEST = 64
 """Characters of a value in a file's path: a system limits the length of a path, and a record may
 have any value."""
 
+_PLACES = {"write.data.path", "write.object-storage.path", "write.folder-storage.path"}
 _FLAT = "write.object-storage.partitioned-paths"
 _KINDS = (IdentityTransform, BucketTransform, TruncateTransform)
 
@@ -105,11 +106,15 @@ def partitioning_of(table: Table) -> Partitioning | None:
     if not all(isinstance(f.transform, _KINDS) for f in spec.fields):
         return None
     properties = table.metadata.properties
-    places = load_location_provider(table.metadata.location, properties)
     has_objects, has_folders = (
         properties.get(name, default).lower() == "true"
         for name, default in (("write.object-storage.enabled", "false"), (_FLAT, "true"))
     )
+    # There Iceberg puts the table's name into each path, by which orphans of a folder that tables
+    # share are found; PyIceberg does not.
+    if has_objects and _PLACES & properties.keys():
+        return None
+    places = load_location_provider(table.metadata.location, properties)
     return Partitioning(spec, table.schema(), places, has_objects and not has_folders)
 
 

@@ -210,8 +210,8 @@ class _Import:
         target = plain_target(state.table)
         if target is None:
             raise Refused(
-                f"import into {self._stream.table}: expected partition fields as `apply` makes "
-                f"them, found {', '.join(fields_of(state.table))}; nothing was written"
+                f"import into {self._stream.table}: expected partition fields and paths as `apply` "
+                f"makes them, found {', '.join(fields_of(state.table))}; nothing was written"
             )
         self._target = target
         event_time = self._stream.event_time

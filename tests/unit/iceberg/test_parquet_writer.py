@@ -556,11 +556,21 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(
     assert row_groups() == {6}
 
 
-def test_a_table_whose_files_are_packed_otherwise_is_left_to_iceberg(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"write.parquet.compression-level": "19"},
+        # Iceberg's writers put the table's name into such paths.
+        {"write.object-storage.enabled": "true", "write.data.path": "file:///elsewhere"},
+    ],
+)
+def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(
+    tmp_path: Path, properties: dict[str, str]
+) -> None:
     lake = new_lake(tmp_path)
     assert target_of(wide_table(lake)) is not None
     lake.lake.catalog.drop_table("games.wide")
-    assert target_of(wide_table(lake, **{"write.parquet.compression-level": "19"})) is None
+    assert target_of(wide_table(lake, **properties)) is None
 
 
 def test_files_are_written_to_the_tables_data_path(tmp_path: Path) -> None:
