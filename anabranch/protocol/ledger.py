@@ -620,7 +620,7 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     columns = {name: table[name].to_pylist() for name in table.column_names}
     topic_ids = columns.pop("topic_id", ())
     for name in (c for c in _JSON if c in columns and c != "cut"):
-        read = _reader(PARSED.get(name, _unchanged))
+        read = _reader(PARSED[name])
         # Most rows have one of few values.
         values = {
             text: read_stored(f"ledger, {name}", text, read)
@@ -656,10 +656,6 @@ def _cut(
 def _reader(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
     """Return a reader of the JSON text of what `parse` takes."""
     return lambda text: parse(json.loads(text))
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _to_arrow(rows: Iterable[LedgerRow], sequence: int) -> pa.Table:

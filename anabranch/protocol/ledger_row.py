@@ -230,9 +230,7 @@ class LedgerRow(HourAccount):
             if data.get("cut") is not None
             else None,
             publish=data.get("publish"),
-            act=from_json(Act, data["act"]) if data.get("act") is not None else None,
-            erasure=data.get("erasure"),
-            **_account_values(data),
+            **_parsed(data),
         )
 
     def as_columns(self) -> dict[str, Any]:
@@ -271,15 +269,17 @@ def _cut_columns(cut: Cut | None) -> dict[str, Any]:
     return {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges)} if cut is not None else {}
 
 
-def _account_values(data: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: data[name] for name in ACCOUNT_COLUMNS if data.get(name) is not None}
-    for name, parse in PARSED.items():
-        if name in values:
-            values[name] = parse(values[name])
-    return values
+def _parsed(data: Mapping[str, Any]) -> dict[str, Any]:
+    names = (*ACCOUNT_COLUMNS, "act", "erasure")
+    values = {name: data[name] for name in names if data.get(name) is not None}
+    return {n: PARSED[n](value) if n in PARSED else value for n, value in values.items()}
 
 
 PARSED: dict[str, Callable[[Any], Any]] = {
+    "gaps": partial(from_json, dict[str, int]),
+    "sources": partial(from_json, dict[str, int]),
+    "imported": partial(from_json, dict[str, Any]),
+    "erasure": partial(from_json, dict[str, Any]),
     "partitions": partial(from_json, dict[int, Account]),
     "diff": partial(from_json, Diff),
     "quality": partial(from_json, QualityResult),
@@ -287,4 +287,4 @@ PARSED: dict[str, Callable[[Any], Any]] = {
     "unknown": partial(from_json, UnknownFields),
     "act": partial(from_json, Act),
 }
-"""Parsers of JSON columns by name, for columns that have a type of their own."""
+"""Parsers of the JSON columns by name, apart from `cut`, which needs its topic id."""

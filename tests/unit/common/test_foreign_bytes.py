@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from anabranch.common.errors import AnabranchError
@@ -191,8 +192,41 @@ STORED = {
         is_empty,
     ),
 }
+LEDGER = {
+    "cut": {"0": [1, 5]},
+    "gaps": {"control": 1},
+    "diff": {"missing": 1, "extra": 0, "changed": 0, "duplicate": 0, "unread": 0, "sample": [{}]},
+    "quality": {"passed": True, "failed": [{"type": "x"}], "suite": "s"},
+    "partitions": {
+        "0": {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gaps": {"control": 1}}
+    },
+    "sources": {"kafka": 1},
+    "run": {"began": TIME, "files": 1, "parent": "p"},
+    "unknown": {
+        "records": 1,
+        "fields": [{"name": "f", "records": 1, "first": [0, 1], "last": [0, 1]}],
+    },
+    "act": {"name": "override", "user": "u", "host": "h", "at": TIME, "why": "w"},
+    "erasure": {"id": "i", "places": [[0, 1]]},
+    "imported": {"source": "s", "rows": 1},
+}
+
+
+def of_ledger(column: str) -> Callable[[str], object]:
+    """Reads a JSON column of the ledger, whose table other programs can write."""
+    return lambda text: ledger._from_arrow(pa.table({"topic_id": ["t"], column: [text]}))
+
+
+def lacks(column: str) -> Callable[[Any], bool]:
+    return lambda found: not getattr(found[0], column, None) or found[0].cut == Cut("t", {})
+
+
 DECODERS: dict[str, Decoder] = {
     **STORED,
+    **{
+        f"ledger, {name}": Decoder(of_ledger(name), good, lacks(name))
+        for name, good in LEDGER.items()
+    },
     "manifest": Decoder(lambda text: Manifest.decode("path", text.encode()), MANIFEST),
     "begun": Decoder(
         lambda text: Begun.decode(text.encode()),
@@ -285,6 +319,10 @@ def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
         at = at[key]
     at[place[-1]] = new
     return made
+
+
+def test_each_json_column_of_the_ledger_is_here() -> None:
+    assert LEDGER.keys() == {*ledger._JSON}
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
