@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO
 
-from anabranch.common.remote_errors import full_text
+from anabranch.common.errors import FileGone, Transient
+from anabranch.common.remote_errors import full_text, lake_errors
 from anabranch.iceberg.files import list_files, same_file
 from anabranch.iceberg.hour_files import files_by_branch
+from anabranch.iceberg.snapshots import BRANCHES, head
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -76,9 +78,44 @@ def _common_parent(folders: Collection[str]) -> str:
     return "/".join(parts[0][: max(3, len(same))])
 
 
+def require_manifests(table: Table) -> None:
+    """Require that storage has the manifests of the branches. Raises FileGone, Transient,
+    Terminal."""
+    # A process that expires snapshots may delete those of former heads meanwhile.
+    if not _lost_manifests(table) or not (lost := _lost_manifests(table.refresh())):
+        return
+    branches, path = lost
+    name = ".".join(table.name())
+    raise FileGone(
+        f"table {name}: expected the manifests of {' and '.join(branches)} in storage, found none "
+        f"of {path}; restore it from a version of the bucket or a backup, or make the branch again "
+        'from another: docs/runbooks.md, "A manifest is gone"'
+    )
+
+
+def _lost_manifests(table: Table) -> tuple[list[str], str] | None:
+    """Return a manifest, or list of manifests, that storage lacks, and the branches that name
+    it."""
+    branches: dict[str, list[str]] = {}
+    for branch in BRANCHES:
+        snapshot = head(table, branch)
+        paths = [snapshot.manifest_list]
+        try:
+            with lake_errors(f"read the list of manifests of {branch}"):
+                paths += [manifest.manifest_path for manifest in snapshot.manifests(table.io)]
+        except Transient as error:
+            if not reports_missing_file(error):
+                raise
+        for path in paths:
+            branches.setdefault(path, []).append(branch)
+    path = min(missing_paths(table.io, branches), default=None)
+    return (branches[path], path) if path is not None else None
+
+
 def find_lost_files(table: Table, hours: Collection[str] | None = None) -> list[LostFile]:
     """Return the lost files of a table's branches in `hours` (None: all), oldest hour first. Raises
-    Transient, Terminal."""
+    FileGone if a manifest is lost, Transient, Terminal."""
+    require_manifests(table)
     branches: dict[str, list[str]] = {}
     found = {}
     for branch, by_hour in files_by_branch(table, hours).items():

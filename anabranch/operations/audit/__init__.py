@@ -11,7 +11,7 @@ from anabranch.common.errors import FileGone
 from anabranch.common.progress import Progress
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
-from anabranch.iceberg.lost_files import LostFile, find_lost_files
+from anabranch.iceberg.lost_files import LostFile, find_lost_files, require_manifests
 from anabranch.job import Job
 from anabranch.offsets.hours import IMPORTED, Cut, hours_between, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip
@@ -63,8 +63,10 @@ class _Lake:
 
 
 def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditReport:
-    """Audit the accepted hours in `hours`, or all. Raises Transient when the lake or Kafka is
-    unreachable."""
+    """Audit the accepted hours in `hours`, or all. Raises FileGone if a manifest is lost, Transient
+    when the lake or Kafka is unreachable."""
+    for name in (job.stream.table, job.stream.dead_letters_table):
+        require_manifests(job.lake.load(name))
     lake = _load(job, hours)
     known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
     # An expired hour may reappear after the ledger has dropped its row.

@@ -13,10 +13,13 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch.common.errors import Terminal
+from anabranch.common.errors import FileGone, Terminal
 from anabranch.iceberg.commit_status import plan_fence
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import CONTENT, MERGED
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.lost_files import find_lost_files
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import BRANCHES, CONTENT, MERGED, head
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
@@ -154,6 +157,31 @@ def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) 
     assert state.heads["main"] == before.heads["main"] and lake.rows("main") == MAIN
     accept(lake, 2)
     assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_a_branch_whose_manifest_is_gone_is_named_and_made_again(
+    lake: StreamLake, branch: str
+) -> None:
+    table = lake.table()
+    paths = {b: [m.manifest_path for m in head(table, b).manifests(table.io)] for b in BRANCHES}
+    gone = paths[branch][0]
+    delete_files(table.io, [gone])
+    with pytest.raises(FileGone, match=f"the manifests of .*{branch}.*, found none of {gone};"):
+        find_lost_files(lake.table())
+    named = [b for b in BRANCHES if gone in paths[b]]
+    if "main" in named:
+        speed = set_ref("main", head(table, "speed").snapshot_id, "branch")
+        lake.lake.catalog.commit_table(table, (), (speed,))
+    for other in {*named} - {"main"}:
+        drop(lake, other)
+    apply(lake)
+    merge(lake.lake, lake.stream, everything=True)
+    assert find_lost_files(lake.table()) == []
+    # The run-book's last step: hours that have the speed layer's rows are restated.
+    for i in (0, 1) if "main" in named else ():
+        accept(lake, i, 2)
+    assert lake.rows("main") == MAIN
 
 
 def test_a_dropped_main_without_its_tag_is_not_created_empty(lake: StreamLake) -> None:
