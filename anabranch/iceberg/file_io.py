@@ -16,6 +16,8 @@ from functools import lru_cache
 from io import BytesIO
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from pyarrow import PythonFile
 from pyarrow.fs import FileSystem, FileSystemHandler, PyFileSystem, S3FileSystem
@@ -409,6 +411,15 @@ _PYARROW_ONLY = {
 _IN_MEMORY_BYTES = 8 * 2**20
 
 
+def _environments_proxy(io: PyArrowFileIO) -> str | None:
+    """Return the proxy of HTTPS_PROXY or HTTP_PROXY without NO_PROXY's hosts. boto3 and the AWS SDK
+    for Java use these variables, PyArrow does not."""
+    endpoint = urlsplit(io.properties.get("s3.endpoint") or "https://s3.amazonaws.com")
+    if proxy_bypass_environment(endpoint.hostname or ""):
+        return None
+    return getproxies_environment().get(endpoint.scheme)
+
+
 @lru_cache(maxsize=16)
 def _open_s3(
     process: int,
@@ -426,6 +437,8 @@ def _open_s3(
         "allow_delayed_open": True,
         "tls_ca_file_path": io.properties.get("s3.ca"),
     }
+    if (given := io.properties.get("s3.proxy-uri")) or (given := _environments_proxy(io)):
+        more["proxy_options"] = given
     # The options that PyArrow returns lack the retry strategy.
     if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := retry_strategy(name)):
         more["retry_strategy"] = strategy

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from botocore.stub import Stubber
 from pyarrow.fs import S3FileSystem
 
 from anabranch.common.counters import S3_BYTES, Tally, counting
+from anabranch.common.errors import AnabranchError
 from anabranch.config import S3
 from anabranch.iceberg.file_io import LakeFileIO
 from anabranch.iceberg.s3 import open_store, shared_files
@@ -69,6 +73,36 @@ def test_shared_files_that_are_missing_are_no_error(
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").touch()
     assert shared_files()[0] != (0, 0)
+
+
+@pytest.mark.parametrize(("without", "expected"), [("", ["boto3", "pyarrow"]), ("s3.test", [])])
+def test_both_clients_use_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch, without: str, expected: list[str]
+) -> None:
+    asked = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("NO_PROXY", without)
+        endpoint, keys = "http://s3.test:9000", {"access_key": "a", "secret_key": "b"}
+        named = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.connect-timeout": "1"}
+        with suppress(AnabranchError):
+            open_store(S3.model_validate({"endpoint": endpoint, **keys})).has_bucket("boto3")
+        io = LakeFileIO(PROPERTIES | {"s3.endpoint": endpoint} | named)
+        with suppress(OSError):
+            _file_system(io).get_file_info("pyarrow/x")
+        server.shutdown()
+    names = {path.removeprefix(f"{endpoint}/").partition("/")[0] for path in asked}
+    assert sorted(names) == expected
 
 
 def test_pyarrow_gets_the_certificates_to_trust(tmp_path: Path) -> None:
