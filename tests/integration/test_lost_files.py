@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from commands import call
+from run_books import printed
 from world import World, event, past_hour, spread
 
 from anabranch.common.errors import FileGone
@@ -129,15 +130,18 @@ def test_a_lost_manifest_is_named_and_its_branches_are_made_again(world: Make) -
         one.batch(first, restate=True)
     assert path in call(one, "audit", one.name, expect=2)
     assert "stream.lost-file" in call(one, "doctor", one.name, expect=1)
-    # The way back of the run-book.
-    catalog = one.job.environment.catalog.name
+    namespace, name = one.job.stream.table.split(".")
+    words = {"NAMESPACE": namespace, "NAME": name}
     if path in paths["main"]:
-        [other] = [b for b in ("batch", "speed") if path not in paths[b]]
+        id = str(next(head(table, b).snapshot_id for b in BRANCHES if path not in paths[b]))
         one.spark.sql(
-            f"ALTER TABLE {catalog}.{one.job.stream.table} CREATE OR REPLACE BRANCH main AS OF "
-            f"VERSION {head(table, other).snapshot_id}"
+            printed(
+                "ALTER TABLE lake.NAMESPACE.NAME CREATE OR REPLACE BRANCH main AS OF VERSION ID",
+                ID=id,
+                **words,
+            )
         )
-    one.spark.sql(f"ALTER TABLE {catalog}.{one.job.stream.table} DROP BRANCH speed")
+    one.spark.sql(printed("ALTER TABLE lake.NAMESPACE.NAME DROP BRANCH speed", **words))
     call(one, "apply", one.name)
     call(one, "merge", one.name)
     one.reopen()

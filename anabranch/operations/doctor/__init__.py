@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from anabranch.common.deadline import Answers, T, TimedRead, wait_for_all
-from anabranch.common.errors import AnabranchError, FileGone, NoAnswer
+from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
@@ -196,16 +196,14 @@ def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list
         _judge(readings.kafka, in_kafka, partial(kafka.failed, settings, stream)),
         _judge(readings.tables, in_catalog, partial(tables.failed, stream)),
     ]
-    if isinstance(status, FileGone):
-        lost = "the files of its tables in storage"
-        remedy = "the last part of the message"
-        of_stream = [error(Issue.LOST_FILE, stream.name, lost, str(status), remedy)]
-    elif isinstance(status, AnabranchError):
+    has_error = any(f.severity is Severity.ERROR for one in examined for f in one.findings)
+    if isinstance(status, AnabranchError) and has_error:
         needed = "tables and Kafka without errors, to report the stream's state"
         of_stream = [_not_examined(stream.name, needed, str(status))]
+        examined.append(Examined(readings.status.name, readings.status.seconds, of_stream))
     else:
-        of_stream = streams.findings(stream, status)
-    examined.append(Examined(readings.status.name, readings.status.seconds, of_stream))
+        in_stream, failed = partial(streams.findings, stream), partial(streams.failed, stream)
+        examined.append(_judge(readings.status, in_stream, failed))
     if readings.registry is not None:
         examined.append(
             _judge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from anabranch.common.errors import AnabranchError, FileGone
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.lost_files import LostFile
@@ -169,6 +170,14 @@ def _lost_files(stream: Stream, facts: StreamFacts) -> list[Finding]:
                 )
             )
     return made
+
+
+def failed(stream: Stream, found: AnabranchError) -> Finding | None:
+    """Return the finding for tables that storage lacks files of; None for another error."""
+    if not isinstance(found, FileGone):
+        return None
+    expected, remedy = "the files of its tables in storage", "the last part of the message"
+    return error(Issue.LOST_FILE, stream.name, expected, str(found), remedy)
 
 
 def next_command(stream: Stream, facts: StreamFacts | None) -> str:
