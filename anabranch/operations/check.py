@@ -78,8 +78,9 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
     if text := shares.objection("dead letters", dead, total, quality.max_dead, least=1):
         objections.append(f"{text}; most often {reasons[0].text}")
     what = f"duplicates by {', '.join(stream.key)} with other content"
-    if text := shares.objection(what, conflicts, total, quality.max_conflicts, least=1):
-        objections.append(f"{text}; correct `key`, or accept that they are dropped")
+    if text := shares.objection(what, len(conflicts), total, quality.max_conflicts, least=1):
+        first = f"the first: {conflicts[0]}"
+        objections.append(f"{text}; {first}; correct `key`, or accept that they are dropped")
     return Check(
         stream=stream.name,
         topic=stream.topic,
@@ -87,7 +88,7 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
         good=total - dead - repeated,
         dead=dead,
         duplicates=repeated,
-        conflicts=conflicts,
+        conflicts=len(conflicts),
         reasons=reasons,
         rows=[{name: row[name] for name in names} for row in rows[:_ROWS]],
         objections=objections,
@@ -96,20 +97,20 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
 
 def count_duplicates(
     key: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> tuple[int, int]:
-    """Return the number of duplicates, by the rule of the batch layer, and of those with other
-    content than the row that they repeat."""
-    kept, repeated, conflicts = dict[str, str](), 0, 0
+) -> tuple[int, list[str]]:
+    """Return the number of duplicates, by the rule of the batch layer, and the places of those with
+    other content than the row that they repeat."""
+    kept, repeated, conflicts = dict[str, tuple[str, str]](), 0, list[str]()
     for row in sorted(rows, key=lambda row: (row["kafka_offset"], row["kafka_partition"])):
         event = [None if row[name] == "" else row[name] for name in key]
         if all(part is None for part in event):
             continue
         content = repr([row[name] for name in names])
-        if (first := kept.get(repr(event))) is None:
-            kept[repr(event)] = content
-        else:
+        place = f"partition {row['kafka_partition']}, offset {row['kafka_offset']}"
+        first, of_first = kept.setdefault(repr(event), (place, content))
+        if first != place:
             repeated += 1
-            conflicts += first != content
+            conflicts += [f"{place}, has the key of {first}"] if of_first != content else []
     return repeated, conflicts
 
 

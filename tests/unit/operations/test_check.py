@@ -83,7 +83,8 @@ def test_duplicates_are_those_of_the_batch_layer() -> None:
     assert (found.good, found.duplicates, found.conflicts) == (4, 2, 1)
     assert found.objections == [
         "duplicates by id with other content: expected at most 1 % of 6 records, found 1 (16.7 %); "
-        "correct `key`, or accept that they are dropped"
+        "the first: partition 0, offset 2, has the key of partition 0, offset 0; correct `key`, "
+        "or accept that they are dropped"
     ]
     assert checked(records, "id STRING, n INT", key="none").good == 6
 
