@@ -16,9 +16,10 @@ from anabranch.cli.options import (
     open_stream,
     stream_argument,
 )
-from anabranch.cli.report import Report, Result, report
+from anabranch.cli.report import Event, Report, Result, report, show
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from datetime import timedelta
     from typing import TextIO
 
@@ -263,9 +264,14 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
 @click.option(
     "--hours",
     metavar="A..B",
-    required=True,
     help="The hours to import; A.. ends before the stream's first hour.",
 )
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Take over from the program that wrote it: all hours, audited before and after.",
+)
+@click.option("--checkpoint", metavar="FOLDER", help="With --takeover: its checkpoint of Spark.")
 @click.option(
     "--time", metavar="COLUMN", help="The column with the time at which a row was received."
 )
@@ -284,13 +290,15 @@ def import_(
     stream: str,
     sources: tuple[str, ...],
     version: int | None,
-    hours: str,
+    hours: str | None,
+    takeover: bool,
+    checkpoint: str | None,
     time: str | None,
     seam: Literal["offsets", "key"],
     why: str | None,
     dry_run: bool,
     master: str | None,
-) -> Report[object]:
+) -> Result:
     """Import hours before the stream's first, by Spark.
 
     \b
@@ -303,6 +311,9 @@ def import_(
     kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's
     key are left out. The same command continues an interrupted import, of a Delta table from the
     version that it began with, and changes nothing once it is done.
+
+    --takeover first prints what the source proves and states, and takes a folder of Spark's file
+    sink also without or with a damaged log. It changes nothing in the source.
     """
     from anabranch.cli.render.changes import (
         imported_text,
@@ -314,20 +325,55 @@ def import_(
     from anabranch.protocol.publisher import Publisher
     from anabranch.spark import submit
 
-    first, last = _hours_to_import(hours)
+    if (hours is None) != takeover or (checkpoint is not None and not takeover):
+        raise click.UsageError("expected --hours A..B, or --takeover [--checkpoint FOLDER]")
+    first, last = _hours_to_import(hours) if hours is not None else (None, None)
     job = open_stream(stream)
     if version is not None and len(sources) > 1:
         raise click.UsageError("--version: expected one --from")
     own, *others = sources
-    order = run.ImportRequest(own, first, last, time, seam == "key", why, version, tuple(others))
+    order = run.ImportRequest(
+        own, first, last, time, seam == "key", why, version, tuple(others), takeover
+    )
     with submit.session_here(job.environment, f"anabranch import {stream}", master) as spark:
         workers = tasks.on_spark(spark)
+        if takeover:
+            show(_what_is_taken_over(job, sources, checkpoint))
         if dry_run:
             plan = run.plan(job, order, workers)
             view = {"stream": stream, "dry_run": True, **plan_view(plan)}
             return Report(view, planned_text(stream, plan))
         done = run.run(job, Publisher(job.lake, job.stream), order, workers)
-    return Report(imported_view(stream, done), imported_text(stream, done, job.stream.key))
+    found = Report(imported_view(stream, done), imported_text(stream, done, job.stream.key))
+    if not takeover:
+        return found
+    show(found)
+    from anabranch.cli.render.hours import audit_text
+    from anabranch.operations.audit import audit
+
+    audited = audit(job, None, with_kafka=True)
+    return Report(audited, audit_text(audited), exit_code=not audited.agrees)
+
+
+def _what_is_taken_over(
+    job: Job, sources: Sequence[str], checkpoint: str | None
+) -> Iterator[Report[object]]:
+    """Yield, of each source, what its metadata states and what an audit of it proves."""
+    from anabranch.cli.render.others import other_text
+    from anabranch.common.errors import Refused
+    from anabranch.lifecycle.importing.files import split_form
+    from anabranch.lifecycle.importing.stated import stated
+    from anabranch.operations.audit.other import AuditRequest, audit_other
+
+    for _, name in map(split_form, sources):
+        words = stated(job.environment, name, checkpoint, job.stream.topic)
+        yield Event({"source": name, "stated": words}, words)
+        try:
+            found = audit_other(job.environment, AuditRequest(name, job.stream.topic, records=0))
+            yield Event(found, other_text(found))
+        except Refused as error:
+            # Only Parquet, Iceberg and Delta are audited.
+            yield Event({"source": name, "unproven": str(error)}, [f"not audited: {error}"])
 
 
 def _hours_to_import(text: str) -> tuple[str, str | None]:

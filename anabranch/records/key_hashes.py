@@ -82,8 +82,9 @@ def in_duckdb(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> pa.Table:
 @lru_cache(maxsize=1)
 def _connection() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(config={"threads": 1})
-    # A nested time is hashed by its text, which must not depend on the machine.
-    connection.execute("SET TimeZone = 'UTC'")
+    # A nested time is hashed by its text, which must not depend on the machine. GLOBAL: cursors do
+    # not take over what is set for this connection alone.
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
     # The size of a stream of rows is unknown: a join would keep them all in memory, not the other
     # side.
     connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -180,3 +181,36 @@ def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path:
     rows = [row for row in one.rows() if row["kafka_partition"] == -1]
     assert sorted(row["event_id"] for row in rows) == sorted({line["event_id"] for line in lines})
     assert audit(one.job, None, with_kafka=True).agrees
+
+
+def test_a_file_sink_whose_log_broke_is_taken_over_while_the_producer_goes_on(
+    world: Make, spark: SparkSession, tmp_path: Path
+) -> None:
+    one, folder, old = world(), tmp_path / "sink", past_hour(5)
+    one.topic()
+    for number in range(4):
+        one.send(spread(shift(old, number), 50, f"h{number}"))
+    servers = str(one.job.environment.kafka.bootstrap_servers)
+    file_sink_query.write(spark.newSession(), folder, one.name, servers)
+    # What the forums describe: a log file is cut short, the checkpoint is deleted, Kafka's
+    # retention goes on, and a batch was written twice.
+    for log in (folder / "_spark_metadata").glob("[1-3]"):
+        log.write_text("v1\n{")
+    shutil.rmtree(f"{folder}-checkpoint")
+    twice = min(folder.glob("part-*.parquet"))
+    shutil.copy(twice, folder / f"part-00009-{uuid.uuid4()}-c000.snappy.parquet")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    one.delete_records({0: 90, 1: 95})
+    one.send_now(20, "meanwhile")
+    one.apply()
+    one.speed()
+    given = ["import", one.name, "--from", str(folder), "--takeover"]
+    run_into(one, "import.published:1", *given)
+    one.send_now(20, "later")
+    text = run(one, *given)
+    assert "all files count, also those of killed micro-batches, since its log is damaged" in text
+    assert "each record is in the table once" not in text and "rows too many" in text
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    imported = [row for row in one.rows() if row["kafka_partition"] == -1]
+    assert len(imported) == 185
+    assert_exact(one)

@@ -107,18 +107,20 @@ _ATTEMPTS = 20
 @dataclass(frozen=True)
 class ImportRequest:
     """An operator's request to import a source, `[FORMAT:]PATH|TABLE`, and `others` into hours from
-    `first` to `last` (None: the hour before the stream's first). `time`: the column with the time
+    `first` (None: the hour of the source's first row) to `last` (None: the hour before the stream's
+    first). `time`: the column with the time
     of a row's hour. `by_key`: ignore Kafka's partitions and offsets in the files. `version`: that
     of a Delta table; None for the version of hours imported from it earlier, else the newest."""
 
     source: str
-    first: str
+    first: str | None
     last: str | None = None
     time: str | None = None
     by_key: bool = False
     why: str | None = None
     version: int | None = None
     others: tuple[str, ...] = ()
+    takeover: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ class _Import:
         self._event_time = event_time.column if event_time is not None else None
         self._reader = SourceReader(
             pa.schema([self._target.schema.field(column.name) for column in self._stream.columns]),
+            self._stream.topic,
             request.time,
             self._event_time,
             None if request.by_key else self._seam(state),
@@ -233,7 +236,8 @@ class _Import:
         for form, name in self._sources:
             make = maker(form, self._stream)
             environment = self._job.environment
-            found.append(open_other(environment, name, form, self._version, make, strict=True))
+            strict = not self._request.takeover
+            found.append(open_other(environment, name, form, self._version, make, strict))
         return found
 
     @cached_property
@@ -253,6 +257,12 @@ class _Import:
         return len({one.part.path for one in counted})
 
     @property
+    def _seam_key(self) -> tuple[str, ...]:
+        """The columns by which a row without a place is recognized as one of Kafka's."""
+        key = tuple(self._stream.key)
+        return key or (tuple(self._reader.schema.names) if self._request.takeover else ())
+
+    @property
     def _table_version(self) -> int | None:
         return self._tables[0].version if len(self._tables) == 1 else None
 
@@ -266,11 +276,26 @@ class _Import:
             begins_of(state, self._job.ledger), to_number(state.timeline.first_of_kafka) - 1
         )
 
+    @cached_property
+    def _first(self) -> str:
+        """The first hour to import."""
+        if self._request.first is not None:
+            return self._request.first
+        state = load_state(self._lake, self._stream.table)
+        end = to_number(state.timeline.first_of_kafka) - 1
+        return from_number(min((hour for one in self._counted for hour in one.rows), default=end))
+
     def plan(self, state: State) -> ImportPlan:
         request = self._request
+        plan_first = request.first or state.timeline.first
         todo = plan_hours(
-            state, request.first, request.last, self._stream.keep.rows, self._lake.clock.now()
+            state, plan_first, request.last, self._stream.keep.rows, self._lake.clock.now()
         )
+        if request.first is None:
+            # The rows are counted once it is certain that hours can be imported.
+            first = min(self._first, shift(state.timeline.first_of_kafka, -1))
+            keep, now = self._stream.keep.rows, self._lake.clock.now()
+            todo = plan_hours(state, first, request.last, keep, now)
         known_rows = self._imported_rows(state)
         self._version = (
             request.version if request.version is not None else self._version_before(known_rows)
@@ -280,7 +305,7 @@ class _Import:
         total = Counter[int]()
         for counted in files:
             total.update(counted.rows)
-        begin, end = to_number(request.first), to_number(state.timeline.first_of_kafka)
+        begin, end = to_number(self._first), to_number(state.timeline.first_of_kafka)
         after = {hour: n for hour, n in total.items() if end <= hour < READ_FROM_KAFKA}
         if after and self._last_of_files(state) in todo:
             self._late = self._find_late(state, after)
@@ -300,11 +325,11 @@ class _Import:
             sum(n for hour, n in total.items() if hour < begin),
             sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
-            (*(table.what for table in self._tables), *self._seam_notes(late)),
+            (*(table.what for table in self._tables), *self._seam_notes(state, late)),
             self._table_version,
         )
 
-    def _seam_notes(self, late: int) -> list[str]:
+    def _seam_notes(self, state: State, late: int) -> list[str]:
         """Return sentences about how the import recognizes rows that Kafka has too."""
         exact = self._files(one for one in self._counted if one.ends is not None)
         words = []
@@ -315,19 +340,39 @@ class _Import:
             )
         if others := self._files(self._counted) - exact:
             words.append(
-                f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} "
+                f"the seam to Kafka is by {', '.join(self._seam_key)} in {others} files; {late} "
                 "of their rows are of hours with Kafka's records but not in the table"
             )
+        if gone := self._in_neither(state):
+            words.append(
+                f"{gone} offsets between the last row and the first record that the stream reads "
+                "are in neither: whether they were records cannot be known"
+            )
+        if elsewhere := sum(one.elsewhere for one in self._counted):
+            words.append(f"{elsewhere} rows are of other topics, and do not count")
         return words
+
+    def _in_neither(self, state: State) -> int:
+        """Return the number of offsets after the source's last row and before the stream's first
+        record."""
+        ends = self._ends()
+        if not ends or not all(one.ends is not None for one in self._counted):
+            return 0
+        begins = begins_of(state, self._job.ledger)
+        return sum(max(0, begin - ends.get(p, 0)) for p, begin in begins.items())
+
+    def _ends(self) -> dict[int, int]:
+        """Return the offset after the source's last row, by partition."""
+        ends = dict[int, int]()
+        for counted in self._counted:
+            ends |= {p: max(e, ends.get(p, 0)) for p, e in (counted.ends or {}).items()}
+        return ends
 
     def _require_log(self, state: State) -> None:
         """Raise Refused if offsets in the files belong to another log than the stream's. Raises
         Transient."""
         early = next((c for c in self._counted if c.early), None)
-        ends = dict[int, int]()
-        for counted in self._counted:
-            ends |= {p: max(e, ends.get(p, 0)) for p, e in (counted.ends or {}).items()}
-        unread = {p: e for p, e in ends.items() if e > state.position.offsets.get(p, 0)}
+        unread = {p: e for p, e in self._ends().items() if e > state.position.offsets.get(p, 0)}
         found = None
         if early is not None:
             name = early.part.path.rpartition("/")[2]
@@ -358,7 +403,7 @@ class _Import:
         by the stream's key: Kafka had deleted these records before the stream began. They are
         imported into the hour before the first with Kafka's records. Raises Transient while the
         table is not fresh through `hours`."""
-        if not self._stream.key:
+        if not self._seam_key:
             raise Refused(
                 f"import {self._request.source}: expected Kafka's partitions and offsets in its "
                 "rows, or a key, by which rows that Kafka has too are recognized, found `key: none`"
@@ -374,7 +419,7 @@ class _Import:
                 f"fresh through {fresh}; run it again later"
             )
         # All hours: a record may be hours away from others of its time, if its producer stamped it.
-        known, key = self._known_keys(state), self._stream.key
+        known, key = self._known_keys(state), self._seam_key
         late = [np.zeros(0, np.int64)]
         for some in _groups(sorted(hours), hours):
             window = plan_window(self._workers, self._reader, self._counted, some[0], some[-1])
@@ -393,10 +438,10 @@ class _Import:
     def _require_keys(self, rows: pa.Table) -> None:
         """Raise Refused if a row of Kafka's hours has no key: whether the table has it too is then
         unknown, and it would be imported a second time."""
-        without = len(rows) - int(has_key(rows, self._stream.key).sum())
+        without = len(rows) - int(has_key(rows, self._seam_key).sum())
         if without:
             raise Refused(
-                f"import {self._request.source}: expected a key ({', '.join(self._stream.key)}) in "
+                f"import {self._request.source}: expected a key ({', '.join(self._seam_key)}) in "
                 "each row of hours with Kafka's records, by which rows that Kafka has too are "
                 f"recognized, found {without} rows without one; name a source with Kafka's "
                 "partitions and offsets, or one without these rows"
@@ -405,7 +450,7 @@ class _Import:
     def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
         """Return the newest decisions about imported hours, also about hours that are missing on a
         branch that was set back."""
-        span = Span(min(self._request.first, state.timeline.first), self._last_of_files(state))
+        span = Span(min(self._first, state.timeline.first), self._last_of_files(state))
         rows = ledger.newest(
             self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
         )
@@ -463,7 +508,7 @@ class _Import:
         first, last = to_number(hours[0]), to_number(hours[-1])
         late = self._late if hours[-1] == self._last_of_files(state) else None
         # Step 1: find the rows that repeat others, and erased ones.
-        earliest = max(first - self._stream.lookback_hours, to_number(self._request.first))
+        earliest = max(first - self._stream.lookback_hours, to_number(self._first))
         repeated, erased = self._left_out(state, hours, self._window(earliest, last, late))
         # Step 2: write the others.
         dropped = np.union1d(repeated, erased)

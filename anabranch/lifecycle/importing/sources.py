@@ -18,6 +18,7 @@ from anabranch.iceberg.arrow_types import may_become, to_type
 from anabranch.iceberg.other_tables import Part
 from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import HOUR_BITS, first_offset
+from serving_layer.query.place_columns import Column, PlaceColumns, find_columns, locate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,12 +36,8 @@ OF_KAFKA = "_import_of_kafka"
 READ_FROM_KAFKA = 2**40
 """The hour of rows whose offsets the stream reads from Kafka."""
 
-RECEIVED_COLUMNS = ("kafka_timestamp", "timestamp")
-"""Columns of a source with the time at which Kafka received a record."""
-
 _MICROS = 3_600_000_000
 _BATCH_ROWS = 65_536
-_PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
 # The years 1 to 9999, in microseconds since 1970.
 _CALENDAR = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 _INSTANT = pa.timestamp("us", "UTC")
@@ -51,12 +48,13 @@ class CountedPart:
     """A part of the source and its number of rows by hour, in hours since 1970. If it has Kafka's
     offsets: `ends` has the offset after its last record, by partition, and `early` is the number of
     rows at offsets that the stream reads although they are older than the hour before the stream's
-    first."""
+    first. `elsewhere`: the number of rows of other topics, which do not count."""
 
     part: Part
     rows: Mapping[int, int]
     ends: Mapping[int, int] | None = None
     early: int = 0
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +121,14 @@ class SourceReader:
     """A reader of a source in the columns of a table: `schema` has the stream's columns with the
     table's types.
 
-    `time`: the column with the time of a row's hour; None for the first existing one of
-    `kafka_timestamp`, `timestamp` and the stream's event time, `event_time`. A time without a time
-    zone is UTC. `seam`: None to ignore Kafka's partitions and offsets.
+    `topic`: of the rows, where the source has a column for it. `time`: the column with the time of
+    a row's hour; None for the one with the time at which Kafka received it, if it is not the
+    stream's own (`serving_layer.query.place_columns`), else the stream's event time, `event_time`.
+    A time without a time zone is UTC. `seam`: None to ignore Kafka's partitions and offsets.
     """
 
     schema: pa.Schema
+    topic: str = ""
     time: str | None = None
     event_time: str | None = None
     seam: Seam | None = None
@@ -136,10 +136,10 @@ class SourceReader:
     def count(self, part: Part) -> CountedPart:
         """Return the numbers of a part's rows by hour. Raises Refused if its columns do not fit the
         table's, or a row has no time; Transient."""
-        rows, ends, early = Counter[int](), dict[int, int](), 0
+        rows, ends, early, read = Counter[int](), dict[int, int](), 0, Counter[str]()
         there = part.schema_arrow
         self._require_columns(part, there)
-        for batch, found in self._batches(part, ()):
+        for batch, found in self._batches(part, (), read):
             rows.update(counts_by_hour(found))
             if self.seam is None or batch[PLACE[0]].null_count:
                 continue
@@ -150,13 +150,14 @@ class SourceReader:
                 end = int(offsets[partitions == partition].max()) + 1
                 ends[partition] = max(end, ends.get(partition, 0))
         expected = getattr(part, "rows", None)
-        if expected is not None and rows.total() != expected:
+        if expected is not None and read["rows"] != expected:
             raise Refused(
                 f"import {part.path}: expected {expected} rows, as its table's log says, "
-                f"found {rows.total()}; restore the file"
+                f"found {read['rows']}; restore the file"
             )
-        has_places = self._place_of(there.names) is not None
-        return CountedPart(part, rows, ends if has_places else None, early)
+        has_places = self.seam is not None and self._columns_of(there).partition is not None
+        ends_ = ends if has_places else None
+        return CountedPart(part, rows, ends_, early, read["rows"] - rows.total())
 
     def read(
         self, part: Part, numbers: Numbers, columns: Sequence[str], first: int, last: int
@@ -174,33 +175,28 @@ class SourceReader:
                 rows = rows if inside.all() else rows.filter(pa.array(inside))
                 yield rows.append_column(NUMBER, pa.array(numbered[inside]))
 
-    @property
-    def received(self) -> tuple[str, ...]:
-        """The columns with the time at which Kafka received a record: none of the stream's own."""
+    def _columns_of(self, there: pa.Schema) -> PlaceColumns:
+        """Return the columns with a row's place in Kafka and the time at which Kafka received it:
+        none of the stream's own."""
         # An event may reach Kafka long after a time of its own, and would be searched around it.
-        return tuple(name for name in RECEIVED_COLUMNS if name not in self.schema.names)
+        others = pa.schema([column for column in there if column.name not in self.schema.names])
+        return find_columns(others, None, None, None)
 
-    def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return the columns of a file with Kafka's partition and offset; None if it has none or
-        they are ignored."""
-        if self.seam is None:
-            return None
-        return next(
-            (p for p in _PLACES if {*p} <= {*names} and not {*p} & {*self.schema.names}), None
-        )
-
-    def _time_of(self, part: Part, names: Sequence[str]) -> str:
+    def _time_of(self, part: Part, there: pa.Schema, received: Column | None) -> Column:
         """Return the column of a part with the time of each row's hour. Raises Refused if there is
         none."""
-        wanted = (self.time,) if self.time is not None else (*self.received, self.event_time)
-        found = next((name for name in wanted if name in names), None)
-        if found is None:
-            tried = " or ".join(name for name in wanted if name)
+        if self.time is None and received is not None:
+            return received
+        wanted = self.time or self.event_time
+        if wanted is None or wanted not in there.names:
+            tried = " or ".join(
+                filter(None, (self.time or "kafka_timestamp or timestamp", self.event_time))
+            )
             raise Refused(
                 f"import {part.path}: expected a column {tried} with the time at which each row "
-                f"was received, found {', '.join(names)}; name the column by --time"
+                f"was received, found {', '.join(there.names)}; name the column by --time"
             )
-        return found
+        return Column(wanted, wanted, "", there.field(wanted).type)
 
     def _require_columns(self, part: Part, there: pa.Schema) -> None:
         names, folder = {*there.names}, getattr(part, "folder", {})
@@ -214,40 +210,53 @@ class SourceReader:
                 raise _mismatch(part, column, "found no such column")
 
     def _batches(
-        self, part: Part, columns: Sequence[str]
+        self, part: Part, columns: Sequence[str], read: Counter[str] | None = None
     ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Yield the rows with `columns` in the table's types, `TIME`, `OF_KAFKA` and `PLACE`, and
-        the hour of each."""
-        there = part.schema_arrow.names
-        time, place = self._time_of(part, there), self._place_of(there)
-        wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
+        """Yield the topic's rows with `columns` in the table's types, `TIME`, `OF_KAFKA` and
+        `PLACE`, and the hour of each. `read` counts the rows of all topics."""
+        there = part.schema_arrow
+        places = self._columns_of(there)
+        time = self._time_of(part, there, places.time)
+        asked = [c.reads for c in (time, *places.all)]
+        wanted = dict.fromkeys([*(c for c in columns if c in there.names), *asked])
         for batch in part.iter_batches(_BATCH_ROWS, list(wanted)):
+            at = locate(pa.table(batch), places, self.topic)
+            if read is not None:
+                read["rows"] += len(at)
+            is_plain = time.reads in batch.schema.names and pa.types.is_timestamp(time.kind)
+            if time is places.time and not is_plain:
+                times = at["time"].combine_chunks()
+            else:
+                times = batch[time.reads]
+            own = at["own"].combine_chunks()
             found = pa.table(
                 {
                     **{name: self._column(part, batch, name) for name in columns},
-                    TIME: self._times(part, time, batch[time]),
-                    OF_KAFKA: pa.repeat(time in self.received, batch.num_rows),
-                    **self._places(part, batch, place),
+                    TIME: self._times(part, time.name, times),
+                    OF_KAFKA: pa.repeat(time is places.time, batch.num_rows),
+                    **self._places(part, places, at),
                 }
             )
+            if own.true_count < len(own):
+                found = found.filter(own)
             hours = _hours(found[TIME])
-            if self.seam is not None and place is not None:
+            if self.seam is not None and places.partition is not None:
                 hours = self.seam.hours(hours, found)
             yield found, hours
 
-    def _places(
-        self, part: Part, batch: pa.RecordBatch, place: tuple[str, str] | None
-    ) -> dict[str, pa.Array]:
-        if place is None:
-            return {name: pa.nulls(batch.num_rows, pa.int64()) for name in PLACE}
-        for name in place:
-            if not pa.types.is_integer(batch[name].type) or batch[name].null_count:
+    def _places(self, part: Part, columns: PlaceColumns, at: pa.Table) -> dict[str, pa.Array]:
+        if self.seam is None or columns.partition is None or columns.offset is None:
+            return {name: pa.nulls(len(at), pa.int64()) for name in PLACE}
+        found = dict(zip(PLACE, (at["p"], at["o"]), strict=True))
+        for values, column in zip(found.values(), (columns.partition, columns.offset), strict=True):
+            missing = pc.sum(pc.and_(values.is_null(), at["own"])).as_py()
+            if missing:
                 raise Refused(
-                    f"import {part.path}: column {name}: expected the place of each record in "
-                    f"Kafka, found {batch[name].type} with {batch[name].null_count} null; use "
+                    f"import {part.path}: column {column.name}: expected the place of each record "
+                    f"in Kafka, found {column.kind} with {missing} that are no whole number; use "
                     "--seam key"
                 )
-        return {own: batch[name].cast(pa.int64()) for own, name in zip(PLACE, place, strict=True)}
+        return {name: values.cast(pa.int64()) for name, values in found.items()}
 
     def _column(self, part: Part, batch: pa.RecordBatch, name: str) -> pa.Array:
         column = self.schema.field(name)

@@ -26,9 +26,10 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets import hour_ends
 from anabranch.offsets.hours import hour_of, hours_between, plan_boundary, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip
-from anabranch.operations.audit.places import Places, TimeCounts, find_columns, read_places
+from anabranch.operations.audit.places import Places, TimeCounts, read_places
 from anabranch.operations.reports.dead_letters import shown
 from anabranch.protocol.sealing import answer_hours
+from serving_layer.query.place_columns import find_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,7 +35,8 @@ from anabranch.operations.audit.other import (
     plan_audited,
     plan_cuts,
 )
-from anabranch.operations.audit.places import TimeCounts, find_columns, read_places
+from anabranch.operations.audit.places import TimeCounts, read_places
+from serving_layer.query.place_columns import find_columns
 
 H = [f"2026-11-21T0{number}" for number in range(6)]
 STRUCT = pa.struct({"partition": pa.int32(), "offset": pa.int64(), "timestamp": pa.timestamp("us")})

@@ -1,0 +1,146 @@
+"""Where the rows of another program's table are in Kafka: the columns with partition, offset, time
+and topic, and their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.records.key_hashes import in_duckdb
+from serving_layer.query.datasets import quoted
+
+FAMILIES = (
+    "_kafka_metadata_{}",  # Iceberg's transform for Kafka Connect (KafkaMetadataTransform)
+    "_kafka_metadata.{}",  # the same, nested
+    "redpanda.{}",  # Redpanda's Iceberg topics
+    "RECORD_METADATA.{}",  # Snowflake's connector; also as JSON text
+    "_hoodie_kafka_source_{}",  # Hudi's streamer
+    "$${}",  # Confluent's Tableflow
+    "kafka_{}",
+    "{}",  # Spark's and Flink's names
+)
+"""Names of the columns with partition, offset, timestamp and topic, by program."""
+_TIMES = ("timestamp", "CreateTime")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, a field of one (`a.b`), or a value in a column of JSON text. `reads`: what a data
+    file has to return for it; `sql`: its value in DuckDB; `kind`: its type, text for JSON."""
+
+    name: str
+    reads: str
+    sql: str
+    kind: pa.DataType
+
+
+def find_column(schema: pa.Schema, name: str) -> Column | None:
+    """Return the column of a name, in any case of letters; None if the table has none. Pure."""
+    fields = {field.name.lower(): field for field in schema}
+    if (whole := fields.get(name.lower())) is not None:
+        return Column(name, whole.name, quoted(whole.name), whole.type)
+    head, dot, rest = name.partition(".")
+    field = fields.get(head.lower()) if dot else None
+    if field is None:
+        return None
+    if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+        sql = f"json_extract_string({quoted(field.name)}, '$.{rest}')"
+        return Column(name, field.name, sql, pa.string())
+    parts, kind = [field.name], field.type
+    for part in rest.split("."):
+        inner = _field_of(kind, part)
+        if inner is None:
+            return None
+        parts, kind = [*parts, inner.name], inner.type
+    return Column(name, ".".join(parts), ".".join(map(quoted, parts)), kind)
+
+
+def _field_of(kind: pa.DataType, name: str) -> pa.Field | None:
+    fields = list(kind) if pa.types.is_struct(kind) else []
+    return next((field for field in fields if field.name.lower() == name.lower()), None)
+
+
+@dataclass(frozen=True)
+class PlaceColumns:
+    """The columns that locate a row: partition and offset in Kafka (both or none), and the time at
+    which Kafka received it and its topic, where the table has them."""
+
+    partition: Column | None
+    offset: Column | None
+    time: Column | None
+    topic: Column | None
+
+    @property
+    def all(self) -> tuple[Column, ...]:
+        found = (self.partition, self.offset, self.time, self.topic)
+        return tuple(column for column in found if column is not None)
+
+
+def find_columns(
+    schema: pa.Schema, partition: str | None, offset: str | None, time: str | None
+) -> PlaceColumns:
+    """Return the named columns, and otherwise those of the first of `FAMILIES` whose partition and
+    offset the table has. Pure. Raises ConfigurationError for a name that the table lacks."""
+
+    def named(name: str, option: str) -> Column:
+        if (found := find_column(schema, name)) is None:
+            raise ConfigurationError(
+                f"{option} {name}: expected a column of the table, found {', '.join(schema.names)}"
+            )
+        return found
+
+    by_time = named(time, "--time-column") if time is not None else None
+    if partition is not None and offset is not None:
+        return PlaceColumns(
+            named(partition, "--partition-column"), named(offset, "--offset-column"), by_time, None
+        )
+    for family in FAMILIES:
+        p, o, topic = (
+            find_column(schema, family.format(n)) for n in ("partition", "offset", "topic")
+        )
+        if p is not None and o is not None:
+            # Snowflake has no `timestamp`.
+            name = _TIMES[family.startswith("RECORD_METADATA")]
+            own_time = find_column(schema, family.format(name)) or _plain_time(schema)
+            return PlaceColumns(p, o, by_time or own_time, topic)
+    return PlaceColumns(None, None, by_time or _plain_time(schema), None)
+
+
+def _plain_time(schema: pa.Schema) -> Column | None:
+    times = (find_column(schema, name) for name in ("kafka_timestamp", "timestamp"))
+    return next(filter(None, times), None)
+
+
+def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
+    """Return the place of each row: partition `p` and offset `o`, null where there is no whole
+    number, its `time` in UTC, and whether it is the topic's `own`. `batch` may lack columns."""
+    there = {*batch.schema.names}
+    sql = {
+        key: column.sql if column.reads.partition(".")[0] in there else "NULL"
+        for key, column in vars(columns).items()
+        if column is not None
+    }
+    p = f"TRY_CAST({sql.get('partition', 'NULL')} AS INTEGER)"
+    o = f"TRY_CAST({sql.get('offset', 'NULL')} AS BIGINT)"
+    time = _time_sql(sql["time"], columns.time.kind) if columns.time is not None else "NULL"
+    literal = "'" + topic.replace("'", "''") + "'"
+    own = f"coalesce({sql['topic']} = {literal}, true)" if "topic" in sql else "true"
+    # DuckDB refuses a batch without columns, from a file that has none of them.
+    rows = batch.append_column("anabranch_row", pa.nulls(len(batch)))
+    return in_duckdb(
+        f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own FROM rows",
+        rows=rows,
+    )
+
+
+def _time_sql(sql: str, kind: pa.DataType) -> str:
+    """Return SQL: a time in UTC. Numbers, also as text, are milliseconds since 1970, as in Kafka's
+    records. Pure."""
+    if pa.types.is_timestamp(kind):
+        return f"CAST({sql} AS TIMESTAMP)"
+    millis = f"TRY(make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000))"
+    if pa.types.is_integer(kind):
+        return millis
+    return f"coalesce({millis}, TRY_CAST({sql} AS TIMESTAMP))"
