@@ -127,6 +127,11 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
     time = _time_sql(sql["time"], columns.time.kind) if columns.time is not None else "NULL"
     literal = "'" + topic.replace("'", "''") + "'"
     own = f"coalesce({sql['topic']} = {literal}, true)" if "topic" in sql else "true"
+    for i, column in enumerate(batch.columns):
+        # DuckDB does not cast nanoseconds with a zone, as ORC's reader and pandas have them.
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            micros = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+            batch = batch.set_column(i, batch.field(i).name, micros)
     # DuckDB refuses a batch without columns, from a file that has none of them.
     rows = batch.append_column("anabranch_row", pa.nulls(len(batch)))
     return in_duckdb(

@@ -76,7 +76,7 @@ def on_spark(spark: SparkSession) -> Workers:
         for begin in range(0, number, 8 * at_once):
             end = min(number, begin + 8 * at_once)
             some = spark.range(begin, end, numPartitions=end - begin)
-            for row in some.mapInArrow(_on_executor(task), REPORT).collect():
+            for row in some.mapInArrow(on_executor(task), REPORT).collect():
                 result = pickle.loads(bytes(row.report))
                 # Spark would deliver an error as text, and its type decides what comes next.
                 if isinstance(result, AnabranchError):
@@ -86,9 +86,11 @@ def on_spark(spark: SparkSession) -> Workers:
     return Workers(at_once, run)
 
 
-def _on_executor(
+def on_executor(
     task: Callable[[int], Any],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a task as Spark runs it: the task's number becomes its pickled result or error."""
+
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (i for batch in batches for i in batch.column("id").to_pylist()):
             try:
