@@ -6,7 +6,7 @@ WHAT ?= sinks
 BENCHMARKS := sinks batch freshness many metadata sizing
 SLOW_SUITES := $(addprefix tests/,containers deploy external failures page scale)
 
-.PHONY: help setup demo test test-full lint types format docs bench dist clean
+.PHONY: help setup demo demo-takeover test test-full lint types format docs bench dist clean
 .PHONY: unit model integration test-suite test-mutations soak
 .DEFAULT_GOAL := help
 
@@ -20,6 +20,9 @@ setup: $(READY) ## create the environment and resolve the jars
 
 demo: $(READY) ## both layers through kills, to an exact end; VERBOSE=1; MASTER=spark://… CATALOG=postgresql+psycopg2://…
 	@PYTHONPATH=examples $(BIN)/python -m demo $(if $(VERBOSE),--verbose) --master '$(MASTER)' --catalog '$(CATALOG)'
+
+demo-takeover: $(READY) ## a file sink of Spark breaks, and its records and Kafka's become one table, each once
+	@PYTHONPATH=examples $(BIN)/python -m demo.takeover
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; ARGS=--durations=20
 	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support

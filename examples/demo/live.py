@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Live:
-    """A thread that sends game events in real time, also duplicate, late and malformed ones."""
+    """A thread that sends game events in real time; `dirty`: also duplicate, late and malformed
+    ones."""
 
-    def __init__(self, job: Job, rate: float, seed: int = 2) -> None:
-        self._job, self._rate, self._seed = job, rate, seed
+    def __init__(self, job: Job, rate: float, seed: int = 2, dirty: bool = True) -> None:
+        self._job, self._rate, self._seed, self._dirty = job, rate, seed, dirty
         self._stop = threading.Event()
         self._count = 0
         self._sent = Future[Sent]()
@@ -59,7 +60,7 @@ class Live:
             events=None,
             rate=self._rate,
             seed=self._seed,
-            dirty=True,
+            dirty=self._dirty,
             stop=self._stop,
             on_ack=on_ack,
         )
