@@ -17,7 +17,7 @@ from io import BytesIO
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from pyarrow import PythonFile
 from pyarrow.fs import FileSystem, FileSystemHandler, PyFileSystem, S3FileSystem
@@ -415,9 +415,9 @@ def _environments_proxy(io: PyArrowFileIO) -> str | None:
     """Return the proxy of HTTPS_PROXY or HTTP_PROXY without NO_PROXY's hosts. boto3 and the AWS SDK
     for Java use these variables, PyArrow does not."""
     endpoint = urlsplit(io.properties.get("s3.endpoint") or "https://s3.amazonaws.com")
-    if proxy_bypass_environment(endpoint.hostname or ""):
+    if proxy_bypass(endpoint.hostname or ""):
         return None
-    return getproxies_environment().get(endpoint.scheme)
+    return getproxies().get(endpoint.scheme)
 
 
 @lru_cache(maxsize=16)

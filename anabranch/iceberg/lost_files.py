@@ -108,8 +108,8 @@ def _lost_manifests(table: Table) -> tuple[list[str], str] | None:
                 raise
         for path in paths:
             branches.setdefault(path, []).append(branch)
-    path = min(missing_paths(table.io, branches), default=None)
-    return (branches[path], path) if path is not None else None
+    lost = min(missing_paths(table.io, branches), default=None)
+    return (branches[lost], lost) if lost is not None else None
 
 
 def find_lost_files(table: Table, hours: Collection[str] | None = None) -> list[LostFile]:
