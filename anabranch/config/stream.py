@@ -303,7 +303,7 @@ class Stream(Frozen):
             "with few values, `bucket(NUMBER, column)` or `truncate(WIDTH, column)` ("
             "[partition](tables.md#partition)). They are not changed later."
         ),
-        examples=["[bucket(16, player_id), region]"],
+        examples=["[bucket(16, id)]"],
     )
     format: Annotated[FormatSettings, BeforeValidator(parse_format)] = Field(
         default=FormatSettings(),

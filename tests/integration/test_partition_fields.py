@@ -102,22 +102,24 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
         )
     for i, hour in enumerate(hours):
         send(one, hour, 70, f"h{i}")
+    late = start_of(hours[1]) + timedelta(minutes=30)
+    first = one.sent[0].value
+    [repeated, _] = one.send([(0, late, first), (1, late, b"{")])
+    one.sent = one.sent[:-2]
     one.speed()
-    send(one, hours[1], 70, "again")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H")
+    send(one, now, 70, "now")
     one.speed()
-    assert one.contents() == one.contents("speed") == one.acknowledged()
+    doubled = (repeated.partition, repeated.offset, "h0-0")
+    assert one.contents() == one.contents("speed") == sorted([*one.acknowledged(), doubled])
     require_own_partitions(one)
     files = [path for of in files_by_hour(one.state.table, "speed").values() for path in of]
     # The small files of the ended hours were compacted, each with others of its partition.
     assert any("/rolled-" in path for path in files)
     assert all(path.startswith(place) for path in files)
 
-    duplicate = one.sent[0]
-    one.send([(0, start_of(hours[0]), duplicate.value), (1, start_of(hours[0]), b"{")])
-    one.speed()
     assert [r.decision for r in one.batch(hours[0])] == ["accepted"]
     assert [r.decision for r in one.batch(hours[1])] == ["accepted"]
-    one.sent = one.sent[:-2]
     assert one.contents() == one.acknowledged() and len(one.dead()) == 1
     assert [r.decision for r in one.batch(hours[1], restate=True)] == ["accepted"]
     require_own_partitions(one)

@@ -213,7 +213,8 @@ class _Import:
         if target is None:
             raise Refused(
                 f"import into {self._stream.table}: expected partition fields and paths as `apply` "
-                f"makes them, found {', '.join(fields_of(state.table))}; nothing was written"
+                f"makes them, found {', '.join(fields_of(state.table))}; remove the table's "
+                "property write.data.path, if it has one; nothing was written"
             )
         self._target = target
         event_time = self._stream.event_time
