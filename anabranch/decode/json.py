@@ -56,6 +56,7 @@ _WRONG = re.compile(
 _CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
 
 _AN_OBJECT = "an object"
+_DIGITS = frozenset(b"%c" % one for one in b"-0123456789")
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
 """The errors of a value of another type, a number out of range, or bytes that are not UTF-8."""
@@ -391,6 +392,8 @@ def _scalar(raw: Any) -> tuple[str | None, bool]:
 
 def _number(kind: pa.DataType, notation: Notation, raw: Raw) -> Any:
     try:
+        if (sent := bytes(raw))[:1] in _DIGITS and notation.decimal != "base64":
+            return values.number(sent.decode(), kind)
         text, is_text = _scalar(raw)
         if text is None:
             return None
@@ -428,7 +431,13 @@ def _converter(kind: pa.DataType, notation: Notation) -> Callable[[Any], Any] | 
 
 
 def _items(convert: Callable[[Any], Any], read: Sequence[Any]) -> list[Any]:
-    return [_at(f"[{i}]", convert, one) for i, one in enumerate(read)]
+    converted = []
+    for i, one in enumerate(read):
+        try:
+            converted.append(None if one is None else convert(one))
+        except Unreadable as error:
+            raise error.inside(f"[{i}]") from None
+    return converted
 
 
 def _members(
@@ -438,16 +447,12 @@ def _members(
 ) -> dict[str, Any]:
     converted = dict(read)
     for name, one in read.items():
-        if (convert := by_name.get(name, default)) is not None:
-            converted[name] = _at(f".{name}", convert, one)
+        if one is not None and (convert := by_name.get(name, default)) is not None:
+            try:
+                converted[name] = convert(one)
+            except Unreadable as error:
+                raise error.inside(f".{name}") from None
     return converted
-
-
-def _at(step: str, convert: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return None if value is None else convert(value)
-    except Unreadable as error:
-        raise error.inside(step) from None
 
 
 def _column(

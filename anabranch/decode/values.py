@@ -66,6 +66,8 @@ _LATE_DAY = "^[0-9]{4}-[0-9]{2}-(29|30|31)"
 LARGEST_FLOAT, LARGEST_DOUBLE = (2 - 2**-23) * 2.0**127, sys.float_info.max
 # Enough for every DECIMAL: a number of 1,000 digits before the point is refused by its column.
 CONTEXT = Context(prec=2_100, rounding=ROUND_HALF_UP)
+# The last digit of a DECIMAL, by its scale.
+_STEPS = [Decimal((0, (1,), -scale)) for scale in range(39)]
 
 
 class Unreadable(ValueError):
@@ -228,10 +230,10 @@ def unscaled(value: bytes, scale: int, kind: pa.Decimal128Type) -> Decimal:
 def fitted(number: Decimal, kind: pa.Decimal128Type, text: str) -> Decimal:
     """Raises Unreadable for a number with more digits before the point than the column has."""
     try:
-        rounded = number.quantize(Decimal((0, (1,), -kind.scale)), context=CONTEXT)
+        rounded = number.quantize(_STEPS[kind.scale], context=CONTEXT)
     except InvalidOperation:
         rounded = Decimal("Infinity")
-    if rounded.is_finite() and len(rounded.as_tuple().digits) <= kind.precision:
+    if rounded.is_finite() and rounded.adjusted() < kind.precision - kind.scale:
         return rounded
     raise Unreadable(name_of(kind), text)
 
