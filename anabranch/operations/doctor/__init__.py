@@ -197,7 +197,8 @@ def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list
         _judge(readings.tables, in_catalog, partial(tables.failed, stream)),
     ]
     has_error = any(f.severity is Severity.ERROR for one in examined for f in one.findings)
-    if isinstance(status, AnabranchError) and has_error:
+    is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing
+    if isinstance(status, AnabranchError) and (has_error or not is_applied):
         needed = "tables and Kafka without errors, to report the stream's state"
         of_stream = [_not_examined(stream.name, needed, str(status))]
         examined.append(Examined(readings.status.name, readings.status.seconds, of_stream))
@@ -212,7 +213,6 @@ def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list
                 partial(registry.failed, stream),
             )
         )
-    is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing
     known = status if is_applied and not isinstance(status, AnabranchError) else None
     return examined, streams.next_command(stream, known)
 
