@@ -323,7 +323,7 @@ def import_(
     )
     from anabranch.lifecycle.importing import run, tasks
     from anabranch.protocol.publisher import Publisher
-    from anabranch.spark import submit
+    from anabranch.spark import in_process
 
     if (hours is None) != takeover or (checkpoint is not None and not takeover):
         raise click.UsageError("expected --hours A..B, or --takeover [--checkpoint FOLDER]")
@@ -335,7 +335,7 @@ def import_(
     order = run.ImportRequest(
         own, first, last, time, seam == "key", why, version, tuple(others), takeover
     )
-    with submit.session_here(job.environment, f"anabranch import {stream}", master) as spark:
+    with in_process.session_here(job.environment, f"anabranch import {stream}", master) as spark:
         workers = tasks.on_spark(spark)
         if takeover:
             show(_what_is_taken_over(job, sources, checkpoint))

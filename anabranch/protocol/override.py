@@ -124,7 +124,9 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
             if lost:
                 raise Refused(
                     f"hour {hour}: expected the {layer} layer's files in storage, found none of "
-                    f"{lost[0].words}; {state.served_by(hour)} keeps serving it"
+                    f"{lost[0].words}; {state.served_by(hour)} keeps serving it; restore the file "
+                    "from a version of the bucket, or restate the hour: `anabranch batch "
+                    f"{stream.name} --hour {hour} --restate`"
                 )
         accepted = publisher.ledger.accepted(state, hour)
         now = lake.clock.now()

@@ -6,26 +6,18 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
-import shlex
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java, require_temporary, require_user
-from anabranch.spark.session import close_session, explained, open_session
 from anabranch.spark.settings import REDACTED, runs_here
-from anabranch.spark.workers import SETTINGS, require_workers
-
-# What spark-submit runs when PySpark starts it.
-_SHELL = "pyspark-shell"
 
 
 def job_file(layer: str) -> Path:
@@ -105,28 +97,6 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str], java:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, process)
-
-
-@contextmanager
-def session_here(
-    environment: Environment, name: str, master: str | None = None
-) -> Iterator[SparkSession]:
-    """Open a session whose driver is this process, with Python workers, closed at the end. Raises
-    ConfigurationError, Transient."""
-    if master is not None:
-        environment = with_master(environment, master)
-    require_java()
-    require_user()
-    require_temporary(environment.spark.conf.get("spark.driver.extraJavaOptions", ""))
-    command, process = submit_command(environment, "batch_layer", ())
-    os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
-    spark = open_session(environment, name, SETTINGS)
-    try:
-        require_workers(spark)
-        with explained(spark, name):
-            yield spark
-    finally:
-        close_session(spark)
 
 
 def with_master(environment: Environment, master: str) -> Environment:

@@ -957,7 +957,7 @@ def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job_of(lake.folder))
-    monkeypatch.setattr("anabranch.spark.submit.session_here", no_session)
+    monkeypatch.setattr("anabranch.spark.in_process.session_here", no_session)
     monkeypatch.setattr("anabranch.lifecycle.importing.tasks.on_spark", lambda _: HERE)
     given = ["import", "events", "--from", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
