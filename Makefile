@@ -22,7 +22,7 @@ demo: $(READY) ## both layers through kills, to an exact end; VERBOSE=1; MASTER=
 	@PYTHONPATH=examples $(BIN)/python -m demo $(if $(VERBOSE),--verbose) --master '$(MASTER)' --catalog '$(CATALOG)'
 
 demo-takeover: $(READY) ## a file sink of Spark breaks, and its records and Kafka's become one table, each once
-	@PYTHONPATH=examples $(BIN)/python -m demo.takeover
+	@PYTHONPATH=$(CURDIR)/examples $(BIN)/python -m demo.takeover
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; ARGS=--durations=20
 	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO
@@ -72,8 +73,9 @@ def missing_paths(io: FileIO, paths: Iterable[str]) -> set[str]:
 
 
 def _common_parent(folders: Collection[str]) -> str:
-    parts = [folder.split("/") for folder in (min(folders), max(folders))]
-    same = [one for one, other in zip(*parts, strict=False) if one == other]
+    parts = [folder.split("/") for folder in folders]
+    # The first part that differs ends it: a file beside a deeper folder would count as lost.
+    same = list(takewhile(lambda of: len(set(of)) == 1, zip(*parts, strict=False)))
     # The scheme, the empty part after it, and a bucket at least.
     return "/".join(parts[0][: max(3, len(same))])
 

@@ -1,0 +1,33 @@
+"""Files that storage lacks are found in any layout of folders, and no file that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from anabranch.iceberg.lost_files import missing_paths
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "data/ingest_hour=2026-11-21T{i:02}",
+        "data/{i:04b}/{i:03}/region=eu/ingest_hour=2026-11-21T10",
+        "{i:03}/data/event_date=2026-11-21",
+    ],
+    ids=["by hour", "by hash first", "other roots"],
+)
+@pytest.mark.parametrize("folders", [3, 60])
+def test_only_files_that_storage_lacks_are_missing(
+    tmp_path: Path, folder: str, folders: int
+) -> None:
+    paths = [tmp_path / folder.format(i=i) / "rows.parquet" for i in range(folders)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    lost = paths[1]
+    lost.unlink()
+    found = missing_paths(PyArrowFileIO(), [f"file://{path}" for path in paths])
+    assert found == {f"file://{lost}"}
