@@ -133,7 +133,7 @@ def test_a_file_outlives_the_keys_with_which_it_was_begun(
     files = FileWriter(target)
     rows = target.schema.empty_table()
     begun = dict(vending.keys)
-    files._file(0, "2026-11-21T03")
+    files._file((0, "2026-11-21T03"))
     wait_for(lambda: time.time() > max(begun.values()), "the keys to expire", 30)
     files.write(rows)
     [output] = files.close()
