@@ -82,7 +82,11 @@ ONE_MORE = "rows: expected each offset once, found 1 more"
 
 
 @pytest.mark.parametrize(
-    "writer", ["workers", "workers, large hour", pytest.param("spark", marks=pytest.mark.full)]
+    "writer",
+    [
+        "workers",
+        *(pytest.param(w, marks=pytest.mark.full) for w in ("workers, large hour", "spark")),
+    ],
 )
 def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot_be_overruled(
     world: Make, monkeypatch: pytest.MonkeyPatch, writer: str

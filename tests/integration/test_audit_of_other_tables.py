@@ -118,6 +118,7 @@ def test_an_audit_finds_what_was_taken_out_and_doubled(
         assert audited(one, name, 0, "--hours", past_hour(3))["exact"]
 
 
+@pytest.mark.full
 def test_rows_of_aborted_transactions_and_of_another_topic_are_found(
     one: World, spark: SparkSession, tmp_path: Path
 ) -> None:

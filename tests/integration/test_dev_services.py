@@ -124,6 +124,7 @@ def _require_private(home: Home, running: Services) -> None:
     assert readable[0].stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.full
 def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars: Jars) -> None:
     first = _up(home, jars, free_port(), free_port())
     assert first.started == ("s3", "kafka")

@@ -182,7 +182,11 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     assert exported(one, older) == in_main(one, older)
 
 
-@pytest.mark.parametrize(("first", "rows"), [(EIGHT, 8), (ONE, 1)], ids=["rows", "bytes"])
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [(EIGHT, 8), pytest.param(ONE, 1, marks=pytest.mark.full)],
+    ids=["rows", "bytes"],
+)
 def test_an_hour_between_kills_is_once_at_the_other_end(world: Make, first: str, rows: int) -> None:
     """The short form of the test above."""
     one, topic = exporting(world)

@@ -45,7 +45,11 @@ def keys_with(one: World, player: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "properties",
-    [ELSEWHERE, pytest.param(OBJECTS, marks=pytest.mark.full), ELSEWHERE | OBJECTS],
+    [
+        pytest.param(ELSEWHERE, marks=pytest.mark.full),
+        pytest.param(OBJECTS, marks=pytest.mark.full),
+        ELSEWHERE | OBJECTS,
+    ],
     ids=("data", "objects", "data, objects"),
 )
 def test_no_file_of_a_value_is_left(

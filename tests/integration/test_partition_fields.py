@@ -84,7 +84,9 @@ def require_own_partitions(one: World) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("more", [{}, BY_SPARK], ids=["workers", "spark"])
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(BY_SPARK, marks=pytest.mark.full)], ids=["workers", "spark"]
+)
 def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     one = world(schema=SCHEMA, partition=FIELDS, **more)
     place = f"{one.job.environment.catalog.warehouse}-elsewhere"
