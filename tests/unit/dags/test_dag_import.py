@@ -867,6 +867,7 @@ def test_a_restated_hour_of_a_whole_day_triggers_the_days_consumers(parsed: Any)
     assert set(still_open["events"]) == set(_ASSETS)
 
 
+MOST = 9
 _MANY = """
 import importlib.util, json, sys, time
 from pathlib import Path
@@ -876,7 +877,12 @@ from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param, PartitionedAssetTimetable
 
 sys.path.insert(0, sys.argv[1])
-seconds = {}
+ratios = {}
+texts = [file.read_text("utf-8") for file in Path(sys.argv[2]).glob("*.yaml")]
+start = time.process_time()
+for text in texts:
+    yaml.safe_load(text)
+reference = time.process_time() - start
 shared = Path(sys.argv[1], ".airflowignore").read_text("utf-8").split()
 for file in sorted(file for file in Path(sys.argv[1]).glob("anabranch_*.py") if file.name not in shared):
     for name in [name for name in sys.modules if name.startswith("anabranch_")]:
@@ -885,13 +891,13 @@ for file in sorted(file for file in Path(sys.argv[1]).glob("anabranch_*.py") if 
     module = importlib.util.module_from_spec(spec)
     start = time.process_time()
     spec.loader.exec_module(module)
-    seconds[file.stem] = time.process_time() - start
-print("RESULT" + json.dumps(seconds))
+    ratios[file.stem] = (time.process_time() - start) / reference
+print("RESULT" + json.dumps(ratios))
 """
 
 
-def test_each_file_is_parsed_within_two_seconds_with_200_streams(tmp_path: Path) -> None:
-    """CPU seconds; Airflow parses each file in a process of its own."""
+def test_parsing_a_file_is_in_proportion_to_reading_200_streams(tmp_path: Path) -> None:
+    """In CPU time, against PyYAML's own reader; Airflow parses each file in a process of its own."""
     streams = tmp_path / "conf" / "streams"
     streams.mkdir(parents=True)
     text = (DAGS.parent / "conf" / "streams" / "game_events.yaml").read_text(encoding="utf-8")
@@ -905,7 +911,7 @@ def test_each_file_is_parsed_within_two_seconds_with_200_streams(tmp_path: Path)
     }
     env |= {"AIRFLOW_HOME": str(tmp_path), "ANABRANCH_CONF": str(streams.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", _MANY, str(DAGS)],
+        [sys.executable, "-c", _MANY, str(DAGS), str(streams)],
         env=env,
         cwd=tmp_path,
         capture_output=True,
@@ -913,5 +919,5 @@ def test_each_file_is_parsed_within_two_seconds_with_200_streams(tmp_path: Path)
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    seconds = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {name: took for name, took in seconds.items() if took >= 2} == {}
+    ratios = json.loads(done.stdout.rpartition("RESULT")[2])
+    assert {name: ratio for name, ratio in ratios.items() if ratio >= MOST} == {}
