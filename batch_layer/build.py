@@ -90,7 +90,7 @@ from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_task
 from batch_layer.sources import HourReader, HourRecords, StagedHour
 from batch_layer.unknown_fields import count_unknown, sum_unknown
 from serving_layer.layer_diff.duckdb import content_types
-from serving_layer.layer_diff.files import Run, compare_files, grouped
+from serving_layer.layer_diff.files import Run, by_task, compare_files
 from serving_layer.layer_diff.kinds import Difference
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
@@ -357,7 +357,7 @@ class HourBuilder:
         reader = RowReader.of(state.table)
 
         def read(task: Callable[..., pa.Table], files: Sequence[DataFile], of: object) -> pa.Table:
-            tasks = [partial(task, reader, some, key, of) for some in grouped(files)]
+            tasks = [partial(task, reader, some, key, of) for some in by_task(files)]
             return pa.concat_tables(self._run(sum(f.record_count for f in files))(tasks))
 
         return find_few_duplicates(
@@ -695,7 +695,7 @@ class HourBuilder:
         places, reader = frames.duplicates.table, RowReader.of(state.table)
         run = self._run(built.cut.offsets + sum(file.record_count for file in frames.served))
         if frames.staged is not None:
-            of_task = grouped(frames.staged.rows.files)
+            of_task = by_task(frames.staged.rows.files)
             dropped = run([partial(hash_at, reader, files, event, places) for files in of_task])
         else:
             rows = frames.duplicates.only(frames.rows())
@@ -703,7 +703,7 @@ class HourBuilder:
             rows = fit_to_table(rows, self._catalog, state.table, columns)
             dropped = [hash_frame(rows, event)]
         hashes = pa.concat_tables(dropped)
-        of_task = grouped([*built.rows.files, *frames.served])
+        of_task = by_task([*built.rows.files, *frames.served])
         found = run([partial(find_hashes, reader, files, event, hashes) for files in of_task])
         others = hashes.join(pa.concat_tables(found), "hash", join_type="left anti")
         return OffsetMasks.of([others], built.cut.ranges).distinct

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile, FileFormat
 
+from anabranch.common.arrays import groups_by_size
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.file_io import as_whole
@@ -147,7 +148,9 @@ def _write_like(
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
     # Keep the metadata of Iceberg's writer, but not Arrow's schema.
     kept = {k: v for k, v in metadata.items() if k != b"ARROW:schema"}
-    groups = (pa.Table.from_batches(group) for group in _row_groups(batches))
+    groups = map(
+        pa.Table.from_batches, groups_by_size(batches, lambda of: of.nbytes, _ROW_GROUP_BYTES)
+    )
     return write_file(table, path, schema, groups, like.partition, like.spec_id, kept)
 
 
@@ -181,19 +184,6 @@ def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
     with open_writer(sink, schema):
         pass
     return pq.ParquetFile(sink)
-
-
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    group: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
-        if size >= _ROW_GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _require_same(

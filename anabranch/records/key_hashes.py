@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 
+from anabranch.common.arrays import find_sorted
 from anabranch.iceberg.row_reader import RowReader
 
 HASH = "key-hash"
@@ -46,10 +47,7 @@ def find_keys(
     found = [_with_hash(source.schema.empty_table(), key)]
     for batch in source:
         rows = _with_hash(pa.table(batch), key)
-        # Sorted, so that each search is of the logarithm of the hour's size.
-        mine = rows.column(HASH).to_numpy()
-        places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
-        found.append(rows.filter(pa.array(hashes[places] == mine)))
+        found.append(rows.filter(pa.array(find_sorted(rows.column(HASH).to_numpy(), hashes) >= 0)))
         if sum(map(len, found)) > most:
             break
     return pa.concat_tables(found)

@@ -7,13 +7,14 @@ layers agree, the driver reads one row for each 1,024 offsets of a file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
 
+from anabranch.common.arrays import groups_by_size
 from anabranch.iceberg.row_reader import RowReader
 from anabranch.offsets.position import Ranges
 from anabranch.records.key_hashes import in_duckdb
@@ -52,7 +53,7 @@ def compare_files(
 
     def read(task: Callable[..., pa.Table], *of_layers: tuple[pa.Table, ...]) -> list[pa.Table]:
         tasks = [
-            [partial(task, reader, some, content, *more) for some in grouped(files)]
+            [partial(task, reader, some, content, *more) for some in by_task(files)]
             for files, more in zip((speed, batch), of_layers, strict=True)
         ]
         found, of_speed = run([*tasks[0], *tasks[1]]), len(tasks[0])
@@ -71,21 +72,9 @@ def compare_files(
     return to_difference(counts, shown[:SAMPLE])
 
 
-def grouped(files: Sequence[DataFile]) -> list[Sequence[DataFile]]:
+def by_task(files: Sequence[DataFile]) -> list[Sequence[DataFile]]:
     """Return files in groups, one for each task; at least one group."""
-
-    def groups() -> Iterator[Sequence[DataFile]]:
-        group, rows = list[DataFile](), 0
-        for file in files:
-            group.append(file)
-            rows += file.record_count
-            if rows >= _TASK_ROWS:
-                yield group
-                group, rows = [], 0
-        if group:
-            yield group
-
-    return [*groups()] or [()]
+    return [*groups_by_size(files, lambda file: file.record_count, _TASK_ROWS)] or [()]
 
 
 def _equal_blocks(speed: pa.Table, batch: pa.Table) -> tuple[pa.Table, Counter[str]]:

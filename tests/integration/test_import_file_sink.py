@@ -35,14 +35,21 @@ def upload(one: World, folder: Path) -> str:
     return f"s3://tests/old/{one.name}"
 
 
+def with_four_hours(world: Make) -> tuple[World, str]:
+    """A stream without tables whose topic has 200 records; and the first hour of these."""
+    one, old = world(), past_hour(5)
+    one.topic()
+    for number in range(4):
+        one.send(spread(shift(old, number), 50, f"h{number}"))
+    return one, old
+
+
 @pytest.mark.full
 def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     world: Make, spark: SparkSession, tmp_path: Path
 ) -> None:
-    one, folder, old = world(), tmp_path / "sink", past_hour(5)
-    one.topic()
-    for number in range(4):
-        one.send(spread(shift(old, number), 50, f"h{number}"))
+    one, old = with_four_hours(world)
+    folder = tmp_path / "sink"
     session = spark.newSession()
     for key, value in file_sink_query.LOG.items():
         session.conf.set(key, value)
@@ -186,10 +193,8 @@ def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path:
 def test_a_file_sink_whose_log_broke_is_taken_over_while_the_producer_goes_on(
     world: Make, spark: SparkSession, tmp_path: Path
 ) -> None:
-    one, folder, old = world(), tmp_path / "sink", past_hour(5)
-    one.topic()
-    for number in range(4):
-        one.send(spread(shift(old, number), 50, f"h{number}"))
+    one, _ = with_four_hours(world)
+    folder = tmp_path / "sink"
     servers = str(one.job.environment.kafka.bootstrap_servers)
     file_sink_query.write(spark.newSession(), folder, one.name, servers)
     # What the forums describe: a log file is cut short, the checkpoint is deleted, Kafka's

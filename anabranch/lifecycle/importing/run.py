@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -102,6 +102,8 @@ LOG = logging.getLogger(__name__)
 _HOURS_A_COMMIT = 48
 _ROWS_A_COMMIT = 5_000_000
 _ATTEMPTS = 20
+
+Hour = TypeVar("Hour", str, int)
 
 
 @dataclass(frozen=True)
@@ -705,10 +707,10 @@ def _erased(
     return mask
 
 
-def _groups(numbers: Sequence[int], rows: Mapping[int, int]) -> Iterator[list[int]]:
+def _groups(hours: Sequence[Hour], rows: Mapping[Hour, int]) -> Iterator[list[Hour]]:
     """Yield consecutive hours with at most `_ROWS_A_COMMIT` rows, or a single hour. Pure."""
-    some, number = list[int](), 0
-    for hour in numbers:
+    some, number = list[Hour](), 0
+    for hour in hours:
         if some and number + rows[hour] > _ROWS_A_COMMIT:
             yield some
             some, number = [], 0
@@ -720,11 +722,4 @@ def _groups(numbers: Sequence[int], rows: Mapping[int, int]) -> Iterator[list[in
 
 def _hours_of_commit(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
     """Return the newest of `hours` for one commit, oldest first. `hours` is newest first. Pure."""
-    some: list[str] = []
-    number = 0
-    for hour in hours[:_HOURS_A_COMMIT]:
-        number += rows[hour]
-        if some and number > _ROWS_A_COMMIT:
-            break
-        some.insert(0, hour)
-    return some
+    return next(_groups(hours[:_HOURS_A_COMMIT], rows))[::-1]

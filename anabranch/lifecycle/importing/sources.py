@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused
 from anabranch.iceberg.arrow_types import may_become, to_type
 from anabranch.iceberg.other_tables import Part
@@ -110,9 +111,8 @@ class Numbers:
             numbers[of] = begin + np.arange(len(of))
             seen[hour] += len(of)
         if len(self.late):
-            at = np.searchsorted(self.late, numbers)
-            is_late = self.late[np.minimum(at, len(self.late) - 1)] == numbers
-            numbers = np.where(is_late, self.late_from + at, numbers)
+            at = find_sorted(numbers, self.late)
+            numbers = np.where(at >= 0, self.late_from + at, numbers)
         return numbers
 
 

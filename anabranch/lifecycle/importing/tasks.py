@@ -3,9 +3,8 @@ by PyArrow and write as those of the layers do; Spark runs them on its executors
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import AnabranchError, Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.other_tables import Part
@@ -36,6 +36,7 @@ from anabranch.lifecycle.importing.sources import (
 from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import PARTITION
 from anabranch.records.key_hashes import hash_keys, in_duckdb
+from anabranch.records.staged import run_in_tasks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HASH = "_import_hash"
-REPORT = "report BINARY"
-_REPORT_SCHEMA = pa.schema([("report", pa.binary())])
 # Each file that a task has to open takes longer than these rows.
 _ROWS_A_FILE = 10_000
 
@@ -75,10 +74,8 @@ def on_spark(spark: SparkSession) -> Workers:
         # Some at a time: for progress, and so that few results wait in the driver.
         for begin in range(0, number, 8 * at_once):
             end = min(number, begin + 8 * at_once)
-            some = spark.range(begin, end, numPartitions=end - begin)
-            for row in some.mapInArrow(on_executor(task), REPORT).collect():
-                result = pickle.loads(bytes(row.report))
-                # Spark would deliver an error as text, and its type decides what comes next.
+            some = [partial(outcome, task, i) for i in range(begin, end)]
+            for result in run_in_tasks(spark, some):
                 if isinstance(result, AnabranchError):
                     raise result
                 yield result
@@ -86,21 +83,13 @@ def on_spark(spark: SparkSession) -> Workers:
     return Workers(at_once, run)
 
 
-def on_executor(
-    task: Callable[[int], Any],
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a task as Spark runs it: the task's number becomes its pickled result or error."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (i for batch in batches for i in batch.column("id").to_pylist()):
-            try:
-                result = task(number)
-            except AnabranchError as error:
-                result = error
-            report = {"report": pickle.dumps(result)}
-            yield pa.RecordBatch.from_pylist([report], schema=_REPORT_SCHEMA)
-
-    return run
+def outcome(task: Callable[[int], T], number: int) -> T | AnabranchError:
+    """Return the result of a task, or its error: Spark would deliver it as text, and its type
+    decides what comes next."""
+    try:
+        return task(number)
+    except AnabranchError as error:
+        return error
 
 
 def count_parts(
@@ -218,18 +207,9 @@ def _keys(window: Window, key: tuple[str, ...], at: NDArray[np.int64] | None, i:
     for rows in window.read(i, key):
         rows = rows.select([*key, NUMBER])
         if at is not None:
-            rows = rows.filter(pa.array(is_among(rows[NUMBER].to_numpy(), at)))
+            rows = rows.filter(pa.array(find_sorted(rows[NUMBER].to_numpy(), at) >= 0))
         found.append(rows.cast(found[0].schema))
     return pa.concat_tables(found)
-
-
-def is_among(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which numbers are among `others`, which are in ascending order."""
-    if not len(others):
-        return np.zeros(len(numbers), bool)
-    at = np.searchsorted(others, numbers)
-    found: NDArray[np.bool_] = others[np.minimum(at, len(others) - 1)] == numbers
-    return found
 
 
 @dataclass(frozen=True)
@@ -265,7 +245,7 @@ def _write(spec: WriteSpec, i: int) -> WrittenRows:
         for found in spec.window.read(i, spec.window.reader.schema.names):
             numbers = found[NUMBER].to_numpy()
             seen.update(counts_by_hour(hours_of(numbers)))
-            rows = found.filter(pa.array(~is_among(numbers, spec.dropped)))
+            rows = found.filter(pa.array(find_sorted(numbers, spec.dropped) < 0))
             if len(rows):
                 rows = as_rows(rows, spec)
                 written.add(rows)

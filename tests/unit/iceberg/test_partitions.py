@@ -136,11 +136,7 @@ def test_files_are_found_again_as_the_tables_own(
     assert len(with_hash) == (len(outputs) if properties else 0)
 
 
-def staged_by(lake: StreamLake, *fields: str) -> tuple[Table, pa.Table]:
-    """A table of 200 rows in one hour, 40 ids of 5 regions, on its branch `main`."""
-    table = table_by(lake, *fields)
-    values = [{"id": f"p-{i % 40}", "region": f"r{i % 5}", "level": i - 100} for i in range(200)]
-    rows = rows_of(table, values)
+def append_rows(table: Table, rows: pa.Table) -> None:
     target = target_of(table)
     assert target is not None
     writer = FileWriter(target)
@@ -148,6 +144,14 @@ def staged_by(lake: StreamLake, *fields: str) -> tuple[Table, pa.Table]:
     with table.transaction() as tx, tx.update_snapshot().fast_append() as append:
         for output in outputs:
             append.append_data_file(data_file_of(table, output))
+
+
+def staged_by(lake: StreamLake, *fields: str) -> tuple[Table, pa.Table]:
+    """A table of 200 rows in one hour, 40 ids of 5 regions, on its branch `main`."""
+    table = table_by(lake, *fields)
+    values = [{"id": f"p-{i % 40}", "region": f"r{i % 5}", "level": i - 100} for i in range(200)]
+    rows = rows_of(table, values)
+    append_rows(table, rows)
     return lake.lake.load("games.by"), rows
 
 
@@ -182,13 +186,7 @@ def test_an_integer_that_was_widened_is_found_by_old_and_new_files(
         update.update_column("level", LongType())
     table = lake.lake.load("games.by")
     rows = rows_of(table, [{"level": 7}, {"level": 2**40}])
-    target = target_of(table)
-    assert target is not None
-    writer = FileWriter(target)
-    outputs = write_all(writer, rows) + writer.close()
-    with table.transaction() as tx, tx.update_snapshot().fast_append() as append:
-        for output in outputs:
-            append.append_data_file(data_file_of(table, output))
+    append_rows(table, rows)
     table = lake.lake.load("games.by")
     for level, number in ((7, 2), (2**40, 1), (-100, 1)):
         assert table.scan(f"level = {level}").to_arrow().num_rows == number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ from test_importing import OLDEST, ids, job_of, stream_that_reads, to_json_lines
 
 from anabranch.common.errors import Refused
 from anabranch.lifecycle.importing import run
-from anabranch.lifecycle.importing.tasks import Workers, on_executor
+from anabranch.lifecycle.importing.tasks import Workers, outcome
 from anabranch.offsets.hours import shift
 from anabranch.protocol.publisher import Publisher
 
 
 def pickled(task: Callable[[int], Any], number: int) -> Iterator[Any]:
-    data = cloudpickle.dumps(on_executor(task))  # type: ignore[no-untyped-call]
     for i in range(number):
-        [batch] = pickle.loads(data)([pa.record_batch({"id": [i]})])
-        result = pickle.loads(batch.column("report")[0].as_py())
+        data = cloudpickle.dumps(partial(outcome, task, i))  # type: ignore[no-untyped-call]
+        result = pickle.loads(pickle.dumps(pickle.loads(data)()))
         if isinstance(result, Exception):
             raise result
         yield result

@@ -479,9 +479,9 @@ def test_rows_that_are_not_read_back_are_not_published(
 ) -> None:
     publish(lake, 10)
     before = files(lake)
-    real = rewriting._row_groups
+    real = rewriting.groups_by_size
     monkeypatch.setattr(
-        rewriting, "_row_groups", lambda batches: ([b.slice(1)] for b, *_ in real(batches))
+        rewriting, "groups_by_size", lambda *given: ([b.slice(1)] for b, *_ in real(*given))
     )
     with pytest.raises(Terminal, match=r"expected to read the 10 rows of .*roll_up: false"):
         rolling.finish()
@@ -492,13 +492,13 @@ def test_rows_that_are_not_read_back_are_not_published(
 def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(lake, 3)
     sources = files_of(lake.table(), "speed", FIRST)
-    real = rewriting._row_groups
+    real = rewriting.groups_by_size
 
-    def turned(batches: Any) -> Iterator[list[pa.RecordBatch]]:
-        for group in real(batches):
+    def turned(*given: Any) -> Iterator[list[pa.RecordBatch]]:
+        for group in real(*given):
             yield pa.Table.from_batches(group).take([2, 1, 0]).to_batches()
 
-    monkeypatch.setattr(rewriting, "_row_groups", turned)
+    monkeypatch.setattr(rewriting, "groups_by_size", turned)
     with pytest.raises(Terminal, match=r"or other values"):
         rewrite(lake.table(), sources)
     assert not stored(lake)
@@ -512,7 +512,7 @@ def test_a_file_that_cannot_be_compacted_does_not_stop_the_stream(
     def fail(*given: Any) -> Any:
         raise pa.ArrowInvalid("no such encoding")
 
-    monkeypatch.setattr(rewriting, "_row_groups", fail)
+    monkeypatch.setattr(rewriting, "groups_by_size", fail)
     rolling.finish()
     rolling.published(PASS_AFTER)
     assert rolling._work is None, "it looks no more"

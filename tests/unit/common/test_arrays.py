@@ -1,0 +1,26 @@
+"""Positions in sorted arrays, and groups by size, against Python's own lists."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.common.arrays import find_sorted, groups_by_size
+
+NUMBERS = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)))
+
+
+@given(numbers=NUMBERS, among=NUMBERS)
+def test_each_number_has_its_index_or_none(numbers: list[int], among: list[int]) -> None:
+    among = sorted(set(among))
+    found = find_sorted(np.array(numbers, np.int64), np.array(among, np.int64))
+    assert found.tolist() == [among.index(n) if n in among else -1 for n in numbers]
+
+
+@given(sizes=st.lists(st.integers(0, 9)), enough=st.integers(1, 12))
+def test_a_group_ends_where_it_is_enough(sizes: list[int], enough: int) -> None:
+    groups = list(groups_by_size(sizes, int, enough))
+    assert [size for group in groups for size in group] == sizes
+    assert all(sum(group) >= enough for group in groups[:-1])
+    assert all(sum(group[:-1]) < enough and group for group in groups)
