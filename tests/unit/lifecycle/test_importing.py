@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
@@ -25,7 +26,7 @@ from pydantic import SecretStr
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.cli import main
-from anabranch.common.errors import Refused, Transient
+from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
 from anabranch.config.environment import ErasureKeys
@@ -33,11 +34,12 @@ from anabranch.iceberg.arrow_types import may_become
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import ParquetPart
+from anabranch.iceberg.parquet_writer import FileWriter, Output
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
-from anabranch.lifecycle.importing import run
+from anabranch.lifecycle.importing import run, tasks
 from anabranch.lifecycle.importing.rows import (
     HOUR,
     find_duplicates,
@@ -846,6 +848,23 @@ def erasing_job(lake: StreamLake) -> Job:
     job = job_of(lake.folder)
     keys = ErasureKeys(key=(SecretStr("a secret of a test"),))
     return replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+
+
+def test_rows_that_are_read_back_otherwise_are_not_published(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of rows is right: the account alone would close."""
+    real, before = tasks.write_all, heads(lake.table())
+
+    def spoiled(files: FileWriter, rows: pa.Table) -> list[Output]:
+        at = rows.schema.get_field_index("n")
+        other = pc.add(rows["n"], pa.scalar(1, rows["n"].type))
+        return real(files, rows.set_column(at, rows.schema.field(at), other))
+
+    monkeypatch.setattr(tasks, "write_all", spoiled)
+    with pytest.raises(Terminal, match=r"expected to read the rows that were written to"):
+        import_in(lake.folder)
+    assert heads(lake.table()) == before
 
 
 def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLake) -> None:

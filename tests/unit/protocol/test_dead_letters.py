@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from brokers import Broker
 from foreign_programs import expire_all
-from lakes import FIRST, StreamLake, new_lake, waiting
+from lakes import FIRST, StreamLake, new_lake, new_state, waiting
 
 from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Change, Outcome
@@ -26,10 +26,12 @@ from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
     Complete,
     discard,
+    is_due,
     lost_hours,
     remembered_ids,
     roll_forward,
     waiting_batch,
+    waiting_served,
     waiting_speed,
 )
 from anabranch.protocol.ledger_row import HourAccount
@@ -182,6 +184,14 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters
 
 
 # Batches that wait, however long, and batches that are gone all the same
+
+
+@pytest.mark.parametrize("served", ["speed", "batch"])
+def test_only_the_swap_of_the_layer_that_serves_the_hour_is_due(served: str) -> None:
+    swaps = waiting_served(FIRST, "speed", NOW), waiting_served(FIRST, "batch", NOW)
+    timeline = Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT})
+    state = new_state(timeline, dead_letters=swaps, overrides={FIRST: served})
+    assert [is_due(state, swap) for swap in swaps] == [served == "speed", served == "batch"]
 
 
 def age(lake: StreamLake, name: str, by: timedelta) -> None:

@@ -276,6 +276,9 @@ def test_keys_are_found_by_their_hashes_and_by_their_places(tmp_path: Path) -> N
     found = find_keys(reader, files, key, hashes, 9)
     assert sorted(found.column("id").to_pylist()) == ["a", "a", "c"]
     assert {*found.column(HASH).to_pylist()} < {*hashes.tolist()}
+    # The first and the last of the sorted hashes count as well.
+    ends = np.sort(hash_keys(wanted.slice(0, 2), key).to_numpy())
+    assert len(find_keys(reader, files, key, ends, 9)) == 3
     # A key without a part names no event.
     none = hash_keys(wanted, ["n"]).fill_null(0).to_numpy()
     assert len(find_keys(reader, files, key, none, 9)) == 0
