@@ -123,8 +123,10 @@ def _column(
     convert = partial(_converted, kind, notation)
     # FLOAT: PyArrow rounds text once, and a column of other formats twice, by DOUBLE.
     if notation.decimal in ("", ".") and notations.is_number(kind) and kind != pa.float32():
-        return values.numbers(texts, kind, convert)
-    read, bad = values.each(texts, kind, convert)
+        given = pa.array(texts, pa.string())
+        read, bad = values.numbers(given, kind, lambda i: convert(texts[i] or ""))
+    else:
+        read, bad = values.each(texts, kind, convert)
     return read, list(bad)
 
 

@@ -14,12 +14,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, Meta, Raw
@@ -291,12 +292,9 @@ def _unreadable(value: pa.Array, data: Sequence[bytes | None]) -> Iterator[tuple
     whole = _bytes(value)
     # Each record has a bracket of its own: with few more, none has too many levels.
     if whole.count(b"[") + whole.count(b"{") >= len(value) + MAX_DEPTH:
-        for i, one in enumerate(data):
-            if (
-                one is not None
-                and one.count(b"[") + one.count(b"{") > MAX_DEPTH
-                and _depth(one) > MAX_DEPTH
-            ):
+        brackets = pc.add(pc.count_substring(value, "["), pc.count_substring(value, "{"))
+        for i in pc.indices_nonzero(pc.greater(brackets, MAX_DEPTH)).to_pylist():
+            if _depth(one := data[i] or b"") > MAX_DEPTH:
                 if _OTHER_THAN_OBJECT.match(one):
                     yield i, "not_an_object", found("a JSON object", one.decode(errors="replace"))
                 yield i, "too_deep", found(f"at most {MAX_DEPTH} levels of nesting", "more")
@@ -359,8 +357,9 @@ def _wire(kind: pa.DataType, notation: Notation, text: Any = str) -> Any:
         key = _wire(kind.key_type, Notation())
         item = _or_null(_wire(kind.item_type, notation, text))
         return dict[key, item]  # type: ignore[valid-type]
-    fields = {f.name: _or_null(_wire(f.type, notation, text)) for f in kind}
-    return TypedDict("Struct", fields, total=False)  # type: ignore[operator]
+    fields = [(f"c{i}", _or_null(_wire(f.type, notation, text)), None) for i, f in enumerate(kind)]
+    names = {f"c{i}": f.name for i, f in enumerate(kind)}
+    return msgspec.defstruct("Struct", fields, rename=names, gc=False)
 
 
 def _or_null(kind: Any) -> Any:
@@ -404,75 +403,103 @@ def _number(kind: pa.DataType, notation: Notation, raw: Raw) -> Any:
         raise Unreadable(notations.words(values.name_of(kind), notation), error.found) from None
 
 
-def _moment(kind: pa.DataType, notation: Notation, raw: Any) -> Any:
-    try:
-        text = _scalar(raw)[0]
-        return None if text is None else notations.moment(text, kind, notation)
-    except Unreadable as error:
-        raise Unreadable(notations.words(values.name_of(kind), notation), error.found) from None
-
-
-def _converter(kind: pa.DataType, notation: Notation) -> Callable[[Any], Any] | None:
-    """Return how a value that msgspec read becomes one of Arrow; None if it is one."""
-    if pa.types.is_decimal(kind) or (notation.decimal and notations.is_number(kind)):
-        return partial(_number, kind, notation)
-    if kind == MICROS or pa.types.is_date(kind):
-        return partial(_moment, kind, notation)
-    if pa.types.is_float32(kind):
-        return values.float32
-    if pa.types.is_list(kind) and (of_item := _converter(kind.value_type, notation)) is not None:
-        return partial(_items, of_item)
-    if pa.types.is_map(kind) and (of_item := _converter(kind.item_type, notation)) is not None:
-        return partial(_members, {}, of_item)
-    if pa.types.is_struct(kind):
-        of_fields = {f.name: one for f in kind if (one := _converter(f.type, notation)) is not None}
-        return partial(_members, of_fields, None) if of_fields else None
-    return None
-
-
-def _items(convert: Callable[[Any], Any], read: Sequence[Any]) -> list[Any]:
-    converted = []
-    for i, one in enumerate(read):
-        try:
-            converted.append(None if one is None else convert(one))
-        except Unreadable as error:
-            raise error.inside(f"[{i}]") from None
-    return converted
-
-
-def _members(
-    by_name: Mapping[str, Callable[[Any], Any]],
-    default: Callable[[Any], Any] | None,
-    read: Mapping[str, Any],
-) -> dict[str, Any]:
-    converted = dict(read)
-    for name, one in read.items():
-        if one is not None and (convert := by_name.get(name, default)) is not None:
-            try:
-                converted[name] = convert(one)
-            except Unreadable as error:
-                raise error.inside(f".{name}") from None
-    return converted
-
-
 def _column(
     raw: Sequence[Any], kind: pa.DataType, notation: Notation
 ) -> tuple[pa.Array, dict[int, Unreadable]]:
-    """Return a column of values that msgspec read, null where one is unreadable, and why."""
+    """Return a column of values that msgspec read, null where one is unreadable, and why. Nested
+    values are built from columns of their parts: an object for each part would take longer than all
+    else."""
     if kind == MICROS or pa.types.is_date(kind):
-        wrong: dict[int, Unreadable] = {}
-        if notations.has_unit(kind, notation):
-            try:
-                given = pa.array(raw, pa.int64())
-            except (ValueError, TypeError, OverflowError):
-                given, wrong = values.each(raw, pa.string(), lambda one: _scalar(one)[0])
-        else:
-            given = pa.array(raw, pa.string())
-        read, bad = notations.moments(given, kind, notation)
-        return read, wrong | {i: Unreadable("", str(given[i].as_py())) for i in bad}
-    if (convert := _converter(kind, notation)) is not None:
-        return values.each(raw, kind, convert)
+        return _times(raw, kind, notation)
+    if pa.types.is_decimal(kind) or (notation.decimal and notations.is_number(kind)):
+        return _numbers(raw, kind, notation)
+    if pa.types.is_float32(kind):
+        read = pa.array(raw, pa.float64())
+        over = pc.indices_nonzero(pc.greater(pc.abs(read), values.LARGEST_FLOAT)).to_pylist()
+        wrong = {i: Unreadable("float", repr(raw[i])) for i in over}
+        return read.cast(kind), wrong
+    if pa.types.is_nested(kind):
+        build = _struct if pa.types.is_struct(kind) else _list
+        read, wrong = build(raw, kind, notation)
+        if wrong:
+            read, _ = build([None if i in wrong else v for i, v in enumerate(raw)], kind, notation)
+        return read, wrong
     return pa.array(raw, kind), {}
+
+
+def _times(
+    raw: Sequence[Any], kind: pa.DataType, notation: Notation
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    unread: dict[int, str] = {}
+    if notations.has_unit(kind, notation):
+        try:
+            given = pa.array(raw, pa.int64())
+        except (ValueError, TypeError, OverflowError):
+            given, wrong = values.each(raw, pa.string(), lambda one: _scalar(one)[0])
+            unread = {i: error.found for i, error in wrong.items()}
+    else:
+        given = pa.array(raw, pa.string())
+    read, bad = notations.moments(given, kind, notation)
+    unread |= {i: str(given[i].as_py()) for i in bad}
+    expected = notations.words(values.name_of(kind), notation)
+    return read, {i: Unreadable(expected, text) for i, text in unread.items()}
+
+
+def _numbers(
+    raw: Sequence[Any], kind: pa.DataType, notation: Notation
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    # FLOAT: PyArrow rounds text once, and a column of other formats twice, by DOUBLE.
+    if kind == pa.float32() or (notation.decimal == "base64" and pa.types.is_decimal(kind)):
+        return values.each(raw, kind, partial(_number, kind, notation))
+    sent = pa.array([None if one is None else bytes(one) for one in raw], pa.binary())
+    texts, _ = values.texts(sent)
+    texts = pc.if_else(pc.equal(texts, "null"), None, texts)
+    if notation.decimal != ",":
+        texts = pc.utf8_trim(texts, '"')
+    return values.numbers(texts, kind, lambda i: _number(kind, notation, raw[i]))
+
+
+def _struct(
+    raw: Sequence[Any], kind: pa.StructType, notation: Notation
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    wrong: dict[int, Unreadable] = {}
+    columns = []
+    for i, field in enumerate(kind):
+        column, bad = _column(_each(raw, f"c{i}"), field.type, notation)
+        columns.append(column)
+        for at, error in bad.items():
+            wrong.setdefault(at, error.inside(f".{field.name}"))
+    is_null = pa.array([one is None for one in raw], pa.bool_())
+    return pa.StructArray.from_arrays(columns, fields=[*kind], mask=is_null), wrong
+
+
+def _list(
+    raw: Sequence[Any], kind: pa.ListType | pa.MapType, notation: Notation
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    """Return a column of lists or of maps."""
+    lengths = [0 if one is None else len(one) for one in raw]
+    ends = np.cumsum([0, *lengths])
+    # A list whose first place is null is null.
+    is_null = [*(one is None for one in raw), False]
+    places = pa.array(ends, pa.int32(), mask=np.array(is_null))
+    given = [one for one in raw if one is not None]
+    if pa.types.is_map(kind):
+        names = [name for one in given for name in one]
+        keys, bad = _column(names, kind.key_type, Notation())
+        items, of_items = _column(
+            [v for one in given for v in one.values()], kind.item_type, notation
+        )
+        bad = {j: error.inside(f".{names[j]}") for j, error in (bad | of_items).items()}
+        read = pa.MapArray.from_arrays(places, keys, items, type=kind)
+    else:
+        items, bad = _column([v for one in given for v in one], kind.value_type, notation)
+        read = pa.ListArray.from_arrays(places, items, type=kind)
+    wrong: dict[int, Unreadable] = {}
+    for j in sorted(bad):
+        i = int(np.searchsorted(ends, j, side="right")) - 1
+        step = "" if pa.types.is_map(kind) else f"[{j - ends[i]}]"
+        wrong.setdefault(i, bad[j].inside(step))
+    return read, wrong
 
 
 class _Fields:
@@ -542,7 +569,8 @@ def _as_texts(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):
         return {key: _as_texts(one, kind.item_type) for key, one in value.items()}
     if pa.types.is_struct(kind):
-        return {name: _as_texts(one, kind.field(name).type) for name, one in value.items()}
+        for i, field in enumerate(kind):
+            setattr(value, f"c{i}", _as_texts(getattr(value, f"c{i}"), field.type))
     return value
 
 
@@ -559,6 +587,8 @@ def _why(refusal: str, raw: Raw) -> Unreadable:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, (dict, list, msgspec.Struct)):
+        return msgspec.json.encode(value).decode()
     return bytes(value).decode() if type(value) is Raw else str(value)
 
 

@@ -187,11 +187,10 @@ def number(text: str, kind: pa.DataType) -> Any:
 
 
 def numbers(
-    texts: Sequence[str | None], kind: pa.DataType, convert: Callable[[Any], Any]
-) -> tuple[pa.Array, list[int]]:
-    """Return text as numbers, null where it is unreadable, and the indexes of these. `convert`
-    reads those that PyArrow's cast may not read alike."""
-    given = pa.array(texts, pa.string())
+    given: pa.Array, kind: pa.DataType, convert: Callable[[int], Any]
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    """Return text as numbers, null where it is unreadable, and these errors by index. `convert`
+    reads those, by their index, that PyArrow's cast may not read alike."""
     whole, fraction = _WHOLE_DIGITS.get(kind, 14), "([.][0-9]{1,40})?"
     if pa.types.is_decimal(kind):
         whole, fraction = kind.precision - kind.scale - 1, f"([.][0-9]{{1,{kind.scale}}})?"
@@ -200,12 +199,12 @@ def numbers(
     digits = f"(0|[1-9][0-9]{{0,{whole}}})" if whole >= 0 else "0"
     is_plain = pc.match_substring_regex(given, f"^-?{digits}{fraction}$")
     if _all(is_plain):
-        return given.cast(kind), []
+        return given.cast(kind), {}
     rest = pc.indices_nonzero(pc.invert(is_plain)).to_pylist()
-    others, bad = each([texts[i] for i in rest], kind, convert)
+    others, bad = each(rest, kind, convert)
     mask = pc.fill_null(pc.invert(is_plain), False)
     read = pc.if_else(is_plain, given, None).cast(kind)
-    return pc.replace_with_mask(read, mask, others), [rest[i] for i in bad]
+    return pc.replace_with_mask(read, mask, others), {rest[i]: bad[i] for i in bad}
 
 
 def decimal(text: str, kind: pa.Decimal128Type) -> Decimal:

@@ -93,6 +93,7 @@ def test_nested_values() -> None:
     [
         (b'{"items":[{"n":1},{"n":"x"}]}', "wrong_type", "items[1].n: expected int, found str"),
         (b'{"items":[{"cost":"1,5"}]}', "wrong_type", "items[0].cost: expected decimal(6,3), found 1,5"),
+        (b'{"items":[{"n":1},{"at":"noon"},{"cost":"1,5"}]}', "wrong_type", "items[1].at: expected timestamp, found noon"),
         (b'{"items":[{"at":"noon"}]}', "wrong_type", "items[0].at: expected timestamp, found noon"),
         (b'{"items":[{"n":2147483648}]}', "wrong_type", "items[0].n: expected int, found a number out of range"),
         (b'{"items":5}', "wrong_type", "items: expected array<struct<n:int,cost:decimal(6,3),at:timestamp>>, found 5"),
@@ -364,6 +365,70 @@ def test_any_objects_are_read_as_pythons_json_reads_them(objects: list[dict[str,
             assert row[name] == (None if name in wrong else one.get(name))
         sent = one.get("s")
         assert row["s"] == (sent if isinstance(sent, str | None) else json.dumps(sent))
+
+
+COSTS = st.sampled_from(["1", "-0.5", '"2.50"', "2.0005", "1e2", '"1,5"', "1000", "true", "null"])
+TIMES = st.sampled_from(['"2026-11-21T05:00:00Z"', '"noon"', "null"])
+FLOATS = st.sampled_from(["0.1", "3.5e38", "-2", "null"])
+OBJECTS = {"cost": COSTS, "at": TIMES, "fs": FLOATS.map(lambda one: f'{{"a":{one},"b":1.5}}')}
+
+
+def as_json(fields: dict[str, str]) -> str:
+    return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+
+
+ITEMS = st.fixed_dictionaries({}, optional=OBJECTS).map(as_json) | st.just("null")
+LISTS = st.lists(ITEMS, max_size=3).map(lambda items: f"[{','.join(items)}]") | st.just("null")
+
+
+@settings(max_examples=budget(60, 1_000), deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {}, optional={"one": ITEMS, "items": LISTS, "lists": LISTS.map(lambda one: f"[{one}]")}
+        ),
+        max_size=5,
+    )
+)
+def test_parts_of_nested_values_are_read_as_columns_of_their_type(
+    objects: list[dict[str, str]],
+) -> None:
+    """Nested values are built from columns of their parts. So a part is what it is in a column of
+    its own, a value with an unreadable part is null, and no record changes another."""
+    of_item = "STRUCT<cost: DECIMAL(6,3), at: TIMESTAMP, fs: MAP<STRING, FLOAT>>"
+    ddl = f"one {of_item}, items ARRAY<{of_item}>, lists ARRAY<ARRAY<{of_item}>>"
+
+    def part(item: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Raises ValueError if the record has an error."""
+        if item is None:
+            return None
+        fs = item.get("fs") or {}
+        flat = {"cost": item.get("cost"), "at": item.get("at"), "a": fs.get("a"), "b": fs.get("b")}
+        sent = as_json({name: json.dumps(value) for name, value in flat.items()})
+        result = decoded(
+            spec_of("cost DECIMAL(6,3), at TIMESTAMP, a FLOAT, b FLOAT"), [sent.encode()]
+        )
+        if result.errors:
+            raise ValueError
+        [row] = result.rows.to_pylist()
+        maps = [(name, row[name]) for name in fs] if "fs" in item else None
+        return {"cost": row["cost"], "at": row["at"], "fs": maps}
+
+    def parts(value: Any) -> Any:
+        return [parts(one) for one in value] if isinstance(value, list) else part(value)
+
+    result = decoded(spec_of(ddl), [as_json(one).encode() for one in objects])
+    for i, (one, row) in enumerate(zip(objects, result.rows.to_pylist(), strict=True)):
+        sent, wrong = {name: json.loads(value) for name, value in one.items()}, []
+        for name in ("one", "items", "lists"):
+            try:
+                assert row[name] == parts(sent.get(name))
+            except ValueError:
+                assert row[name] is None
+                wrong.append(name)
+        assert (i in result.errors) == bool(wrong)
+        alone = decoded(spec_of(ddl), [as_json(one).encode()]).errors.get(0)
+        assert result.errors.get(i) == alone
 
 
 @settings(max_examples=budget(60, 1_000), deadline=None)
