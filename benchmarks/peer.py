@@ -33,6 +33,7 @@ from anabranch.spark.jars import ensure_jars, jvm_folder
 WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
 DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
 HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.2"
+AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
 BUCKET = "anabranch"
 """The bucket of all data on S3."""
 MASTER = "ANABRANCH_SPARK_MASTER"
@@ -47,7 +48,7 @@ def spark_master() -> tuple[str, dict[str, str]]:
     return master, {} if master.startswith("local") else executors
 
 
-def session(way: str, folder: Path, s3: str | None) -> SparkSession:
+def session(way: str, folder: Path, s3: str | None, reads_avro: bool = False) -> SparkSession:
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
     master, conf = spark_master()
     jars = [str(jar) for jar in ensure_jars().spark]
@@ -98,23 +99,25 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         )
         for key, value in lake.items():
             builder = builder.config(f"spark.sql.catalog.lake{key}", value)
+    packages = [AVRO] if reads_avro else []
     if way == "file_sink" and s3 is not None:
+        packages.append(HADOOP_AWS)
         builder = (
-            builder.config("spark.jars.packages", HADOOP_AWS)
-            .config("spark.hadoop.fs.s3a.endpoint", s3)
+            builder.config("spark.hadoop.fs.s3a.endpoint", s3)
             .config("spark.hadoop.fs.s3a.endpoint.region", "us-east-1")
             .config("spark.hadoop.fs.s3a.path.style.access", "true")
             .config("spark.hadoop.fs.s3a.access.key", _KEYS[0])
             .config("spark.hadoop.fs.s3a.secret.key", _KEYS[1])
         )
     if way == "delta":
-        builder = (
-            builder.config("spark.jars.packages", DELTA)
-            .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-            .config(
-                "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-            )
+        packages.append(DELTA)
+        builder = builder.config(
+            "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
+        ).config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
         )
+    if packages:
+        builder = builder.config("spark.jars.packages", ",".join(packages))
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -151,7 +154,7 @@ def records(
 def main(arguments: list[str]) -> None:
     way, topic, broker, name, s3, schema, limit, avro = arguments
     folder = Path(name)
-    spark = session(way, folder, s3 or None)
+    spark = session(way, folder, s3 or None, bool(avro))
     frame = records(spark, topic, broker, schema, int(limit), avro)
     if way in ("iceberg", "append"):
         spark.sql("CREATE NAMESPACE lake.db")
