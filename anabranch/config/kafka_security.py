@@ -250,7 +250,7 @@ class OAuth(_Sasl):
 
 class MskIam(_Sasl):
     """A role or user of AWS, for Amazon MSK: the keys of AWS's default credentials chain, of a
-    profile, or of a role that they assume."""
+    profile, or of a role that the chain's keys assume."""
 
     keys_to_check: ClassVar[str] = (
         "aws.profile, aws.role.arn, aws.region, and the policy of these keys"
@@ -261,6 +261,16 @@ class MskIam(_Sasl):
     region: str = Field(pattern="^[a-z0-9-]+$", alias="aws.region")
     profile: str | None = Field(default=None, min_length=1, alias="aws.profile")
     role: str | None = Field(default=None, pattern="^arn:aws[a-z-]*:iam::", alias="aws.role.arn")
+
+    @model_validator(mode="after")
+    def _one_identity(self) -> MskIam:
+        # Java would use the profile's own keys, so another identity than kafka-python.
+        if self.profile and self.role:
+            raise ValueError(
+                "expected aws.profile or aws.role.arn, found both; name the role in the profile "
+                "(role_arn), which both clients assume"
+            )
+        return self
 
     def for_java(self) -> dict[str, str]:
         return (
@@ -273,7 +283,7 @@ class MskIam(_Sasl):
                 awsRoleSessionName="anabranch" if self.role else None,
                 awsStsRegion=self.region if self.role else None,
                 # Java would take other keys that it finds, so another identity.
-                awsAddDefaultProviders="false" if self.profile else None,
+                awsAddDefaultProviders="false" if self.profile or self.role else None,
             )
         )
 

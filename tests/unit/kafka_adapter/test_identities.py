@@ -73,15 +73,23 @@ def kafka(**security: Any) -> config.Kafka:
             {"sasl_mechanism": "OAUTHBEARER", "security_protocol": "SASL_SSL"},
         ),
         (
-            MSK | {"aws.profile": "kafka", "aws.role.arn": ROLE},
+            MSK | {"aws.profile": "kafka"},
             {
                 "kafka.sasl.client.callback.handler.class": "software.amazon.msk.auth.iam."
                 "IAMClientCallbackHandler",
                 JAAS: 'software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName="kafka" '
-                f'awsRoleArn="{ROLE}" awsRoleSessionName="anabranch" awsStsRegion="eu-central-1" '
                 'awsAddDefaultProviders="false";',
             },
             {"sasl_mechanism": "AWS_MSK_IAM"},
+        ),
+        (
+            MSK | {"aws.role.arn": ROLE},
+            {
+                JAAS: f'software.amazon.msk.auth.iam.IAMLoginModule required awsRoleArn="{ROLE}" '
+                'awsRoleSessionName="anabranch" awsStsRegion="eu-central-1" '
+                'awsAddDefaultProviders="false";',
+            },
+            {},
         ),
         (
             KERBEROS,
