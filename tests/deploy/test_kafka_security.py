@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from commands import Command, call, paused_at, run, started
 from identities import NAMES, SECONDS, Identities, running_identities
 from kafka.admin import ACLOperation, ResourceType
@@ -27,7 +26,6 @@ from pyspark.sql import SparkSession
 from secure_broker import ACCESS_KEY, USER, SecureBroker
 from world import World, closed_at_the_end, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, MissingRight, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config import Kafka
@@ -69,14 +67,15 @@ Make = Callable[[], World]
 
 @pytest.fixture
 def plain_world(
-    tmp_path: Path, environment: dict[str, Any], spark: SparkSession, broker: SecureBroker
+    tmp_path: Path, environment: dict[str, Any], broker: SecureBroker
 ) -> Iterator[Make]:
-    """Makes streams whose topic and records come from a user with all rights."""
+    """Makes streams whose topic and records come from a user with all rights; they have no
+    session."""
     with closed_at_the_end() as made:
 
         def make() -> World:
             settings = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
-            one = World(tmp_path / f"conf{len(made)}", settings, spark)
+            one = World(tmp_path / f"conf{len(made)}", settings, None)  # type: ignore[arg-type]
             made.append(one)
             one.topic()
             one.send(spread(past_hour(1), 20, "e"))
@@ -143,36 +142,33 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
         assert {"python-requests", "Java"} <= clients, clients
 
 
-def set_java_properties(spark: SparkSession, one: World, section: dict[str, Any]) -> None:
+def use_in_session(
+    spark: SparkSession, one: World, identities: Identities, how: str, **changes: str
+) -> None:
     """Use an identity, also in the tests' session, which was opened without it."""
-    one.set_environment(kafka=section)
+    one.spark = spark
+    one.set_environment(kafka=identities.broker.security(how, **changes))
     jvm: Any = spark.sparkContext._jvm
-    for key, value in kafka_properties(one.job.environment).items():
+    properties = kafka_properties(one.job.environment)
+    # In place of an environment variable, which a JVM that runs cannot get.
+    properties |= {"aws.sharedCredentialsFile": str(identities.keys.shared)}
+    for key, value in properties.items():
         jvm.java.lang.System.setProperty(key, value)
 
 
-def assert_refused_everywhere(
-    one: World, broker: SecureBroker, section: dict[str, Any], *texts: str
-) -> None:
-    """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before
-    there are tables."""
+def refuse(one: World, broker: SecureBroker, section: dict[str, Any], *texts: str) -> None:
+    """Assert that commands end with exit code 2 and these texts; `apply` asks Kafka only before
+    there are tables. The stream has tables then, and the identity."""
     one.set_environment(kafka=section)
-    assert_refused(one, ["apply"], texts)
+    assert_texts(call(one, "apply", one.name, expect=2), texts)
     one.set_environment(kafka={"bootstrap_servers": broker.plain})
     one.apply()
     one.set_environment(kafka=section)
-    assert_refused(one, ["status"], texts)
-    assert_refused(one, ["batch", "--seal-only"], texts)
-    for layer in ("speed", "batch"):
-        with started(one, layer, one.name) as job:
-            assert job.wait(120) == 2, job.log
-        assert all(text in job.log for text in texts), job.log
+    assert_texts(call(one, "status", one.name, expect=2), texts)
 
 
-def assert_refused(one: World, command: list[str], texts: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
-    assert result.exit_code == 2, result.output
-    assert all(text in result.output for text in texts), result.output
+def assert_texts(output: str, texts: tuple[str, ...]) -> None:
+    assert all(text in output for text in texts), output
 
 
 @pytest.mark.parametrize(
@@ -197,15 +193,21 @@ def test_a_wrong_identity_or_an_unknown_authority_is_named_and_terminal(
     changes = {
         key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()
     }
-    assert_refused_everywhere(
-        plain_world(), broker, broker.security(how, **changes), message, REFUSED
-    )
+    one = plain_world()
+    refuse(one, broker, broker.security(how, **changes), message, REFUSED)
+    for run_layer in (one.speed, one.batch):
+        with pytest.raises(ConfigurationError) as raised:
+            run_layer()
+        assert_texts(str(raised.value), (message, REFUSED))
 
 
 def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: SecureBroker) -> None:
-    assert_refused_everywhere(
-        plain_world(), broker, broker.security("scram"), "TopicAuthorization", DENIED
-    )
+    one, texts = plain_world(), ("TopicAuthorization", DENIED)
+    refuse(one, broker, broker.security("scram"), *texts)
+    with started(one, "speed", one.name) as speed, started(one, "batch", one.name) as batch:
+        for job in (speed, batch):
+            assert job.wait() == 2, job.log
+            assert_texts(job.log, texts)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +233,7 @@ def test_java_alone_names_a_wrong_identity_too(
     one = plain_world()
     if wrong.pop("jar", None):
         monkeypatch.setattr("anabranch.config.kafka_security.MSK_PACKAGE", "software.amazon.none")
-    section = identities.broker.security(how, **wrong)
-    set_java_properties(spark, one, section)
+    use_in_session(spark, one, identities, how, **wrong)
     kafka = one.job.environment.kafka
     with pytest.raises(Exception, match=r".") as raised:
         read_ranges(spark, kafka, one.name, {0: (0, 1)}).collect()
@@ -322,7 +323,7 @@ def test_the_rights_of_deploy_are_enough_and_no_more(
     one, target = plain_world(), "accepted"
     topic = f"{one.name}-{target}"
     create_topic(one.job.environment.kafka, topic, 1)
-    set_java_properties(spark, one, identities.broker.security(how))
+    use_in_session(spark, one, identities, how)
     with pytest.raises(MissingRight):
         one.apply()
     grant(one, identities, tmp_path, "jobs", one.name)

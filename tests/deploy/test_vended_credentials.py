@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import call, run, started
+from commands import call, paused_at, run, started
 from rest_catalog import running_rest_catalog
 from s3_proxy import running_s3_proxy
 from vending import Vending, running_vending
 from waiting import wait_for
 from world import World, past_hour, spread
 
+from anabranch.common.fail_points import Step
 from anabranch.config import S3
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
@@ -84,22 +85,29 @@ def test_the_whole_life_is_exact_on_vended_keys(
     assert "s3.rights" not in call(one, "doctor", one.name, "--output", "json", expect=None)
     call(one, "apply", one.name)
     assert json.loads(call(one, "doctor", one.name, "--output", "json"))["ready"]
-    # Step 2: the speed layer, killed between two lives of its keys.
-    for part in ("killed", "again"):
+    # Step 2: the speed layer, killed, and then for longer than its keys live.
+    for part, seconds in (("killed", 0.0), ("again", KEYS * 1.3)):
         with started(one, "speed", one.name) as speed:
+            one.send_now(10, f"{part}-first")
+            speed.until(lambda: one.published == len(one.sent), "a publish", PATIENT)
             began = time.monotonic()
-            while time.monotonic() - began < KEYS * 1.3:
+            while time.monotonic() - began < seconds:
                 one.send_now(10, f"{part}-{len(one.sent)}")
                 speed.until(lambda: one.published == len(one.sent), "a publish", PATIENT)
                 time.sleep(2)
             if part == "again":
                 assert speed.terminate() == 0, speed.log[-4000:]
     assert one.contents() == one.acknowledged()
-    # Step 3: one hour by Python workers, one by Spark's writer, each longer than keys live.
+    # Step 3: one hour by Python workers, one by Spark's writer, whose keys expire before it stages.
     run(one, "batch", one.name, "--hour", hours[0])
     one.configure(files={"sort": ["event_id"]})
     call(one, "apply", one.name)
-    run(one, "batch", one.name, "--hour", hours[1])
+    given = ("batch", one.name, "--hour", hours[1])
+    with paused_at(one, Step.BATCH_DECODED, *given, seconds=PATIENT) as batch:
+        begun = max(vending.keys.values())
+        wait_for(lambda: time.time() > begun, "the keys to expire", KEYS + 5)
+        batch.resume()
+        assert batch.wait() == 0, batch.log[-4000:]
     assert {one.state.served_by(hour) for hour in hours} == {"batch"}
     assert one.contents() == one.acknowledged()
     # Step 4: what reads, and what deletes.
