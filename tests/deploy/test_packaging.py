@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tutorial_page
 from installation import UV, install, run
 
 from anabranch.dev.services.processes import free_port
@@ -147,14 +148,25 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
     ).startswith("# ")
 
 
-@pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
-def test_the_commands_of_the_new_folders_readme_run_in_their_order(
-    built: Path, resolution: str, tmp_path: Path
+@pytest.mark.timeout(1200)
+def test_the_tutorial_runs_from_the_wheel_at_the_lowest_versions(
+    built: Path, tmp_path: Path
 ) -> None:
-    """As a new user types them, from the wheel alone, at both ends of its ranges of versions; with
-    ports that are free instead of the usual ones."""
     [wheel] = built.glob("*.whl")
-    installed = install(wheel, tmp_path / "venv", "[airflow]", resolution)
+    installed = install(wheel, tmp_path / "venv", "[airflow]", "lowest-direct")
+    asked = "from importlib.metadata import version as v; print(v('pyspark'), v('apache-airflow'))"
+    spark, airflow = run(installed / "python", "-c", asked).split()
+    assert spark.startswith("4.0.") and airflow.startswith("3.1.")
+    tutorial_page.follow(installed, tmp_path)
+
+
+def test_the_commands_of_the_new_folders_readme_run_in_their_order(
+    built: Path, tmp_path: Path
+) -> None:
+    """As a new user types them, from the wheel alone, with its newest dependencies, and with ports
+    that are free instead of the usual ones."""
+    [wheel] = built.glob("*.whl")
+    installed = install(wheel, tmp_path / "venv", "[airflow]")
     folder = tmp_path / "mine"
     run(installed / "anabranch", "init", folder)
     [copied] = (folder / "wheels").glob("*.whl")

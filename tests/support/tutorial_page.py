@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 from pathlib import Path
+
+from anabranch.dev.services.processes import free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
@@ -20,3 +25,41 @@ def block(kind: str) -> str:
     found = re.search(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"{PAGE}: expected a block of {kind}, found none"
     return found[1]
+
+
+def follow(programs: Path, folder: Path) -> None:
+    """Run the page's commands by the programs of a folder, in a new lake below another folder, and
+    assert what they print. Its services get free ports."""
+    kafka = free_port()
+    environment = os.environ | {
+        "ANABRANCH_KAFKA": f"127.0.0.1:{kafka}",
+        "ANABRANCH_S3": f"http://127.0.0.1:{free_port(kafka)}",
+        "NO_COLOR": "1",
+    }
+
+    def run(command: str, folder: Path) -> str:
+        done = subprocess.run(
+            f"{programs}/{command}",
+            shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    lake = folder / "lake"
+    run(f"anabranch init {lake}", folder)
+    (lake / "conf" / "streams" / "orders.yaml").write_text(block("yaml"))
+    (lake / "orders.jsonl").write_text(block("json"))
+    printed: dict[str, str] = {}
+    hour = ""
+    try:
+        for command in commands():
+            if "HOUR" in command and not hour:
+                listed = json.loads(run("anabranch hours game_events --output json", lake))
+                hour = next(h["hour"] for h in listed if h["state"] == "accepted")
+            printed[command] = run(command.replace("HOUR", hour), lake)
+    finally:
+        run("anabranch dev down", lake)
+    [query] = (text for command, text in printed.items() if " query " in command)
+    assert query in PAGE.read_text(encoding="utf-8")
+    assert "total: expected decimal(12,2), found much" in printed["anabranch dead-letters orders"]
+    assert "ledger, files and Kafka agree" in printed["anabranch audit game_events --hours HOUR"]
