@@ -24,6 +24,7 @@ from kerberos import REALM, Realm, gssapi_folder, running_kdc
 from kerberos import USER as USER_OF_REALM
 from pyspark.sql import SparkSession
 from secure_broker import ACCESS_KEY, USER, SecureBroker
+from waiting import wait_for
 from world import World, closed_at_the_end, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, MissingRight, Transient
@@ -31,8 +32,8 @@ from anabranch.common.fail_points import Step
 from anabranch.config import Kafka
 from anabranch.kafka.batches import PRESENT, Missing
 from anabranch.kafka.client import create_topic
-from anabranch.kafka.security import kafka_python_settings
-from anabranch.kafka.source import read_ranges
+from anabranch.kafka.security import kafka_python_settings, token_digest
+from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.spark.session import explain_spark
 from anabranch.spark.settings import kafka_properties
 
@@ -242,6 +243,25 @@ def test_java_alone_names_a_wrong_identity_too(
     assert found in str(explained) and re.search(
         r"kafka\.security|anabranch jars", str(explained)
     ), str(explained)
+
+
+def test_a_job_of_many_streams_reads_on_with_the_renewed_token_of_a_file(
+    plain_world: Make, identities: Identities, spark: SparkSession
+) -> None:
+    """Its reads are of one group, whose consumers Spark keeps."""
+    one = plain_world()
+    identities.broker.allow(one.name, "reader")
+    use_in_session(spark, one, identities, "oauth-file")
+    kafka = one.job.environment.kafka
+    ranges, former = {one.name: {0: (0, 1)}}, token_digest(kafka)
+
+    def is_renewed() -> bool:
+        identities.tokens.write_file()
+        return token_digest(kafka) != former
+
+    assert read_topics(spark, kafka, ranges, "reader").count() == 1
+    wait_for(is_renewed, "another token", 10)
+    assert read_topics(spark, kafka, ranges, "reader").count() == 1
 
 
 def test_tickets_of_a_keytab_are_renewed_and_a_kdc_that_is_away_is_asked_again(
