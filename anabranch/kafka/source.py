@@ -22,7 +22,7 @@ from anabranch.common.remote_errors import full_text
 from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.large_records import POLLED, LogRecord, Stretch
-from anabranch.kafka.security import spark_options
+from anabranch.kafka.security import spark_options, token_digest
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_ranges(
     """Return a lazy DataFrame of Kafka's records of `ranges` (none empty). It assigns partitions
     explicitly; each action reads again. `group` as in `read_topics`. `polled`: the consumers'
     `max.poll.records`. Ranges are split so that at least `tasks` tasks read them."""
-    options = _options(kafka) | ({"kafka.group.id": group} if group is not None else {})
+    options = _options(kafka, group)
     options |= {"kafka.max.poll.records": str(polled)} if polled is not None else {}
     options |= {"minPartitions": str(tasks)} if tasks > len(ranges) else {}
     return _read(spark, options, {topic: ranges})
@@ -78,10 +78,7 @@ def read_topics(
     Without a group, each read leaves its consumers open for five minutes. Spark commits no offsets.
     """
     # A partition that cannot be read delays all topics this long; then each topic is read alone.
-    options = _options(kafka) | {
-        "kafka.group.id": group,
-        "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS),
-    }
+    options = _options(kafka, group) | {"kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS)}
     return _read(spark, options, ranges)
 
 
@@ -127,9 +124,9 @@ def read_stream(
     )
 
 
-def _options(kafka: Kafka) -> dict[str, str]:
-    """Return the options of Spark's Kafka source for the configured brokers; isolation is
-    `read_committed` (KIP-98)."""
+def _options(kafka: Kafka, group: str | None = None) -> dict[str, str]:
+    """Return the options of Spark's Kafka source for the configured brokers, and for a group of
+    consumers; isolation is `read_committed` (KIP-98)."""
     options = {
         "kafka.isolation.level": "read_committed",
         # A deleted topic stays deleted even if brokers create topics automatically.
@@ -144,6 +141,9 @@ def _options(kafka: Kafka) -> dict[str, str]:
     }
     if kafka.client_rack:
         options["kafka.client.rack"] = kafka.client_rack
+    if group is not None:
+        # A group's consumers have one token of a file, and Spark refuses another.
+        options["kafka.group.id"] = f"{group}{token_digest(kafka)}"
     return options | spark_options(kafka)
 
 
