@@ -92,6 +92,7 @@ _DENIED = {
     ),
     "kafka.security: the keys sasl.kerberos.* and java.security.krb5.conf": (
         "Unable to obtain password from user",
+        "the client is being asked for a password",
         "Unable to obtain Principal Name",
         "Cannot locate default realm",
         "not found in Kerberos database",

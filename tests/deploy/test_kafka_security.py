@@ -355,7 +355,7 @@ def test_the_rights_of_deploy_are_enough_and_no_more(
     one.batch()
     call(one, "audit", one.name)
     assert one.contents() == one.acknowledged()
-    with pytest.raises(Exception, match="TopicAuthorization"):
+    with pytest.raises(Exception, match="AuthorizationFailed"):
         one.send_now(1, "denied")
     denied = call(one, "egress", one.name, expect=2)
     assert (DENIED if how == "scram" else "deploy/msk/egress.json") in denied

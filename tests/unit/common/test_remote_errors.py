@@ -114,6 +114,12 @@ def test_an_unreachable_service_is_a_transient_error(text: str) -> None:
             "check kafka.security: the keys sasl.kerberos.*",
         ),
         (
+            "javax.security.auth.login.LoginException: Could not login: the client is being asked "
+            "for a password, but the Kafka client code does not currently support obtaining a "
+            "password from the user.",
+            "check kafka.security: the keys sasl.kerberos.*",
+        ),
+        (
             "org.apache.kafka.common.config.ConfigException: Invalid value "
             "software.amazon.msk.auth.iam.IAMClientCallbackHandler for configuration "
             "sasl.client.callback.handler.class: Class "
