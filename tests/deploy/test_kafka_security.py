@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command, call, paused_at, run, started
+from commands import call, paused_at, run, started
 from identities import NAMES, SECONDS, Identities, running_identities
 from kafka.admin import ACLOperation, ResourceType
 from kafka_tools import write_scripts
@@ -96,42 +96,33 @@ def test_each_identity_is_exact_over_the_end_of_its_tokens(
     one.set_environment(kafka=identities.broker.security(how))
     one.apply()
 
-    def outlive(paused: Command) -> None:
-        """Let every token, ticket and key of the paused command expire."""
+    # In the middle of a micro-batch and of an hour, every token, ticket and key expires.
+    with (
+        paused_at(one, Step.SPEED_DECIDED, "speed", one.name, seconds=PATIENT) as speed,
+        paused_at(one, Step.BATCH_DECODED, "batch", one.name, seconds=PATIENT) as batch,
+    ):
         if how == "msk":
             identities.keys.renew()
         time.sleep(SECONDS + 2 if how in EXPIRING else 0)
-        paused.resume()
-
-    # In the middle of a micro-batch.
-    with paused_at(one, Step.SPEED_DECIDED, "speed", one.name, seconds=PATIENT) as speed:
-
-        def publish() -> None:
-            speed.until(
-                lambda: one.published == len(one.sent), "the records to be published", PATIENT
-            )
-
-        outlive(speed)
-        publish()
+        speed.resume()
+        batch.resume()
         # Over the ends of tokens of connections in use.
         ends = time.monotonic() + (SECONDS + 5 if how in EXPIRING else 0)
         while True:
-            one.send_now(20, f"at-{len(one.sent)}")
-            publish()
+            speed.until(
+                lambda: one.published == len(one.sent), "the records to be published", PATIENT
+            )
             if time.monotonic() > ends:
                 break
             time.sleep(2)
+            one.send_now(20, f"at-{len(one.sent)}")
         # Java reads a token's file once for each attempt.
         assert how == "oauth-file" or "kafka.security" not in speed.log, speed.log
+        assert batch.wait(PATIENT) == 0, batch.log
         one.send_now(20, "killed")
         speed.kill()
     run(one, "speed", one.name, "--available-now")
     assert one.contents() == one.acknowledged()
-
-    # In the middle of an hour.
-    with paused_at(one, Step.BATCH_DECODED, "batch", one.name, seconds=PATIENT) as batch:
-        outlive(batch)
-        assert batch.wait(PATIENT) == 0, batch.log
     assert one.state.served_by(hour) == "batch"
     call(one, "audit", one.name)
     assert one.contents() == one.acknowledged()
