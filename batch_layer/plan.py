@@ -13,7 +13,8 @@ from typing import Any
 from pyiceberg.manifest import DataFile
 
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.snapshots import Staged, staged_snapshot
+from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.staging import is_staged
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.acts import Act
@@ -213,9 +214,10 @@ def check_publish(
     wap_id: str,
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
+    now: datetime,
 ) -> PublishCheck:
     """Check whether an hour that was staged over revision `before`, with the look-back's
-    fingerprint `staged_lookback`, may be published now."""
+    fingerprint `staged_lookback`, may be published `now`."""
     # Decision 50: an expired hour is never published again, also if it was staged before it
     # expired.
     if state.is_expired(hour):
@@ -228,7 +230,7 @@ def check_publish(
     if not state.is_sealed(hour):
         return PublishCheck.UNSEALED
     # Decision 42: files of an expired snapshot may be deleted at any time.
-    if staged_snapshot(state.table, wap_id) is None:
+    if not is_staged(state.table, wap_id, now):
         return PublishCheck.GONE
     if needs_merge(state):
         return PublishCheck.MERGE

@@ -39,6 +39,7 @@ from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.lost_files import reports_missing_file
 from anabranch.iceberg.reading_tags import held_snapshots
 from anabranch.iceberg.snapshots import has_landed
+from anabranch.iceberg.staging import WITHIN
 from anabranch.job import Job
 from anabranch.kafka.source import is_out_of_memory
 from anabranch.offsets import hours
@@ -488,10 +489,10 @@ class Rebuilder:
             state = self._job.ledger.remembering(state, [b.hour for b in built])
             # Compare the look-back of the fresh state with the one that duplicates were dropped
             # against. If it changed, an event may be in two hours, or in none.
-            around = self._surroundings(built, state, unread)
+            around, now = self._surroundings(built, state, unread), lake.clock.now()
             for b in built:
                 verdict = plan.check_publish(
-                    state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings
+                    state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings, now
                 )
                 if verdict is plan.PublishCheck.EXPIRED:
                     self._discard(built)
@@ -505,14 +506,14 @@ class Rebuilder:
                     )
                 if verdict is plan.PublishCheck.GONE:
                     raise Transient(
-                        f"hour {b.hour}: expected its staged snapshot, found none; run it again"
+                        f"hour {b.hour}: expected a staged snapshot of the last {WITHIN}, found "
+                        "none; run it again"
                     )
                 if verdict is plan.PublishCheck.MERGE:
                     merge.merge(lake, stream)
                     return Again.AGAIN
                 if verdict in (plan.PublishCheck.MOVED, plan.PublishCheck.OVERTAKEN):
                     return Decision(state, None, None)
-            now = lake.clock.now()
             rebuilt = [
                 plan.Rebuilt(
                     b.hour,

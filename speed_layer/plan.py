@@ -12,8 +12,8 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.hour_files import oldest_timestamps
-from anabranch.iceberg.snapshots import Staged, staged_snapshot
-from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, is_young
+from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, is_staged, is_young
 from anabranch.offsets.hours import Cut, HourRange, hour_of, hour_ranges
 from anabranch.offsets.position import (
     Offsets,
@@ -165,12 +165,12 @@ def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) ->
 
 
 def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bool:
+    assert now is not None, "the age of files needs a clock that is read after the state"
     # Decision 21: no snapshot refers to workers' files, so only their age excludes that orphan
     # removal deleted them.
     if isinstance(staged.rows, Written):
-        assert now is not None, "the age of files needs a clock that is read after the state"
         return is_young(staged.rows.began, now)
-    return staged_snapshot(state.table, staged.rows.wap_id) is not None
+    return is_staged(state.table, staged.rows.wap_id, now)
 
 
 def plan_publish(

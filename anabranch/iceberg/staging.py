@@ -7,13 +7,20 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Terminal, Transient
 from anabranch.iceberg.clock import is_within
 from anabranch.iceberg.manifests import own_spec_id
-from anabranch.iceberg.snapshots import STAGING, WAP_ID, Staged, find_staged, staged_ref
+from anabranch.iceberg.snapshots import (
+    STAGING,
+    WAP_ID,
+    Staged,
+    find_staged,
+    staged_ref,
+    staged_snapshot,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -28,7 +35,7 @@ MOST_OPEN_FILES = 64
 """The maximum open files of a staging task; each needs about a megabyte."""
 
 # Until its snapshot exists, a written file is unreferenced: orphan removal, which keeps files
-# younger than a day, may delete it.
+# younger than a day, may delete it. A staged snapshot that no publish names expires after a day.
 WITHIN = timedelta(hours=12)
 # Files without a snapshot are published only while younger than this, by a commit sent within
 # `lake.PREPARED_WITHIN` of its decision. Together this is less than an hour, the minimum age of
@@ -60,6 +67,19 @@ def is_young(began: datetime, now: datetime) -> bool:
     and delete the files before the heads are loaded.
     """
     return is_within(NAMED_WITHIN, began, now)
+
+
+def is_staged(table: Table, wap_id: str, now: datetime) -> bool:
+    """Return whether an attempt's snapshot is there, and so are the dead letters staged after it.
+    Pure.
+
+    The commit that names both requires the snapshot, but not that of the dead letters, which is in
+    another table: a process that was suspended for a day would publish the hour without them.
+    """
+    found = staged_snapshot(table, wap_id)
+    return found is not None and is_within(
+        WITHIN, datetime.fromtimestamp(found.timestamp_ms / 1000, UTC), now
+    )
 
 
 def stage(

@@ -733,20 +733,26 @@ class Operator(Publisher):
 @dataclass(frozen=True)
 class Maintenance(Publisher):
     """Comes `later` than whatever was before: expires, inside a publish, what is published or
-    abandoned by then, and removes the unreferenced files that are old enough."""
+    abandoned by then, and removes the unreferenced files that are old enough. If it `fails`, its
+    publish does, and its other steps go on."""
 
     at: str = "idle"
     runs: int = 1
     orphans: frozenset[File] = frozenset()
     later: timedelta = timedelta(hours=25)
     before: timedelta = timedelta(0)
+    fails: bool = False
+    # Its clock is read once: by that, snapshots staged after it began are young.
+    began_with: Lake | None = None
 
     def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs, "later": self.later}
+        return {"runs": self.runs, "later": self.later, "fails": self.fails}
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
-            yield "begins", world, replace(self, at="load", runs=self.runs - 1)
+            following = "load_letters" if self.fails else "load"
+            begun = replace(self, at=following, runs=self.runs - 1, began_with=world.letters)
+            yield "begins", world, begun
 
     def load(self, world: World) -> Iterator[Step]:
         yield "loads", world, replace(self, at="expire", lake=world.lake)
@@ -780,9 +786,12 @@ class Maintenance(Publisher):
         hours = {f.hour for f in self.letters.files("speed")}
         now = self.now(world)
         commit = maintenance.plan_dead_letters(self.letters.table, state, hours, id, now)
+        known = self.began_with.known if self.began_with is not None else {}
+        commit = replace(commit, expire=tuple(i for i in commit.expire if i in known))
         after = world.commit_letters(self.letters, commit) if commit.expire else world
-        actor = replace(self, at="find", letters=None)
+        actor = replace(self, at="find", letters=None, began_with=None)
         if after is None:
+            actor = replace(actor, began_with=self.began_with)
             yield "is refused with dead letters", world, replace(actor, at="load_letters")
         else:
             yield f"expires {len(commit.expire)} snapshots of dead letters", after, actor

@@ -201,7 +201,7 @@ class Speed(Publisher):
 
     def compared_after(self, world: World) -> timedelta:
         """Return what its clock says once the heads are loaded."""
-        return timedelta(0) if self.as_snapshot else world.age
+        return world.age
 
     def check(self, world: World) -> Iterator[Step]:
         loaded = replace(self, lake=world.lake, clock=self.compared_after(world))
@@ -392,7 +392,8 @@ class Speed(Publisher):
 
     def plan(self, decided: ResolvedState | None) -> Plan:
         assert decided is not None
-        return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch, NOW + self.clock)
+        now = self.kafka.now if self.as_snapshot and self.kafka is not None else NOW
+        return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch, now + self.clock)
 
     def skipping(self, decided: ResolvedState) -> Publish | None:
         hours, to = self.behind
@@ -831,6 +832,7 @@ class Batch(Publisher):
             self.staged.wap_id,
             self.lookback_files(world.lake, self.unread) | self.read_by_speed(world.lake),
             self.lookback | self.read,
+            world.kafka.now + world.age,
         )
         step = f"{hour}: {verdict.value}"
         if verdict is batch_plan.PublishCheck.PUBLISH:

@@ -53,6 +53,7 @@ from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
+FIRST_HOURS = timedelta(hours=6)
 TOPIC = "events"
 COMMITS = "model.commits"
 """A property of a table whose commits are counted."""
@@ -531,7 +532,8 @@ class Lake:
     @cached_property
     def updated_ms(self) -> int:
         """The time when it was last changed, where snapshots are stamped; else 0."""
-        return max(v.made_ms for v in self.versions)
+        stamps = [v.made_ms for v in self.versions]
+        return max(stamps) if all(stamps) else 0
 
     def stamp(self, made_ms: int) -> int:
         """Return the stamp that a snapshot gets from a clock that says `made_ms`, as `prepare`
@@ -695,18 +697,24 @@ class World:
         """Files, and one snapshot that no branch points to; as Spark makes it, over `main`."""
         world = replace(self, attempts=self.attempts + 1) if self._counts else self
         files = self._aged(files)
-        return world._with(
-            (*self.lake.versions, _staged(self.lake, wap_id, files, made_ms)), frozenset(files)
-        )
+        staged = self._staged(self.lake, wap_id, files, made_ms)
+        return world._with((*self.lake.versions, staged), frozenset(files))
 
     def stage_letters(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """The same in the dead letters' table."""
         assert self.letters is not None
         files = self._aged(files)
-        staged = _staged(self.letters, wap_id, files, made_ms)
+        staged = self._staged(self.letters, wap_id, files, made_ms)
         refs = (*self.letters.refs, *self.protecting(wap_id, staged))
         lake = Lake.of((*self.letters.versions, staged), refs, self.letters.properties)
         return self._over(self.lake, frozenset(files), lake)
+
+    def _staged(self, lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> Version:
+        """A staged snapshot. Its stamp shows its age, but for the first hours: then more ways to a
+        table meet."""
+        now, known = self.kafka.now + self.age, {WAP_ID: wap_id}
+        stamp = lake.stamp(made_ms) or (millis(now) if now - BEGIN > FIRST_HOURS else 0)
+        return new_version("staged", lake.heads["main"], known, (), files, stamp)
 
     def protecting(self, wap_id: str, staged: Version) -> tuple[Ref, ...]:
         """The branch that staged dead letters have from the start."""
@@ -813,12 +821,6 @@ class World:
         return frozenset(
             f for f in self.storage - self.lake.held - self.letters.held if f.file_path not in named
         )
-
-
-def _staged(lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> Version:
-    return new_version(
-        "staged", lake.heads["main"], {WAP_ID: wap_id}, (), files, lake.stamp(made_ms)
-    )
 
 
 @cache

@@ -52,7 +52,7 @@ from values import replace
 
 from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Commit
-from anabranch.iceberg.snapshots import BRANCHES, published_since
+from anabranch.iceberg.snapshots import BRANCHES, published_since, staged_snapshot
 from anabranch.lifecycle import maintenance
 from anabranch.offsets import hours
 from anabranch.offsets.position import Position, RangeRelation
@@ -491,6 +491,18 @@ MUTANTS = [
         orphans=True,
     ),
     mutant(
+        batch_plan,
+        "is_staged",
+        lambda real: lambda table, id, now: staged_snapshot(table, id) is not None,
+        Batch("batch"),
+        Nights(runs=2),
+        Maintenance("maintenance", later=timedelta(0), fails=True),
+        finds="main and its dead letters have []",
+        name="the age of an hour whose dead letters expire apart from its rows",
+        before=(broker(MALFORMED, ("tick", 60)),),
+        accounts=True,
+    ),
+    mutant(
         speed_plan,
         "is_young",
         always(True),
@@ -577,8 +589,8 @@ MUTANTS = [
     ),
     mutant(
         batch_plan,
-        "staged_snapshot",
-        always(object()),
+        "is_staged",
+        always(True),
         broker(*ONE_HOUR),
         Batch("batch"),
         Maintenance("maintenance"),

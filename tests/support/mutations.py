@@ -77,8 +77,8 @@ MUTATIONS = (
     Mutation(
         "a staged snapshot that is gone is published",
         "batch_layer/plan.py",
-        "if staged_snapshot(state.table, wap_id) is None:",
-        "if staged_snapshot(state.table, wap_id) is None and not wap_id:",
+        "if not is_staged(state.table, wap_id, now):",
+        "if not is_staged(state.table, wap_id, now) and not wap_id:",
         ("tests/unit/batch_layer/test_batch_plan.py",),
     ),
     Mutation(

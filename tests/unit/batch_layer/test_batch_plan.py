@@ -14,6 +14,7 @@ from lakes import FIRST, StreamLake, new_environment, new_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.job import Job
+from anabranch.lifecycle.maintenance import plan_dead_letters
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import DECISIONS, MAX_MAIN_ONLY_HOURS, Accepted, main_only_hours
@@ -51,9 +52,14 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def verdict(
-    lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()
+    lake: StreamLake,
+    staged: Staged,
+    before: int = 0,
+    lookback: frozenset[str] = frozenset(),
+    age: timedelta = timedelta(0),
 ) -> PublishCheck:
-    return check_publish(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback)
+    now = datetime.now(UTC) + age
+    return check_publish(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback, now)
 
 
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
@@ -99,6 +105,17 @@ def test_missing_staged_rows_are_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
     assert verdict(lake, staged) is PublishCheck.GONE
+
+
+def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:
+    """The hazard: a suspended process publishes an hour whose dead letters expired in their own
+    table, while its rows are still there."""
+    staged, dead = lake.stage(ROWS[:2]), lake.stage_dead(ROWS[2:], "batch")
+    table, day = lake.lake.load(lake.stream.dead_letters_table), timedelta(hours=24, minutes=1)
+    removed = plan_dead_letters(table, lake.state(), (), "id", datetime.now(UTC) + day)
+    assert dead.snapshot_id in removed.expire
+    assert verdict(lake, staged, age=day) is PublishCheck.GONE
+    assert verdict(lake, staged, age=day / 3) is PublishCheck.PUBLISH
 
 
 def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
