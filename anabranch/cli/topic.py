@@ -86,8 +86,9 @@ def check(chosen: StreamSelection, count: int, drift: bool) -> Result:
 
     Prints how many would be rows, dead letters and duplicates, each reason with its first record,
     and the first rows. Needs no tables, reads no more than these records, and writes nothing. The
-    exit code is 1 when more are dead letters than `quality.max_dead` of the stream's file, or more
-    are duplicates with other content than `quality.max_conflicts`.
+    exit code is 1 when more are dead letters than `quality.max_dead` of the stream's file, more are
+    duplicates with other content than `quality.max_conflicts`, or no record has the key or a column
+    that a field nearly names.
 
     The batch layer counts fields that the schema lacks by name with each hour (`unknown: count` in
     the stream's file). --drift prints the number of records with each, samples, a guessed type, the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,8 @@ RECORDS = 1_000
 """The number of records that are checked by default."""
 
 _ROWS = 5
+# Seconds of these years, read as milliseconds, are in January 1970.
+_UNIT_TOO_SMALL = datetime(1970, 3, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
     if text := shares.objection(what, len(conflicts), total, quality.max_conflicts, least=1):
         first = f"the first: {conflicts[0]}"
         objections.append(f"{text}; {first}; correct `key`, or accept that they are dropped")
+    unknown = {name for names in decoded.unknown.values() for name in names}
+    objections += _meaningless(stream, rows, unknown)
     return Check(
         stream=stream.name,
         topic=stream.topic,
@@ -112,6 +116,38 @@ def count_duplicates(
             repeated += 1
             conflicts += [f"{place}, has the key of {first}"] if of_first != content else []
     return repeated, conflicts
+
+
+def _meaningless(
+    stream: Stream, rows: Sequence[Mapping[str, Any]], without_column: Collection[str]
+) -> list[str]:
+    """Return an objection to each column that no row fills while a field has nearly its name, to
+    each time whose unit is too small for all rows, and to a key that no row has."""
+    if not rows:
+        return []
+    alike, found = {_letters(name): name for name in without_column}, list[str]()
+    for column in stream.columns if stream.select is None else ():
+        read = [row[column.name] for row in rows if row[column.name] is not None]
+        field = ".".join(column.field)
+        if not read and (other := alike.get(_letters(field))):
+            found.append(
+                f"column {column.name}: expected field {field}, found {other}; correct the name, "
+                f"or write `from: {other}`"
+            )
+        unit = column.notation.unit if column.type == "timestamp" else ""
+        if unit and read and (latest := max(read)) < _UNIT_TOO_SMALL:
+            found.append(
+                f"column {column.name}: expected times of these years, found {latest:%F %T} as "
+                f"the latest; correct `unit: {unit}`"
+            )
+    if stream.key and all(row[name] in (None, "") for row in rows for name in stream.key):
+        key = ", ".join(stream.key)
+        found.append(f"key: expected a value of {key}, found none; no duplicates would be found")
+    return found
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).casefold()
 
 
 def _reasons(records: pa.RecordBatch, decoded: Decoded) -> list[Reason]:

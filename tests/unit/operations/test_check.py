@@ -36,7 +36,7 @@ def checked(records: list[Any], schema: str, **stream: Any) -> Check:
         | stream
     )  # fmt: skip
     batch = batch_of(records, NOW)
-    return check_of(of, batch, Decoder(decode_spec(of)).decode(batch))
+    return check_of(of, batch, Decoder(decode_spec(of, lists_unknown=True)).decode(batch))
 
 
 def test_good_records_have_no_objection() -> None:
@@ -97,6 +97,37 @@ def test_the_kept_row_of_an_event_is_that_of_the_smallest_offset() -> None:
     ]
     found = checked(records, "id STRING, n INT")
     assert (found.duplicates, found.conflicts) == (2, 1)
+
+
+def test_columns_that_no_record_fills_are_named_with_the_field_that_was_meant() -> None:
+    """The hazard: every record is a row, and the rows have nothing."""
+    sent = [record(i, {"OrderId": f"o-{i}", "total": i, "placedAt": "x"}) for i in range(3)]
+    found = checked(sent, "id STRING, order_id STRING, total INT, note STRING")
+    assert (found.good, found.objections) == (
+        3,
+        [
+            "column order_id: expected field order_id, found OrderId; correct the name, or write "
+            "`from: OrderId`",
+            "key: expected a value of id, found none; no duplicates would be found",
+        ],
+    )
+    # One record with the field is enough.
+    sent.append(record(3, {"id": "a", "order_id": "b"}))
+    assert checked(sent, "id STRING, order_id STRING, total INT").objections == []
+
+
+def test_a_unit_that_is_too_small_for_all_times_is_named() -> None:
+    """The hazard: every event is in January 1970, in partitions of that month."""
+    schema = {"id": "STRING", "at": {"type": "TIMESTAMP", "unit": "millis"}}
+    seconds, columns = AT // 1000, parse_schema(schema)
+    sent = [record(i, {"id": f"o-{i}", "at": seconds + i}) for i in range(3)]
+    found = checked(sent, "id STRING, at TIMESTAMP", columns=columns)
+    assert found.objections == [
+        "column at: expected times of these years, found 1970-01-21 18:51:01 as the latest; "
+        "correct `unit: millis`"
+    ]
+    sent.append(record(3, {"id": "a", "at": AT}))
+    assert checked(sent, "id STRING, at TIMESTAMP", columns=columns).objections == []
 
 
 def test_no_records() -> None:
