@@ -13,6 +13,7 @@ import gzip
 import json
 import logging
 import re
+import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +153,7 @@ class ValueSearch:
         self._field = schema.find_field(values.column)
         is_text = isinstance(self._field.field_type, StringType)
         # Whole numbers are not searched as words: they occur everywhere.
-        self._words = [value.encode() for value in values.ordered] if is_text else []
+        self._words = _encoded(values.ordered) if is_text else set[bytes]()
 
     def find_in(self, path: str, content: bytes) -> list[str]:
         """Return the parts of a file that have one of the values. Raises Terminal if the file
@@ -229,6 +230,13 @@ class ValueSearch:
         return len(bound) == _BOUND and any(
             len(text) > _BOUND and text.startswith(cut) for text in self._values.texts
         )
+
+
+def _encoded(values: Iterable[str]) -> set[bytes]:
+    """Values in every encoding and normal form that a certificate is of."""
+    forms = {unicodedata.normalize(form, value) for form in ("NFC", "NFD") for value in values}
+    encodings = ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "cp1252")
+    return {form.encode(encoding, "ignore") for form in forms for encoding in encodings} - {b""}
 
 
 def _leaves(value: Any) -> Iterator[bytes]:

@@ -35,6 +35,7 @@ from anabranch.lifecycle.erasure.search import (
     require_values,
 )
 from anabranch.lifecycle.erasure.steps import record_unserved
+from anabranch.lifecycle.erasure.words import normal_forms
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure, Erasures
@@ -57,6 +58,7 @@ MOST_VALUES = 100_000
 @dataclass(frozen=True)
 class ErasureRequest:
     """An operator's request: values of a column, and the time after which no copy may be left.
+    The values are searched in both normal forms of Unicode.
     `again`: erase also records that arrived since a completed request of the same values.
     `in_spite`: the reason to erase records of held hours too; None to refuse them."""
 
@@ -66,6 +68,9 @@ class ErasureRequest:
     until: timedelta = timedelta(days=30)
     again: bool = False
     in_spite: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", normal_forms(self.values))
 
     @property
     def wanted(self) -> Values:

@@ -47,6 +47,11 @@ from anabranch.protocol.state import State, load_state
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+SEARCHED = (
+    "rows: the column's value. Dead letters and archived records: whole words in key, value and "
+    "headers, in UTF-8, in JSON of UTF-16 or UTF-32, and in Windows-1252, composed and decomposed. "
+    "Not: other encodings, compressed bytes, Base64"
+)
 _AT_ONCE = 16
 _ORPHANS = (
     "`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the "
@@ -63,7 +68,7 @@ class ErasureStatus:
     deleted files from before the rewrite; None if they cannot be listed. `gone_at`: when the last
     holder ends; None if one has no end, or there is none. `left`: sentences about what is left and
     why; empty if nothing is. `scanned`: the number of rows that a scan of every branch found; None
-    without a scan.
+    without a scan. `searched`: where, and in which encodings, the values were searched.
     """
 
     id: str
@@ -83,6 +88,7 @@ class ErasureStatus:
     gone_at: datetime | None
     left: Sequence[str]
     scanned: int | None = None
+    searched: str = SEARCHED
 
     @property
     def is_certificate(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
@@ -10,17 +12,28 @@ _RUN = re.compile(r"\w+")
 _RUN_OR_MARK = re.compile(r"\w+|\W", re.DOTALL)
 # A byte that no text has.
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# A registry's frame has zero bytes before a text in UTF-8.
+_FRAME = 5
 # JSON nested in JSON strings is escaped again.
 _MOST_ESCAPES = 3
 _ESCAPES = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(.)", re.DOTALL)
 _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
+def normal_forms(values: Iterable[str]) -> frozenset[str]:
+    """Return values in each form that Unicode has for the same text, composed and decomposed (UAX
+    15): writers on macOS decompose accents."""
+    texts = frozenset(values)
+    forms = (unicodedata.normalize(form, text) for form in ("NFC", "NFD") for text in texts)
+    return texts.union(forms)
+
+
 class Words:
     """Values to find in bytes of any format. The time does not grow with the number of values.
 
     Bytes have a value as a whole word: no letter, digit or underscore of any alphabet is next to
-    it. JSON's escapes and the doubled quotes of CSV count as their characters. They also have a
+    it. Escapes of JSON and XML and the doubled quotes of CSV count as their characters. Bytes that
+    are not UTF-8 are also read as JSON in UTF-16 or UTF-32, and as Windows-1252. They also have a
     value that follows its length in bytes, as in Avro and Protobuf: there the bytes of the length
     and of the next field may be letters too.
     """
@@ -28,6 +41,10 @@ class Words:
     def __init__(self, values: Iterable[str]) -> None:
         self._values = frozenset(value for value in values if value)
         self._runs = _RUN if all(map(_RUN.search, self._values)) else _RUN_OR_MARK
+        others = [value for value in self._values if not value.isascii()]
+        self._others = (
+            self if len(others) == len(self._values) else Words(others) if others else None
+        )
         # By a value's first run of letters: the length before it, and that of the value. Where the
         # value is a whole word, this is a run of the text too.
         self._shapes: dict[str, set[tuple[int, int]]] = {}
@@ -40,8 +57,23 @@ class Words:
 
     def are_in(self, payload: bytes) -> bool:
         """Return whether the bytes have one of the values."""
-        sized = self._sized if _is_binary(payload) else self._sized_in_text
-        return sized.is_in(payload) or any(
+        if not _is_binary(payload):
+            return self._sized_in_text.is_in(payload) or self._is_spelled(payload)
+        encoding, others = json.detect_encoding(payload), self._others
+        is_wide = encoding.startswith(("utf-16", "utf-32")) and b"\0" in payload[_FRAME:]
+        return (
+            self._sized.is_in(payload)
+            or self._is_spelled(payload)
+            or (is_wide and self._is_spelled(payload.decode(encoding, "replace").encode()))
+            # All encodings have the same bytes for ASCII.
+            or (
+                others is not None
+                and others._is_spelled(payload.decode("cp1252", "replace").encode())
+            )
+        )
+
+    def _is_spelled(self, payload: bytes) -> bool:
+        return any(
             self._has_word(spelled.decode(errors="surrogateescape"))
             for spelled in spellings(payload)
         )
@@ -111,9 +143,12 @@ def _is_letter(text: str, at: int) -> bool:
 
 
 def spellings(payload: bytes) -> Iterator[bytes]:
-    """Yield a payload, the payload with CSV's doubled quotes as one, and with JSON escapes decoded
-    once or more often (RFC 8259, section 7)."""
+    """Yield a payload, the payload with CSV's doubled quotes as one, with XML's references decoded,
+    and with JSON escapes decoded once or more often (RFC 8259, section 7)."""
     yield payload
+    if b"&" in payload:
+        text = payload.decode(errors="surrogateescape")
+        yield html.unescape(text).encode(errors="surrogateescape")
     if b'""' in payload:
         yield payload.replace(b'""', b'"')
     for _ in range(_MOST_ESCAPES):

@@ -6,8 +6,9 @@ import base64
 import io
 import json
 import random
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fastavro
 import pytest
@@ -18,7 +19,7 @@ from protos import HEAD, descriptors, indexed, type_of
 from anabranch.common.errors import Transient
 from anabranch.config import Catalog, Environment, Kafka, Registry
 from anabranch.lifecycle.erasure.payloads import Payloads
-from anabranch.lifecycle.erasure.words import Words
+from anabranch.lifecycle.erasure.words import Words, normal_forms
 
 UUID = "3f2b8c1e-9d4a-4e6b-8a51-0c7d2e9f1b34"
 CYRILLIC = "Анна"
@@ -78,6 +79,7 @@ def test_bytes_have_a_value_as_a_whole_word(value: str, payload: bytes, expected
         (b"anna \\", "anna"),
         (b"\\udc00 anna", "anna"),
         (b'1,"O""Neil",x', 'O"Neil'),
+        (b"<name>J&#252;rgen &amp; Co</name>", "Jürgen & Co"),
         (b'"""O"" Neil"', '"O" Neil'),
     ],
 )
@@ -86,6 +88,25 @@ def test_bytes_may_escape_a_value(payload: bytes, value: str) -> None:
     HTML; and CSV's doubled quotes."""
     assert not is_found(value, b"eva", b"\\")
     assert is_found(value, payload)
+
+
+@pytest.mark.parametrize("value", ["anna", "José", CYRILLIC])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
+)
+def test_a_value_is_found_in_the_encodings_that_a_certificate_names(
+    value: str, form: Literal["NFC", "NFD"], encoding: str
+) -> None:
+    def encoded(value: str) -> bytes:
+        written = json.dumps({"of": "Zoë", "id": value}, ensure_ascii=False)
+        return unicodedata.normalize(form, written).encode(encoding, "ignore")
+
+    if encoding == "cp1252" and (form == "NFD" or value == CYRILLIC):
+        return  # It has no such characters.
+    words = Words(normal_forms([value]))
+    assert words.are_in(encoded(value))
+    assert not words.are_in(encoded(f"{value}bel"))
 
 
 def varint(number: int) -> bytes:
