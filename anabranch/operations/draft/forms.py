@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -34,6 +35,9 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
     given = [value for value in records.column("value").to_pylist() if value is not None]
     stamps = [ms for ms in records.column("timestamp").cast(pa.int64()).to_pylist() if ms]
     stamps = [micros // 1000 for micros in stamps]
+    if given and all(json.detect_encoding(value).startswith("utf-16") for value in given):
+        comment = "text in UTF-16, which no format reads: let the producer send UTF-8"
+        return _raw("binary", records, [comment])
     objects = [one for one in map(_read, given) if isinstance(one, Mapping)]
     if 2 * len(objects) >= len(given):
         sketch = _of_objects(objects, stamps, records)

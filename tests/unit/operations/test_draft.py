@@ -62,6 +62,12 @@ def file_of(values: list[object], **more: Any) -> dict[str, Any]:
     return file
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_text_that_is_not_utf8_is_named(encoding: str) -> None:
+    draft, _ = drafted(['{"id": 1}'.encode(encoding), '{"id": 22}'.encode(encoding)])
+    assert "# text in UTF-16, which no format reads" in draft.file
+
+
 def test_the_topic_of_the_tutorial() -> None:
     values: list[object] = [
         {"id": f"o-{i}", "placed_at": "2026-11-28T10:00:00Z", "total": 12.5, "items": [{"sku": "a", "n": i}]}
