@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__":
     # Exit code 1 means refused, but Python exits with 1 if an import fails.
     try:
-        importlib.import_module("speed_layer.job").start()
+        importlib.import_module("anabranch.common.process").run_job("speed_layer.job")
     except ImportError:
         traceback.print_exc()
         sys.exit(70)

@@ -15,7 +15,6 @@ from anabranch.cli import (
     docs,
     hours,
     jobs,
-    lazy_pandas,
     lifecycle,
     operate,
     page,
@@ -25,6 +24,7 @@ from anabranch.cli import (
 )
 from anabranch.cli.options import explain
 from anabranch.cli.report import print_error
+from anabranch.common import process
 from anabranch.common.version import VERSION
 
 # A command's imports create 130,000 long-lived objects. With the default thresholds, the garbage
@@ -106,7 +106,7 @@ def run() -> NoReturn:
     objects one by one, which takes a fifth of the command's time.
     """
     gc.set_threshold(*_COLLECT_AFTER)
-    lazy_pandas.install()
+    process.import_pandas_late()
     try:
         main()
         code = 0

@@ -13,6 +13,8 @@ import importlib
 import importlib.util
 import sys
 
+from anabranch.common import process
+
 MODULES = (
     "speed_layer.group_staging",
     "anabranch.decode.avro",
@@ -42,10 +44,12 @@ def _is_sparks(path: str) -> bool:
 
 if __name__ == "__main__":
     forget_archives()
-    import pyspark.daemon
+    process.import_pandas_late()
+    with process.importing():
+        import pyspark.daemon
 
-    for module in MODULES:
-        importlib.import_module(module)
+        for module in MODULES:
+            importlib.import_module(module)
     # A worker collects garbage after every task. Scanning these objects, none of them garbage,
     # takes longer than the task.
     gc.freeze()

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from anabranch.common import process
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.loading import load_mapping
 from anabranch.config.mistakes import unknown_key
@@ -149,8 +150,11 @@ def great_expectations() -> Any:
     """Return the library, imported without analytics and without its own log lines: the gate logs
     each failure instead."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
-    import great_expectations
-    from great_expectations.validator import validation_graph
+    # Few types of expectations use these, which take two of six seconds of the import. The gate's
+    # lock keeps them to one thread.
+    with process.importing("scipy.stats", "altair"):
+        import great_expectations
+        from great_expectations.validator import validation_graph
 
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
     # Do not retry here: the library would read the rows up to three times without a log line. The

@@ -18,7 +18,7 @@ import yaml
 from anabranch.common.errors import ConfigurationError
 from batch_layer.quality.gate import _exception
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
-from batch_layer.quality.suite import Expectation, load_suite
+from batch_layer.quality.suite import Expectation, great_expectations, load_suite
 from batch_layer.quality.wording import FailedExpectation, describe_failure
 
 STREAMS = Path(__file__).parents[3] / "conf" / "streams"
@@ -64,6 +64,15 @@ def test_importing_the_gate_leaves_great_expectations_alone() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert completed.stdout.strip() == "False"
+
+
+def test_packages_of_few_expectations_are_imported_on_first_use() -> None:
+    great_expectations()
+    import altair
+    from scipy import stats
+
+    assert stats.entropy([1, 1], [1, 1]) == 0
+    assert altair.Chart.__name__ == "Chart"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pyiceberg
 import pytest
 import sqlalchemy
 
+from anabranch.spark import worker_daemon
+
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
@@ -54,11 +56,13 @@ import sqlalchemy
             "anabranch.lifecycle.maintenance",
             {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"},
         ),
+        ("batch_layer.job, speed_layer.job", {"great_expectations", "pandas"}),
+        (f"pyspark.daemon, {', '.join(worker_daemon.MODULES)}", {"great_expectations", "pandas"}),
     ],
-    ids=["help", "dev", "submit", "status", "maintain"],
+    ids=["help", "dev", "submit", "status", "maintain", "jobs", "workers"],
 )
 def test_a_command_imports_only_the_packages_that_it_uses(modules: str, unwanted: set[str]) -> None:
-    as_a_command = "from anabranch.cli import lazy_pandas; lazy_pandas.install()"
+    as_a_command = "from anabranch.common import process; process.import_pandas_late()"
     code = f"{as_a_command}; import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
@@ -79,7 +83,7 @@ def test_importing_the_package_leaves_the_imports_of_a_program_as_they_are() -> 
 
 def test_pandas_can_be_imported_later() -> None:
     code = (
-        "from anabranch.cli import lazy_pandas; lazy_pandas.install(); import "
+        "from anabranch.common import process; process.import_pandas_late(); import "
         "anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "
         "import pandas; print(frame['a'].sum(), pa.array(pandas.Series([1.0, None])).null_count)"
     )

@@ -1,0 +1,75 @@
+"""The start of Anabranch's own processes (commands, jobs, the daemon of Spark's Python workers):
+their imports."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from typing import Any
+
+
+class _LazyPandas(MetaPathFinder):
+    """Import hook that hides pandas from `pyarrow.dataset`, whose import only checks whether pandas
+    is installed.
+
+    This saves each process a second. `to_pandas` imports pandas when it is called
+    (https://github.com/apache/arrow/blob/main/python/pyarrow/pandas-shim.pxi).
+    """
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        datasets = sys.modules.get("pyarrow.dataset")
+        if fullname == "pandas" and datasets is not None and not hasattr(datasets, "write_dataset"):
+            raise ImportError("pandas is imported on first use", name=fullname)
+
+
+def import_pandas_late() -> None:
+    """Install the import hook in this process. Call it only in Anabranch's own processes, never in
+    a program that imports Anabranch."""
+    sys.meta_path.insert(0, _LazyPandas())
+
+
+class _Late(MetaPathFinder):
+    """Import hook by which modules are executed when an attribute of theirs is used first."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, _: object = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+@contextmanager
+def importing(*late: str) -> Iterator[None]:
+    """Collect no garbage within the `with`: imports create objects that stay, 130,000 of them in a
+    job, and the collector would scan them repeatedly. The modules `late` are executed on first
+    use, by one thread at a time."""
+    was_enabled, finder = gc.isenabled(), _Late(late)
+    sys.meta_path.insert(0, finder)
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        if was_enabled:
+            gc.enable()
+
+
+def run_job(module: str) -> None:
+    """Import a job's module, and run its `start`, which ends the process."""
+    import_pandas_late()
+    with importing():
+        start = importlib.import_module(module).start
+    start()
