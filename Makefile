@@ -1,6 +1,7 @@
 # Needs Python 3.11+, Java 17+ and make; everything else goes into .venv and ~/.cache/anabranch.
 BIN := .venv/bin
 READY := .venv/anabranch.stamp
+PYTEST = $(BIN)/python -m pytest -m 'not full' $(ARGS)
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks examples
 WHAT ?= sinks
 BENCHMARKS := sinks batch freshness many metadata sizing
@@ -25,8 +26,11 @@ demo-takeover: $(READY) ## a file sink of Spark breaks, and its records and Kafk
 	@PYTHONPATH=$(CURDIR)/examples $(BIN)/python -m demo.takeover
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; ARGS=--durations=20
-	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' $(ARGS) tests/integration tests/unit tests/model
+	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support tests/unit
+	@log=$$(mktemp) && trap 'rm -f $$log' EXIT; \
+	$(PYTEST) tests/unit tests/model >$$log 2>&1 & unit=$$!; \
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/integration; ended=$$?; \
+	wait $$unit; code=$$?; cat $$log; exit $$((code ? code : ended))
 
 test-full: $(READY) ## every test; SHARD=3/14: one of fourteen parts
 	@$(BIN)/python tests/support/full_run.py $(if $(SHARD),--shard $(SHARD))

@@ -166,6 +166,7 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
     assert_exact(one)
 
 
+@pytest.mark.full
 def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path: Path) -> None:
     one, old = world(), past_hour(30)
     one.topic()
