@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -178,6 +178,9 @@ _MAX_CLOCK_DIFFERENCE = timedelta(hours=2)
 _NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 _NOTES = pa.array(NOTES, pa.string())
+_DECIDED = ("hour", "recorded_at", "decision")
+# Decisions after which a refusal stays.
+_DECIDE_NO_REFUSAL = pa.array(("sealed", "erased", *NOTES), pa.string())
 
 
 def decision(
@@ -371,12 +374,9 @@ class Ledger:
         not explain. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             answers = _REMARKABLE.ask(self._lake.load(self._name)).values()
-        last: dict[str, tuple[datetime, str]] = {}
-        for _, decided_last in answers:
-            for hour, decided in decided_last.items():
-                last[hour] = max(last.get(hour, decided), decided)
-        refused = frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
-        return refused.union(*(hours for hours, _ in answers))
+        return _refused_last([decided for _, decided in answers]).union(
+            *(hours for hours, _ in answers)
+        )
 
     def acceptances(self) -> frozenset[Acceptance]:
         """Return all acceptances of hours and all erasures in the ledger. Raises Transient."""
@@ -468,13 +468,16 @@ def refusals_since_acceptance(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]
     return open_refusals(row for row in rows if row.decision != "served")
 
 
-def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
-    columns = [rows[name].to_pylist() for name in ("hour", "recorded_at", "decision")]
+def _refused_last(decided: Sequence[pa.Table]) -> frozenset[str]:
+    """Return the hours whose newest decision is a refusal, from the decisions in all files."""
+    rows = pa.concat_tables(decided) if decided else _ARROW.empty_table()
+    ever = rows["hour"].filter(pc.equal(rows["decision"], "refused"))
+    # Few hours were ever refused, whatever the age of the ledger.
+    some = rows.filter(pc.is_in(rows["hour"], ever.combine_chunks()))
     last: dict[str, tuple[datetime, str]] = {}
-    for hour, at, decision in zip(*columns, strict=True):
-        if decision not in ("sealed", "erased", *NOTES):
-            last[hour] = max(last.get(hour, (at, decision)), (at, decision))
-    return last
+    for hour, at, decision in zip(*(some[name].to_pylist() for name in _DECIDED), strict=True):
+        last[hour] = max(last.get(hour, (at, decision)), (at, decision))
+    return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
 
 
 @dataclass(frozen=True)
@@ -504,26 +507,27 @@ def _ids(rows: pa.Table) -> frozenset[str]:
     return frozenset(rows["decision_id"].to_pylist())
 
 
-def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetime, str]]]:
-    """Return the hours with losses or differences, and the newest decision of each hour with its
-    time."""
+def _remarkable(rows: pa.Table) -> tuple[frozenset[str], pa.Table]:
+    """Return the hours with losses or differences, and all decisions about hours."""
     # Most rows have one of few values.
-    diffs = {
+    diffs = [
         text
         for text in rows["diff"].unique().to_pylist()
         if text and _differs(read_stored("ledger, diff", text, partial(parse, Diff)))
-    }
-    gaps = {
+    ]
+    gaps = [
         text
         for text in rows["gaps"].unique().to_pylist()
         if text
         and read_stored("ledger, gaps", text, partial(parse, dict[str, int])).get("retention")
-    }
-    columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
-    hours = frozenset(
-        hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps
-    )
-    return hours, _decided_last(rows)
+    ]
+    found = [
+        pc.is_in(rows[name], pa.array(texts, rows[name].type))
+        for name, texts in (("diff", diffs), ("gaps", gaps))
+    ]
+    hours = rows["hour"].filter(pc.or_(*found))
+    decides = pc.invert(pc.is_in(rows["decision"], _DECIDE_NO_REFUSAL))
+    return frozenset(hours.to_pylist()), rows.select(_DECIDED).filter(decides)
 
 
 def _differs(diff: Diff) -> bool:
