@@ -93,6 +93,7 @@ pyiceberg_fixes.share_metadata()
 pyiceberg_fixes.read_summaries_directly()
 pyiceberg_fixes.share_readers()
 pyiceberg_fixes.share_writers()
+pyiceberg_fixes.write_one_block()
 pyiceberg_fixes.share_file_schemas()
 pyiceberg_fixes.bound_texts()
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isqrt
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
@@ -32,8 +33,8 @@ HOUR = "ingest_hour"
 _FAN_IN = 8
 # Manifests of this size, at least 8**3 = 512 files, are not merged again within their hour.
 _FULL = 3
-# The maximum files of a manifest merged across hours: half a second of work.
-_MOST_FILES = 4096
+# The bounds of `_most_across`; the upper one is half a second of work.
+_LEAST_ACROSS, _MOST_ACROSS = 128, 4096
 # The maximum manifests read for one merge; a table with more takes several publishes.
 _MOST_INPUTS = 64
 # A manifest of one of the newest hours contains only that hour.
@@ -153,10 +154,12 @@ def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
     1. Of the newest hour, and of recent hours with new files: eight or more of one size.
     2. Of the recent hour with the most slots among those without new files: all that are not full.
-    3. Of older hours together: eight or more of one size, or four or more large ones.
+    3. Of older hours together: new files with the manifest whose hours include theirs; else the
+       oldest of eight or more of one size, or of four or more large ones.
 
     So an hour has some tens of manifests while micro-batches come, and few afterwards. Older hours
-    have one manifest for some thousand files. An entry is rewritten once for each size.
+    share manifests of about the square root of their number of files (`_most_across`). An entry is
+    rewritten once for each size, and again when the table has four times the files.
     """
     slots = list(slots)
     hours = sorted({s.last for s in slots})
@@ -181,7 +184,7 @@ def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
     ]
     if at_rest:
         groups.append(_up_to(max(at_rest, key=len)))
-    groups += [_across(of_spec) for of_spec in old.values()]
+    groups += [group for of_spec in old.values() for group in _across(of_spec)]
     return [group for group in groups if len(group) > 1]
 
 
@@ -190,11 +193,20 @@ def _size(files: int) -> int:
     return max(0, (files.bit_length() - 1) // 3)
 
 
-def _of_one_size(slots: list[Slot]) -> tuple[Slot, ...]:
-    """Return eight or more slots of one size. Slots of the next size are added if the merged slots
-    are their eighth. Empty if there are no eight."""
+def _most_across(files: int) -> int:
+    """Return the maximum files of a manifest across hours, for this number of files of older hours.
+
+    A reader of one hour reads the list of manifests and the entries of one manifest. By the square
+    root both grow alike. A power of two, so that branches of almost the same files merge alike.
+    """
+    return min(max(1 << isqrt(files).bit_length(), _LEAST_ACROSS), _MOST_ACROSS)
+
+
+def _of_one_size(slots: list[Slot], full: int = _FULL) -> tuple[Slot, ...]:
+    """Return eight or more slots of one size below `full`. Slots of the next size are added if the
+    merged slots are their eighth. Empty if there are no eight."""
     chosen: list[Slot] = []
-    for size in range(_FULL):
+    for size in range(full):
         here = [s for s in slots if _size(s.files) == size]
         total = sum(s.files for s in chosen)
         if chosen and _size(total) < size:
@@ -204,20 +216,32 @@ def _of_one_size(slots: list[Slot]) -> tuple[Slot, ...]:
     return tuple(chosen)
 
 
-def _across(slots: list[Slot]) -> tuple[Slot, ...]:
+def _across(slots: list[Slot]) -> list[tuple[Slot, ...]]:
     slots = sorted(slots, key=lambda s: (s.last, s.first))
-    if chosen := _of_one_size(slots):
-        return chosen
-    large = [s for s in slots if _size(s.files) == _FULL and s.files <= _MOST_FILES // 2]
-    return _up_to(large) if len(large) >= _FAN_IN // 2 else ()
+    most = _most_across(sum(s.files for s in slots))
+    # Alone, the new files of a restated hour would later be merged with those of recent hours, and
+    # every reader of the hours between would open that manifest.
+    joined: dict[Slot, list[Slot]] = defaultdict(list)
+    for new in slots:
+        homes = (s for s in slots if not s.touched and s.first <= new.first and new.last <= s.last)
+        if new.touched and (home := next(homes, None)) is not None:
+            joined[home].append(new)
+    if joined:
+        return [_up_to([home, *new], 2 * most) for home, new in joined.items()]
+    small = [s for s in slots if s.files <= most // 2]
+    full = min(_size(most), _FULL)
+    if chosen := _of_one_size(small, full):
+        return [_up_to(sorted(chosen, key=slots.index), most)]
+    large = [s for s in small if _size(s.files) >= full]
+    return [_up_to(large, most)] if len(large) >= _FAN_IN // 2 else []
 
 
-def _up_to(slots: list[Slot]) -> tuple[Slot, ...]:
-    """Return the first slots that together make a manifest of at most _MOST_FILES files."""
+def _up_to(slots: list[Slot], most: int = _MOST_ACROSS) -> tuple[Slot, ...]:
+    """Return the first slots that together make a manifest of at most `most` files."""
     chosen: list[Slot] = []
     total = 0
     for slot in slots[:_MOST_INPUTS]:
-        if chosen and total + slot.files > _MOST_FILES:
+        if chosen and total + slot.files > most:
             break
         chosen.append(slot)
         total += slot.files

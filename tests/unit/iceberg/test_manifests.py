@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -343,3 +344,33 @@ def test_merging_comes_to_an_end() -> None:
             )
     assert not plan_merges(slots)
     assert sum(s.files for s in slots) == sum(1 + i % 600 for i in range(1000))
+
+
+def merged(slots: list[Slot], number: int) -> list[Slot]:
+    """The manifests after a commit that merges these."""
+    for group in plan_merges(slots):
+        slots = [s for s in slots if s not in group]
+        first, last = min(s.first for s in group), max(s.last for s in group)
+        files = sum(s.files for s in group)
+        slots.append(Slot(f"m{number}-{first}", 0, first, last, files))
+    return [replace(s, touched=False) for s in slots]
+
+
+@pytest.mark.parametrize("files", [2, 30])
+def test_a_reader_of_an_old_hour_opens_one_manifest_which_grows_as_the_square_root(
+    files: int,
+) -> None:
+    slots: list[Slot] = []
+    for number, h in enumerate(hours := [shift(FIRST, i) for i in range(1500)]):
+        slots = merged([*slots, Slot(h, 0, h, h, files, touched=True)], number)
+    assert len(slots) <= 3 * (1500 * files) ** 0.5
+    middle = hours[700]
+    # Restated: the swap has left a manifest without it.
+    [home] = [s for s in slots if s.first <= middle <= s.last]
+    rest = replace(home, key="rest", files=home.files - files)
+    slots = merged([s for s in slots if s != home] + [rest], 1500)
+    slots = merged([*slots, Slot("new", 0, middle, middle, files, touched=True)], 1501)
+    for h in hours:
+        [opened] = [s for s in slots if s.first <= h <= s.last]
+        assert opened.files <= max(128, 2 * (1500 * files) ** 0.5)
+    assert sum(s.files for s in slots) == 1500 * files

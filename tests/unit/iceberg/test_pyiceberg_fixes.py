@@ -20,11 +20,12 @@ import pyiceberg.io.pyarrow
 import pyiceberg.manifest
 import pytest
 from lakes import FIRST, decide, new_lake
-from pyiceberg.avro.file import AvroFileHeader
+from named_files import named_files
+from pyiceberg.avro.file import AvroFileHeader, AvroOutputFile
 from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.manifest import read_manifest_list
+from pyiceberg.manifest import ManifestEntry, read_manifest_list
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import (
     TableMetadataV1,
@@ -304,6 +305,28 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
         monkeypatch.setattr(owner, name, getattr(pyiceberg_fixes, name))
     monkeypatch.setattr(AvroSchemaConversion, "iceberg_to_avro", pyiceberg_fixes._convert)
     assert write() == shared
+
+
+def test_the_entries_of_a_manifest_are_one_block_and_are_read_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = new_lake(tmp_path)
+    table = one.table()
+    files = named_files(one, FIRST, 100)
+
+    def written() -> tuple[int, list[ManifestEntry]]:
+        writer = ManifestWriter(table, 1)
+        monkeypatch.setattr(writer, "_snapshot_id", 7)
+        manifest = writer.write_manifest(table.metadata.default_spec_id, (), files)
+        return manifest.manifest_length, manifest.fetch_manifest_entry(table.io)
+
+    length, entries = written()
+    monkeypatch.setattr(AvroOutputFile, "write_block", pyiceberg_fixes._write_block)
+    length_before, entries_before = written()
+    assert entries == entries_before and len(entries) == 100
+    assert 3 * length < length_before, (
+        "expected PyIceberg to write a block for each entry: remove write_one_block"
+    )
 
 
 def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not(tmp_path: Path) -> None:
