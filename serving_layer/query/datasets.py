@@ -36,6 +36,7 @@ from anabranch.iceberg.manifests import (
 from anabranch.iceberg.row_reader import dataset_of, is_readable_by_name, read_by_id
 from serving_layer.query.pruning import (
     all_of,
+    bounds_guarantee,
     bucket_cases,
     file_guarantee,
     manifest_guarantee,
@@ -97,6 +98,8 @@ def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> 
 
 T = TypeVar("T")
 
+# The number of files whose bounds are compared at once.
+_RUN = 32
 _PARQUET = ds.ParquetFileFormat()
 _NOWHERE = LocalFileSystem()
 
@@ -221,8 +224,16 @@ class TableFiles:
         files = self.listed
         if files is None:
             files = self._read(self._satisfiable(self._of_hours(), guarantee_of, condition))
+        # A thousand guarantees take a tenth of a second: first of many files at once.
+        runs: Sequence[Sequence[DataFile]] = [
+            files[i : i + _RUN] for i in range(0, len(files), _RUN)
+        ]
+        if len(runs) > 1:
+            runs = self._satisfiable(
+                runs, lambda run: bounds_guarantee(schema, compared, run), condition
+            )
         return self._satisfiable(
-            files,
+            [file for run in runs for file in run],
             lambda f: file_guarantee(schema, compared, specs[f.spec_id], f),
             condition,
             lambda f: bucket_cases(schema, compared, specs[f.spec_id], f, str(condition)),

@@ -8,7 +8,7 @@ guarantee is never too strong."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import product
 from operator import and_
@@ -51,12 +51,16 @@ def file_guarantee(
     out."""
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_value_guarantee(schema, columns, field, value) for field, value in partition]
-    known += [
-        _bounds_guarantee(columns, field, file)
-        for field in schema.fields
-        if field.name in columns.names
-    ]
-    return all_of(known)
+    return all_of([*known, bounds_guarantee(schema, columns, [file])])
+
+
+def bounds_guarantee(
+    schema: Schema, columns: pa.Schema, files: Sequence[DataFile]
+) -> pc.Expression | None:
+    """Return the guarantee that the bounds of data files give about the rows of all of them; None
+    without one. `columns`: as for `file_guarantee`."""
+    compared = (field for field in schema.fields if field.name in columns.names)
+    return all_of([_column_guarantee(columns, field, files) for field in compared])
 
 
 def manifest_guarantee(
@@ -148,23 +152,29 @@ def _range_guarantee(
     return None
 
 
-def _bounds_guarantee(
-    columns: pa.Schema, field: iceberg.NestedField, file: DataFile
+def _column_guarantee(
+    columns: pa.Schema, field: iceberg.NestedField, files: Sequence[DataFile]
 ) -> pc.Expression | None:
     kind, id = field.field_type, field.field_id
     if not isinstance(kind, _ORDERED):
         return None
     # Bounds ignore NaN, which DuckDB orders last and PyArrow does not order.
-    if isinstance(kind, _FLOATS) and (file.nan_value_counts or {}).get(id) != 0:
+    if isinstance(kind, _FLOATS) and any((f.nan_value_counts or {}).get(id) != 0 for f in files):
         return None
     column, arrow = pc.field(field.name), columns.field(field.name).type
-    nulls = (file.null_value_counts or {}).get(id)
-    if nulls is not None and nulls == file.record_count:
+    nulls = [(f.null_value_counts or {}).get(id) for f in files]
+    if all(n is not None and n == f.record_count for n, f in zip(nulls, files, strict=True)):
         return column.is_null()
-    low, high = (file.lower_bounds or {}).get(id), (file.upper_bounds or {}).get(id)
-    from_low = column >= pa.scalar(from_bytes(kind, low), arrow) if low is not None else None
-    to_high = column <= pa.scalar(from_bytes(kind, high), arrow) if high is not None else None
-    return _between(column, from_low, to_high, nulls != 0)
+
+    def bound(of: Callable[[DataFile], Mapping[int, bytes] | None], pick: Any) -> Any:
+        found = [(of(f) or {}).get(id) for f in files]
+        known = [from_bytes(kind, one) for one in found if one is not None]
+        return pa.scalar(pick(known), arrow) if len(known) == len(files) else None
+
+    low, high = bound(lambda f: f.lower_bounds, min), bound(lambda f: f.upper_bounds, max)
+    from_low = column >= low if low is not None else None
+    to_high = column <= high if high is not None else None
+    return _between(column, from_low, to_high, any(n != 0 for n in nulls))
 
 
 def _between(
