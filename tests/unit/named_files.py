@@ -30,17 +30,21 @@ def named_files(lake: StreamLake, hour: str, count: int, dates: int = 1) -> tupl
     )
 
 
-def named_file(location: str, hour: str, day: date) -> DataFile:
-    """A file of an hour and an event date, below a table's location."""
+def named_file(
+    location: str, hour: str, day: date, bounds_of_view: dict[int, bytes] | None = None
+) -> DataFile:
+    """A file of an hour and an event date, below a table's location; with `bounds_of_view`, a file
+    of a view's partials of the hour."""
     days = (day - _EPOCH).days
     small, large = (1).to_bytes(4, "little"), (1).to_bytes(8, "little")
     bounds = {1: b"0123456789abcdef", 2: small, 3: small, 4: large, 5: large, 6: hour.encode()}
     bounds[7] = days.to_bytes(4, "little", signed=True)
+    bounds = bounds_of_view or bounds
     made = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=f"{location}/data/event_date={day}/ingest_hour={hour}/{uuid.uuid4().hex}-00001.parquet",
         file_format=FileFormat.PARQUET,
-        partition=Record(days, hour),
+        partition=Record(hour) if bounds_of_view else Record(days, hour),
         record_count=ROWS,
         file_size_in_bytes=ROWS * 60,
         column_sizes=dict.fromkeys(range(1, 8), 1000),
