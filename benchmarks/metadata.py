@@ -48,7 +48,7 @@ from serving_layer.views.read import derive
 
 PARTITIONS = 12
 REPEATS = 30
-_FILLED_AT_ONCE = 24
+_FILLED_AT_ONCE = 48
 Row = tuple[int, dict[str, float]]
 
 
@@ -121,7 +121,9 @@ def by_age(folder: Path, marks: list[int]) -> list[Row]:
     """A table of so many accepted hours and a view of it: what commands do about the hour in the
     middle, each in a new process, without imports and Kafka's answers."""
     rows: list[Row] = []
-    context = multiprocessing.get_context("spawn")
+    # Forks of a process with the imports.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["metadata"])
     for mark in marks:
         first = hour_of(datetime.now(UTC) - timedelta(hours=mark + 2))
         stream = ScaledStream.create(folder / str(mark), first, PARTITIONS)
@@ -154,9 +156,7 @@ def viewed() -> Stream:
 def _fill_view(stream: ScaledStream, hours: list[str]) -> None:
     """Record the acceptances, and commit partials of the hours, as the batch layer does."""
     one, now = stream.lake, datetime.now(UTC)
-    rows = [decision(h, "accepted", 1, None, now, f"accepted-{h}") for h in hours]
-    for start in range(0, len(rows), _FILLED_AT_ONCE):
-        one.ledger.record(rows[start : start + _FILLED_AT_ONCE])
+    one.ledger.record(decision(h, "accepted", 1, None, now, f"accepted-{h}") for h in hours)
     seen = viewed()
     [view] = seen.views
     name, schema = seen.partials_table(view), table_schemas.partials_schema(seen, view)
