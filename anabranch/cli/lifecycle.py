@@ -252,7 +252,6 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
     "sources",
     metavar="[FORMAT:]PATH|TABLE",
     multiple=True,
-    required=True,
     help="A folder (local or s3://…) or a table of the catalog; may be repeated.",
 )
 @click.option(
@@ -282,8 +281,9 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
     show_default=True,
     help="How to detect rows that Kafka also has: by the offsets in the files, or by key.",
 )
+@click.option("--undo", is_flag=True, help="Take all imported hours back, unless delivered.")
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be imported, or taken back.")
 @master_option
 @report
 def import_(
@@ -295,6 +295,7 @@ def import_(
     checkpoint: str | None,
     time: str | None,
     seam: Literal["offsets", "key"],
+    undo: bool,
     why: str | None,
     dry_run: bool,
     master: str | None,
@@ -314,6 +315,9 @@ def import_(
 
     --takeover first prints what the source proves and states, and takes a folder of Spark's file
     sink also without or with a damaged log. It changes nothing in the source.
+
+    --undo takes all imported hours back, so that the import can be repeated, while egress has
+    delivered none of them and no later hour was accepted without duplicates of their rows.
     """
     from anabranch.cli.render.changes import (
         imported_text,
@@ -325,6 +329,12 @@ def import_(
     from anabranch.protocol.publisher import Publisher
     from anabranch.spark import in_process
 
+    if undo:
+        if sources or hours is not None or takeover:
+            raise click.UsageError("--undo: expected no source and no hours, only --why, --dry-run")
+        return _undo_import(stream, why, dry_run)
+    if not sources:
+        raise click.UsageError("expected --from [FORMAT:]PATH|TABLE, or --undo")
     if (hours is None) != takeover or (checkpoint is not None and not takeover):
         raise click.UsageError("expected --hours A..B, or --takeover [--checkpoint FOLDER]")
     first, last = _hours_to_import(hours) if hours is not None else (None, None)
@@ -353,6 +363,21 @@ def import_(
 
     audited = audit(job, None, with_kafka=True)
     return Report(audited, audit_text(audited), exit_code=not audited.agrees)
+
+
+def _undo_import(stream: str, why: str | None, dry_run: bool) -> Report[object]:
+    from anabranch.lifecycle.importing import undo
+    from anabranch.protocol.publisher import Publisher
+
+    job = open_stream(stream)
+    done = undo.plan(job) if dry_run else undo.undo(job, Publisher(job.lake, job.stream), why)
+    span = f", {done.hours[0]} to {done.hours[-1]}" if done.hours else ""
+    text = (
+        f"{stream}: {'would take' if dry_run else 'took'} {len(done.hours)} imported hours back"
+        f"{span}, with {done.rows} rows"
+    )
+    view = {"stream": stream, "dry_run": dry_run, "undone": done.hours, "rows": done.rows}
+    return Report(view, text)
 
 
 def _what_is_taken_over(

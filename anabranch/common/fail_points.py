@@ -172,6 +172,11 @@ class Step(Enum):
     )
     IMPORT_PUBLISHED = "import.published", "they are accepted, the ledger does not know it"
     IMPORT_RECORDED = "import.recorded", "the ledger knows them, earlier hours are not imported"
+    UNDO_DECIDED = (
+        "undo.decided",
+        "the imported hours to take back are chosen, nothing is published",
+    )
+    UNDO_PUBLISHED = "undo.published", "they have left every branch, the ledger does not know it"
     # Maintenance.
     EXPIRE_DECIDED = "expire.decided", "the hours that expire are chosen, nothing is published"
     EXPIRE_PUBLISHED = (

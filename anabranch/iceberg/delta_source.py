@@ -7,7 +7,7 @@ too: delta-rs has its own settings, and none for certificates.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ import pyarrow as pa
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
-from anabranch.iceberg.arrow_types import may_become, open_parquet
 from anabranch.iceberg.files import Stored, root_of, same_file
 
 if TYPE_CHECKING:
@@ -46,55 +45,20 @@ _REMEDY = "write its rows as Parquet files to another folder and name that"
 
 
 @dataclass(frozen=True)
-class DeltaPart:
-    """One data file of a table, with the table's columns. `values`: those of the partition columns,
-    which the files do not have. `rows`: the number of rows according to the table's log; None if
-    unknown."""
+class DeltaFile:
+    """One data file of a table. `values`: those of the partition columns, which the files do not
+    have. `rows`: the number of rows according to the table's log; None if unknown."""
 
-    io: FileIO
     path: str
-    size: int
-    schema_arrow: pa.Schema
     values: Mapping[str, pa.Scalar]
     rows: int | None
-
-    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with some columns, or fields of them (`a.b`); a column that the file lacks
-        is null. Raises Refused if the file's types do not fit the table's."""
-        opened = open_parquet(self.io, self.path)
-        there = opened.schema_arrow
-        known = {
-            name: name if name in self.schema_arrow.names else name.partition(".")[0]
-            for name in columns
-        }
-        heads = list(dict.fromkeys(known.values()))
-        stored = {
-            name: head
-            for name, head in known.items()
-            if head in there.names and head not in self.values
-        }
-        for name in dict.fromkeys(stored.values()):
-            kind, wanted = there.field(name).type, self.schema_arrow.field(name).type
-            if not may_become(kind, wanted):
-                raise Refused(
-                    f"read {self.path}: column {name}: expected {wanted}, as the Delta table "
-                    f"has it, found {kind}; {_REMEDY}"
-                )
-        for batch in opened.iter_batches(batch_size=batch_size, columns=list(stored)):
-            yield pa.record_batch({name: self._column(batch, name) for name in heads})
-
-    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        if name in batch.schema.names:
-            return batch[name]
-        value = self.values.get(name, pa.scalar(None, self.schema_arrow.field(name).type))
-        return pa.repeat(value, batch.num_rows)
 
 
 def open_version(
     io: FileIO, location: str, stored: Mapping[str, Stored], version: int | None
-) -> tuple[int, list[DeltaPart]]:
-    """Return a version of a table (None: its newest) and its data files, ordered by modification
-    time and path. `stored`: the files of the table's folder, by their names within it.
+) -> tuple[int, pa.Schema, list[DeltaFile]]:
+    """Return a version of a table (None: its newest), its columns, and its data files, ordered by
+    modification time and path. `stored`: the files of the table's folder, by their names within it.
 
     Raises Refused if the log or storage has the version only in part, and for a table with deletion
     vectors, column mapping, or an unsupported feature; ConfigurationError without `deltalake`;
@@ -111,9 +75,8 @@ def open_version(
         _copy(io, {name: logs[name].path for name in names}, folder / LOG_FOLDER)
         schema, actions = _read_log(folder, version, where)
     root = root_of(location)
-    return version, [
-        _part_of(io, stored, root, schema, actions, row, where) for row in range(len(actions))
-    ]
+    files = [_file_of(io, stored, root, schema, actions, row, where) for row in range(len(actions))]
+    return version, schema, files
 
 
 def plan_log(names: Collection[str], version: int | None, location: str) -> tuple[int, list[str]]:
@@ -255,7 +218,7 @@ def _deletion_vectors(table: Any) -> str:
     return f"those of {number} files" if number else ""
 
 
-def _part_of(
+def _file_of(
     io: FileIO,
     stored: Mapping[str, Stored],
     root: str,
@@ -263,7 +226,7 @@ def _part_of(
     actions: pa.Table,
     row: int,
     where: str,
-) -> DeltaPart:
+) -> DeltaFile:
     path, size, rows = (
         actions[name][row].as_py() for name in ("path", "size_bytes", "num_records")
     )
@@ -281,11 +244,11 @@ def _part_of(
             "the file, or name another version by --version"
         )
     values = {
-        n.removeprefix(_PARTITION): actions[n][row]
-        for n in actions.column_names
-        if n.startswith(_PARTITION)
+        name: actions[f"{_PARTITION}{name}"][row].cast(kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+        if f"{_PARTITION}{name}" in actions.column_names
     }
-    return DeltaPart(io, one.path if one is not None else path, size, schema, values, rows)
+    return DeltaFile(one.path if one is not None else path, values, rows)
 
 
 def _path_of(path: str, where: str) -> str:

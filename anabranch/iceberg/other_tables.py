@@ -105,9 +105,10 @@ def open_other(
         return _static(io, stored[metadata].path)
     has_log = any(path.startswith(f"{LOG_FOLDER}/") for path in stored)
     if has_log and form in (None, "delta"):
-        version, delta = open_version(io, location, stored, version)
+        version, schema, files = open_version(io, location, stored, version)
         what = f"Delta table {name}, version {version}"
-        return OtherTable(what, delta[0].schema_arrow, delta, version)
+        parts = [ParquetPart(io, one.path, one.values, rows=one.rows) for one in files]
+        return OtherTable(what, schema, parts, version)
     if version is not None or form in ("delta", "iceberg"):
         wanted = f", of which --version {version} is one" if version is not None else ""
         kind, there = ("Iceberg", "metadata/") if form == "iceberg" else ("Delta", LOG_FOLDER)
@@ -185,19 +186,21 @@ def listed_files(
     return file_sink.match(log, sizes, root_of(location), where), log
 
 
-def folder_values(name: str) -> dict[str, str | None]:
-    """Return the column values in folder names, such as `day=2026-11-21`. Pure."""
+def folder_values(name: str) -> dict[str, pa.Scalar]:
+    """Return the column values in folder names, such as `day=2026-11-21`, as text. Pure."""
     pairs = (part.partition("=") for part in name.split("/")[:-1] if "=" in part)
-    return {unquote(key): None if value == _NO_VALUE else unquote(value) for key, _, value in pairs}
+    values = {unquote(key): None if v == _NO_VALUE else unquote(v) for key, _, v in pairs}
+    return {key: pa.scalar(value, pa.string()) for key, value in values.items()}
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file of a folder. `folder`: the values of columns in the names of its folders, as text."""
+    """A file of a folder or of a Delta table. `folder`: the values of columns that the file lacks:
+    those in the names of its folders, or in the table's log."""
 
     io: FileIO
     path: str
-    folder: Mapping[str, str | None]
+    folder: Mapping[str, pa.Scalar]
 
     def own_schema(self) -> pa.Schema:
         """Return the columns that the file itself has."""
@@ -211,7 +214,7 @@ class FilePart:
     def schema_arrow(self) -> pa.Schema:
         with lake_errors(f"read {self.path}"):
             own = self.own_schema()
-        more = [pa.field(name, pa.string()) for name in self.folder if name not in own.names]
+        more = [pa.field(n, value.type) for n, value in self.folder.items() if n not in own.names]
         return pa.schema([*own, *more])
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -219,16 +222,17 @@ class FilePart:
         with lake_errors(f"read {self.path}"):
             for batch in self.own_batches(batch_size, columns):
                 for name in self.folder.keys() & {*columns} - {*batch.schema.names}:
-                    value = pa.repeat(pa.scalar(self.folder[name], pa.string()), batch.num_rows)
-                    batch = batch.append_column(name, value)
+                    batch = batch.append_column(name, pa.repeat(self.folder[name], batch.num_rows))
                 yield batch
 
 
 @dataclass(frozen=True)
 class ParquetPart(FilePart):
-    """A Parquet file, or some of its row groups."""
+    """A Parquet file, or some of its row groups. `rows`: their number by the table's log, if it has
+    one."""
 
     groups: tuple[int, ...] | None = None
+    rows: int | None = None
 
     def own_schema(self) -> pa.Schema:
         return open_parquet(self.io, self.path).schema_arrow

@@ -27,6 +27,7 @@ ActName = Literal[
     "release",
     "erase",
     "import",
+    "undo",
 ]
 
 

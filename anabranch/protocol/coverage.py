@@ -20,6 +20,9 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
     # Decision 56: the swap would remove the imported rows, which no other branch than `batch` has.
     if hour <= state.timeline.imported_through:
         return "it was imported: the speed layer has never read it"
+    # The import of the hour was taken back: a `main` that was set back loses its rows again.
+    if hour < state.timeline.first:
+        return None
     if state.timeline.is_skipped(hour):
         return "the speed layer skipped it, wholly or in part"
     cut = state.cuts.get(hour) if hour >= state.timeline.since else None

@@ -23,6 +23,12 @@ from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+# Why an hour's rows left `main`, by its newest such decision; None if they came back.
+_GONE: Mapping[Kind, str | None] = {
+    "expired": "its rows have expired (keep.rows)",
+    "undone": "its import was taken back",
+    "accepted": None,
+}
 _COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
 
 
@@ -80,12 +86,12 @@ def history_rows(
     for hour in sorted({row.hour for row in rows}):
         of_hour = [row for row in rows if row.hour == hour]
         newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
-        has_expired = any(row.decision == "expired" for row in of_hour)
+        gone = next((_GONE[r.decision] for r in reversed(of_hour) if r.decision in _GONE), None)
         accepted: LedgerRow | None = None
         for row in of_hour:
             facts = _decision(table, row, accepted, newest, tags)
-            if has_expired and facts.query is not None and facts.tag is None:
-                facts = replace(facts, query=None, readable="no: its rows have expired (keep.rows)")
+            if gone is not None and facts.query is not None and facts.tag is None:
+                facts = replace(facts, query=None, readable=f"no: {gone}")
             made.append(facts)
             if row.decision == "accepted":
                 accepted = row

@@ -21,7 +21,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from anabranch.common.errors import Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.version import VERSION
-from anabranch.iceberg.ledger_files import has_many, read, read_since
+from anabranch.iceberg.ledger_files import Span, has_many, read, read_since
 from anabranch.protocol.ledger_row import Layer
 
 if TYPE_CHECKING:
@@ -90,6 +90,16 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
             lake.merge_files(name)
         except Transient:
             return  # maintenance merges them
+
+
+def targets_of(lake: Lake, name: str, hours: Span) -> dict[str, str]:
+    """Return a target to which each of some hours was ever delivered. Raises Transient."""
+    if not lake.exists(name):
+        return {}
+    table = lake.load(name)
+    with lake_errors(f"read table {name}"):
+        rows = read(table, hours, ("hour", "target")).to_pylist()
+    return {row["hour"]: row["target"] for row in rows}
 
 
 def newest(lake: Lake, name: str, target: str, place: str | None = None) -> Delivery | None:

@@ -32,7 +32,7 @@ from anabranch.offsets.hours import (
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act
-from anabranch.protocol.ledger_row import Account, HourAccount
+from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import IMPORTED_FROM, KEPT, SETTLED, State
 
@@ -142,6 +142,7 @@ def plan_import(
     now: datetime,
     reason: str,
     act: Act | None = None,
+    undone: Mapping[str, int] | None = None,
 ) -> Publish | None:
     """Return the publish that accepts consecutive hours up to the table's first hour. Pure.
 
@@ -149,7 +150,7 @@ def plan_import(
     read them. `begins`: the offsets at which the stream begins in Kafka. None if the table's first
     hour has changed, since another import landed first or a branch was rolled back, or if orphan
     removal may have deleted the files: `began` is when writing them began, `now` a time after
-    `state` was loaded.
+    `state` was loaded. `undone`: the revision of each hour that was taken back before.
     """
     hours = tuple(sorted(one.hour for one in imported))
     timeline = state.timeline
@@ -174,7 +175,8 @@ def plan_import(
         ledger.decision(
             one.hour,
             "accepted",
-            1,
+            # A consumer that has the hour as it was taken back gets it again.
+            (undone or {}).get(one.hour, 0) + 1,
             one.cut,
             now,
             f"{id}-{one.hour}",
@@ -186,6 +188,85 @@ def plan_import(
         for one in sorted(imported, key=lambda one: one.hour)
     )
     return Publish(id, changes, _begun_at(timeline, hours[0], begins), decisions=rows)
+
+
+def imported_hours(state: State) -> list[str]:
+    """Return the imported hours on any branch, oldest first: `batch` lacks those of an import that
+    it was set back behind. Pure."""
+    timeline, main = state.timeline, state.branch_properties["main"]
+    if not timeline.imported_through:
+        return []
+    first = min(timeline.first, main.get(IMPORTED_FROM, timeline.first))
+    return hours_between(first, timeline.first_of_kafka)
+
+
+def undo_refusal(
+    state: State, rows: Sequence[LedgerRow], delivered: Mapping[str, str], lookback: int
+) -> str | None:
+    """Return what rests on the imported hours, so that they cannot be taken back; None if nothing
+    does. `rows`: decisions about them and the hours after them, oldest first. `delivered`: a target
+    of each hour that egress delivered. Pure."""
+    hours = imported_hours(state)
+    for hour in hours:
+        if (hold := state.holds.of(hour)) is not None:
+            return f"hour {hour} is {hold.reason}"
+        if state.is_expired(hour):
+            return f"the rows of hour {hour} have expired (keep.rows)"
+        if hour in delivered:
+            return f"egress delivered hour {hour} to {delivered[hour]}"
+    # A record of Kafka that repeats an imported row is in no other hour: it would be lost.
+    imported, duplicates = set[str](), dict[str, int]()
+    for row in rows:
+        if row.decision == "undone":
+            imported.discard(row.hour)
+        elif row.imported is not None:
+            imported.add(row.hour)
+        elif row.decision == "accepted":
+            duplicates[row.hour] = (row.duplicate or 0) if imported else 0
+    end = shift(state.timeline.first_of_kafka, lookback)
+    for hour in hours_between(state.timeline.first_of_kafka, end):
+        if (duplicate := duplicates.get(hour)) and state.is_accepted(hour):
+            return (
+                f"hour {hour} was accepted after the import without {duplicate} duplicates, which "
+                "may repeat imported rows"
+            )
+    return None
+
+
+def plan_undo(
+    state: State,
+    hours: Sequence[str],
+    rows: Mapping[str, LedgerRow],
+    id: str,
+    now: datetime,
+    act: Act | None = None,
+) -> Publish:
+    """Return the publish that takes the oldest imported `hours` back; after the last one the table
+    is as before the import. `rows`: their newest decisions. Pure."""
+    timeline, left = state.timeline, shift(hours[-1], 1)
+    # A `batch` that was set back lacks also the hours that are taken back later.
+    first = max(left, timeline.first)
+    adoptions = timeline.adoptions[1:] if left == timeline.first_of_kafka else timeline.adoptions
+    kept = json.dumps([h for h in state.retained_hours if h >= left])
+    changes = (
+        Change("batch", properties={IMPORTED_FROM: first}, clear=tuple(hours)),
+        Change("main", properties={IMPORTED_FROM: left, KEPT: kept}, clear=tuple(hours)),
+    )
+    decisions = tuple(
+        ledger.decision(
+            hour,
+            "undone",
+            (row.revision if (row := rows.get(hour)) is not None else 1) + 1,
+            row.cut if row is not None else None,
+            now,
+            f"{id}-{hour}",
+            served="batch",
+            act=act,
+        )
+        for hour in hours
+    )
+    after = replace(timeline, first=first, adoptions=adoptions)
+    return Publish(id, changes, after, decisions=decisions)
 
 
 def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:

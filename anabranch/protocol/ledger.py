@@ -74,7 +74,7 @@ LEDGER_SCHEMA = Schema(
         "decision",
         StringType(),
         required=True,
-        doc="sealed, accepted, refused, served, expired, erased; or an act",
+        doc="sealed, accepted, refused, served, expired, erased, undone; or an act",
     ),
     NestedField(5, "revision", IntegerType(), required=True),
     NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
@@ -588,7 +588,8 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
     The newest decision of an hour counts; fields that it lacks (counts, quality) come from the
     newest decision that has them. A refusal after an acceptance changes only the reason, since the
     accepted revision stays. A change of the serving layer changes only that layer, an erasure only
-    the account. An expired hour keeps the account of its accepted revision.
+    the account. An expired hour keeps the account of its accepted revision. Before an undone import
+    nothing counts.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -597,7 +598,7 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 
 
 def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
-    if before is None:
+    if before is None or row.decision == "undone":
         return replace(row, reason=None) if row.decision in ("served", "erased") else row
     values = {k: v for k, v in vars(row).items() if v is not None}
     if row.decision == "served":

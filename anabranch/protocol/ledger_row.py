@@ -26,6 +26,7 @@ Kind = Literal[
     "served",
     "expired",
     "erased",
+    "undone",
     "redelivered",
     "held",
     "released",

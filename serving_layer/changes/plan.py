@@ -151,7 +151,7 @@ def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
 def is_change(row: LedgerRow) -> bool:
     """Return whether a decision may change the rows that `main` serves for a complete hour. An
     erasure of dead letters, or of archived records, does not."""
-    return is_erasure(row) or row.decision in ("accepted", "served")
+    return is_erasure(row) or row.decision in ("accepted", "served", "undone")
 
 
 def is_erasure(row: LedgerRow) -> bool:
@@ -186,7 +186,9 @@ def plan_changes(
     ledger. `recorded`: the ids of the ledger's decisions. `erased`: the ledger's erasures after the
     token's cursor, by hour.
 
-    An hour that is not accepted is not complete: its change follows with its acceptance. An hour
+    An hour that is not accepted is not complete: its change follows with its acceptance. Only an
+    hour whose import was taken back is delivered then, without rows: a target may have got them
+    while they left the table. An hour
     that was delivered ahead of its row, with the same content, is not delivered again; nor is an
     expired hour: consumers keep their rows of it.
     """
@@ -204,8 +206,10 @@ def plan_changes(
         # If the state no longer lists the hour, no decision waits, and its newest row has the
         # revision.
         accepted = state.accepted.get(hour)
+        is_undone = row.decision == "undone" and not state.is_accepted(hour)
         content = Content(
-            accepted.revision if accepted is not None else row.revision, state.served_by(hour)
+            accepted.revision if accepted is not None else row.revision,
+            "batch" if is_undone else state.served_by(hour),
         )
         if erasures:
             content = replace(content, erased=digest_of(erasures[-1]))
@@ -216,7 +220,7 @@ def plan_changes(
             delivered_before,
             replace(delivered_before, erased=""),
         )
-        if not state.is_accepted(hour) or state.is_expired(hour) or has_it:
+        if not (state.is_accepted(hour) or is_undone) or state.is_expired(hour) or has_it:
             return
         if hour in waiting:
             ahead[hour] = content

@@ -19,6 +19,7 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.snapshots import heads, snapshot_properties
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
+from anabranch.protocol import ledger
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.erased import Erasures
 from anabranch.protocol.ledger_row import Layer
@@ -113,8 +114,14 @@ def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
     when the cut is no longer known."""
     state = load_state(job.lake, job.stream.table)
     accepted = job.ledger.accepted(state, hour.name)
-    cut = accepted.cut if accepted is not None else Cut("", {})
+    # An hour whose import was taken back: the places of its rows are cleared.
+    cut = accepted.cut if accepted is not None else _last_cut(job, hour.name)
     return cut, Identity(cut.topic_id, state.timeline.replaced_before(hour.name, cut.topic_id))
+
+
+def _last_cut(job: Job, hour: str) -> Cut:
+    row = ledger.newest(job.ledger.history([hour])).get(hour)
+    return row.cut if row is not None and row.cut is not None else Cut("", {})
 
 
 def is_current(job: Job, hour: Hour) -> bool:

@@ -116,6 +116,8 @@ def _plain_time(schema: pa.Schema) -> Column | None:
 def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
     """Return the place of each row: partition `p` and offset `o`, null where there is no whole
     number, its `time` in UTC, and whether it is the topic's `own`. `batch` may lack columns."""
+    if (found := _typed(batch, columns)) is not None:
+        return found
     there = {*batch.schema.names}
     sql = {
         key: column.sql if column.reads.partition(".")[0] in there else "NULL"
@@ -138,6 +140,29 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
         f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own FROM rows",
         rows=rows,
     )
+
+
+def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
+    """Return the result of `locate` for columns that have its types already, without DuckDB; None
+    for others. Pure."""
+    t, n = pa.types, len(batch)
+    kinds = {"p": pa.int32(), "o": pa.int64(), "time": pa.timestamp("us")}
+    found: dict[str, pa.ChunkedArray | pa.Array] = {"own": pa.repeat(True, n)}
+    for (key, kind), column in zip(
+        kinds.items(), (columns.partition, columns.offset, columns.time), strict=True
+    ):
+        if column is None or column.reads.partition(".")[0] not in batch.schema.names:
+            found[key] = pa.nulls(n, kind)
+            continue
+        is_typed = column.kind == kind or (t.is_timestamp(kind) and t.is_timestamp(column.kind))
+        if not is_typed or column.reads not in batch.schema.names or columns.topic is not None:
+            return None
+        values = batch[column.reads]
+        if t.is_timestamp(kind):
+            micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
+            values = micros.cast(kind)
+        found[key] = values
+    return pa.table({key: found[key] for key in (*kinds, "own")})
 
 
 def _time_sql(sql: str, kind: pa.DataType) -> str:

@@ -175,9 +175,9 @@ EXPIRE = {step for step in Step if step.label.startswith("expire.")}
 ERASE = {step for step in Step if step.label.startswith("erase.")} | {
     Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED,
 }  # fmt: skip
-# Nor do these: tests/unit/lifecycle/test_holds.py, test_importing.py there,
+# Nor do these: tests/unit/lifecycle/test_holds.py, test_importing.py and test_undo_import.py there,
 # tests/unit/protocol/test_topic_change.py.
-OTHERS = {step for step in Step if step.label.startswith(("hold.", "import.", "adopt."))}
+OTHERS = {s for s in Step if s.label.startswith(("hold.", "import.", "undo.", "adopt."))}
 
 
 def test_every_step_has_a_case() -> None:

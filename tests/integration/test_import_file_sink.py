@@ -14,7 +14,7 @@ from pathlib import Path
 
 import file_sink_query
 import pytest
-from commands import run, run_into
+from commands import call, run, run_into
 from imports import assert_exact, import_from, values_of
 from pyspark.sql import SparkSession
 from world import SCHEMA, World, past_hour, spread
@@ -167,7 +167,9 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
 
 
 @pytest.mark.full
-def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path: Path) -> None:
+def test_a_killed_import_is_continued_by_the_same_command_and_taken_back(
+    world: Make, tmp_path: Path
+) -> None:
     one, old = world(), past_hour(30)
     one.topic()
     one.send_now(5, "now")
@@ -188,6 +190,10 @@ def test_a_killed_import_is_continued_by_the_same_command(world: Make, tmp_path:
     assert "imported 800 of 1000 rows into 30 hours; left out 200" in run(one, *given)
     rows = [row for row in one.rows() if row["kafka_partition"] == -1]
     assert sorted(row["event_id"] for row in rows) == sorted({line["event_id"] for line in lines})
+    assert audit(one.job, None, with_kafka=True).agrees
+    undone = call(one, "import", one.name, "--undo", "--why", "a try")
+    assert "took 30 imported hours back" in undone and "with 800 rows" in undone
+    assert {row["kafka_partition"] for row in one.rows()} == {0, 1}
     assert audit(one.job, None, with_kafka=True).agrees
 
 

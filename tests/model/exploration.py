@@ -252,7 +252,8 @@ def check_step(before: World, after: World) -> None:
             check_promises(before.lake, after.lake)
     if after.lake is not before.lake and after.restored == before.restored:
         old, new = before.lake.state, after.lake.state
-        earlier = new.timeline.first <= old.timeline.first
+        is_undone = any(row.decision == "undone" for row in new.decisions)
+        earlier = new.timeline.first <= old.timeline.first or is_undone
         same_start = old.timeline.first_of_kafka == new.timeline.first_of_kafka
         # The first publish begins the table at the hour of the oldest record that waits.
         if not earlier or not (same_start or is_untouched(old.timeline, old.position)):

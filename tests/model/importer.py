@@ -83,6 +83,45 @@ class Importer(Publisher):
         return replace(self, at="check", lake=None)
 
 
+@dataclass(frozen=True)
+class Undoer(Publisher):
+    """Takes all imported hours back, `most` in a publish, once. It begins when it likes."""
+
+    at: str = "idle"
+    most: int = 1
+    left: bool = True
+    nesting: ClassVar[tuple[str, ...]] = ("idle",)
+
+    def kept(self) -> dict[str, Any]:
+        return {"most": self.most, "left": self.left}
+
+    def idle(self, world: World) -> Iterator[Step]:
+        if not (self.left and imported.imported_hours(world.lake.state)):
+            return
+        if merge.needs_merge(world.lake.state):
+            yield "has to merge", world, replace(self, at="merge", back="idle")
+        else:
+            yield "decides to undo", world, replace(self, at="undo", lake=world.lake)
+
+    def undo(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        state = self.lake.state
+        hours = imported.imported_hours(state)[: self.most]
+        publish = imported.plan_undo(state, hours, {}, self.id, NOW)
+        yield from self.publish(world, self.confirming(publish))
+
+    def landed(self) -> Publisher:
+        assert self.lake is not None
+        left = len(imported.imported_hours(self.lake.state)) > self.most
+        return replace(self, at="idle", lake=None, left=left)
+
+    def followed_by(self, then: Publisher) -> Publisher:
+        return then
+
+    def refused(self) -> Publisher:
+        return replace(self, at="idle", lake=None)
+
+
 def check(lake: Lake) -> list[str]:
     """The faults of imported hours in a version of the table."""
     timeline = lake.state.timeline
@@ -94,4 +133,8 @@ def check(lake: Lake) -> list[str]:
                 found.append(f"{hour} is imported, {branch} has {rows} of it")
         if not lake.state.is_accepted(hour):
             found.append(f"{hour} is imported, and not accepted")
+    for branch in ("batch", "main"):
+        back = sorted(h for h in lake.files_by_hour(branch) if h < timeline.first)
+        if back:
+            found.append(f"the table begins with {timeline.first}, {branch} has rows of {back}")
     return found

@@ -14,7 +14,7 @@ from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights,
 from budget import budget
 from eraser import Eraser, Holder
 from exploration import explore, settle, walk
-from importer import Importer
+from importer import Importer, Undoer
 from layers import Batch, RollUp, Speed
 from settings import (
     ADOPTED,
@@ -1004,6 +1004,28 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("before")),
         world={"crashes": 1},
     ),
+    "an import that is taken back beside both layers, and imported again": Setting(
+        (
+            broker(RECORD, ("tick", 60)),
+            Speed("speed"),
+            Batch("batch"),
+            Importer("importer", most=1),
+            Undoer("undoer"),
+        ),
+        ("undoer publishes", "undoer is refused", "importer publishes", "batch is refused"),
+        before=(broker(*ONE_HOUR), Speed("before"), Importer("imports", most=1)),
+    ),
+    "an import that is taken back step by step while another one imports, and a kill": Setting(
+        (Importer("importer"), Undoer("undoer")),
+        (
+            "undoer is killed at undo",
+            "undoer is refused",
+            "importer gives its files up",
+            "importer is refused",
+        ),
+        before=(broker(*ONE_HOUR), Speed("before"), Importer("imports")),
+        world={"crashes": 1},
+    ),
     "an import that lands late, or never": Setting(
         (broker(RECORD), Speed("speed"), Importer("importer"), Network("network")),
         (
@@ -1252,6 +1274,7 @@ LARGE = (
     "files that nothing refers to, of two speed layers that sleep",
     "files that nothing refers to, staged ahead by a process that sleeps",
     "files of former snapshots are recorded beside the speed layer, and a kill",
+    "an import that is taken back beside both layers, and imported again",
     "hours imported beside both layers",
     "hours without records, accepted by the commit that seals them or after it",
     "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",

@@ -173,7 +173,7 @@ def planned_text(stream: str, plan: ImportPlan) -> Text:
         empty = sum(not rows for rows in plan.hours.values())
         yield (
             f"{stream}: hours {min(plan.hours)} to {max(plan.hours)} would be final, {empty} of "
-            "them without rows: they are never imported again, and never restated"
+            "them without rows: they are never restated; --undo takes them back until delivered"
         )
     for line in _left_out(plan):
         yield f"{stream}: {line}"

@@ -230,6 +230,8 @@ class _Import:
         )
         self._late: NDArray[np.int64] | None = None
         self._version: int | None = None
+        self._undone = dict[str, int]()
+        """The revisions of hours that were taken back."""
         self._rows = Counter[int]()
         """The source rows of each hour, in hours since 1970."""
 
@@ -457,6 +459,7 @@ class _Import:
         rows = ledger.newest(
             self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
         )
+        self._undone = {h: row.revision for h, row in rows.items() if row.decision == "undone"}
         return {hour: row for hour, row in rows.items() if row.imported is not None}
 
     def _version_before(self, rows: Mapping[str, LedgerRow]) -> int | None:
@@ -495,6 +498,11 @@ class _Import:
                 hours = [h for h in todo.hours if h < state.timeline.first]
                 if not hours:
                     return done
+                if hours[0] != shift(state.timeline.first, -1):
+                    raise Transient(
+                        f"import hours of {self._stream.name}: expected the hours that it has "
+                        "imported, found that they were taken back meanwhile; run it again"
+                    )
                 written = self._write(state, _hours_of_commit(hours, todo.hours), todo.hours)
                 if self._publish(publisher, written):
                     done = done.plus(written.hours)
@@ -661,8 +669,9 @@ class _Import:
                 return Decision(state, None, None)
             begins, now = begins_of(state, self._job.ledger), self._lake.clock.now()
             publish = plan_import(
-                state, written.hours, begins, written.id, written.began, now, reason, self._act
-            )
+                state, written.hours, begins, written.id, written.began, now, reason, self._act,
+                self._undone,
+            )  # fmt: skip
             reach(Step.IMPORT_DECIDED)
             return Decision(state, publish, None)
 

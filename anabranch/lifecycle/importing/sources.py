@@ -87,8 +87,8 @@ def hours_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
-    numbers, counts = np.unique(hours, return_counts=True)
-    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    values, counts = pa.array(hours, pa.int64()).value_counts().flatten()
+    return dict(zip(values.to_pylist(), counts.to_pylist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,17 @@ class Numbers:
     def assign(self, hours: NDArray[np.int64], seen: Counter[int]) -> NDArray[np.int64]:
         """Return the number of each row, from its hour's first one on. `seen`: the rows of each
         hour so far; they are added."""
+        # Stable: the rows of an hour keep their order.
+        order = np.argsort(hours, kind="stable")
+        is_first = np.ones(len(hours), bool)
+        is_first[1:] = np.diff(hours[order]) != 0
+        begins = np.flatnonzero(is_first)
+        found = hours[order[begins]].tolist()
+        firsts = [first_number(hour) + self.before.get(hour, 0) + seen[hour] for hour in found]
+        counts = np.diff(begins, append=len(hours))
+        seen.update(dict(zip(found, counts.tolist(), strict=True)))
         numbers = np.zeros(len(hours), np.int64)
-        for hour in np.unique(hours).tolist():
-            of = np.flatnonzero(hours == hour)
-            begin = first_number(hour) + self.before.get(hour, 0) + seen[hour]
-            numbers[of] = begin + np.arange(len(of))
-            seen[hour] += len(of)
+        numbers[order] = np.repeat(firsts - begins, counts) + np.arange(len(hours))
         if len(self.late):
             at = find_sorted(numbers, self.late)
             numbers = np.where(at >= 0, self.late_from + at, numbers)

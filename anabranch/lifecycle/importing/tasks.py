@@ -47,6 +47,7 @@ T = TypeVar("T")
 HASH = "_import_hash"
 # Each file that a task has to open takes longer than these rows.
 _ROWS_A_FILE = 10_000
+_DAY = 86_400_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,8 @@ def _write(spec: WriteSpec, i: int) -> WrittenRows:
         for found in spec.window.read(i, spec.window.reader.schema.names):
             numbers = found[NUMBER].to_numpy()
             seen.update(counts_by_hour(hours_of(numbers)))
-            rows = found.filter(pa.array(find_sorted(numbers, spec.dropped) < 0))
+            kept = find_sorted(numbers, spec.dropped) < 0
+            rows = found if kept.all() else found.filter(pa.array(kept))
             if len(rows):
                 rows = as_rows(rows, spec)
                 written.add(rows)
@@ -269,16 +271,17 @@ def _write(spec: WriteSpec, i: int) -> WrittenRows:
 def as_rows(found: pa.Table, spec: WriteSpec) -> pa.Table:
     """Return rows of a source as rows of the table."""
     numbers, times = found[NUMBER].to_numpy(), found[TIME]
-    distinct, index = np.unique(hours_of(numbers), return_inverse=True)
-    names = pa.array([from_number(hour) for hour in distinct.tolist()], pa.string())
+    hours = pa.array(hours_of(numbers)).dictionary_encode()
+    names = pa.array(map(from_number, hours.dictionary.to_pylist()), pa.string())
     at = times if spec.event_time is None else pc.coalesce(found[spec.event_time], times)
+    days = at.cast(pa.int64()).to_numpy() // _DAY
     columns = {
         **{name: found[name] for name in spec.window.reader.schema.names},
         "kafka_partition": pa.array(np.full(len(found), PARTITION, np.int32)),
         "kafka_offset": found[NUMBER],
         "kafka_timestamp": pc.if_else(found[OF_KAFKA], times, None),
-        "ingest_hour": names.take(pa.array(index)),
-        "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
+        "ingest_hour": names.take(hours.indices),
+        "event_date": pa.array(days.astype(np.int32)).view(pa.date32()),
     }
     schema = spec.target.schema
     return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)

@@ -274,7 +274,7 @@ def test_a_file_with_other_rows_or_types_than_the_log_says_is_refused(lake: Stre
 
     change_log(source(lake), 0, say_long)
     with pytest.raises(
-        Refused, match=r"column n: expected int64, as the Delta table has it, found double"
+        Refused, match=r"column n: expected int32, as the table has it, found double"
     ):
         import_in(lake)
 

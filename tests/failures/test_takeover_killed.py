@@ -1,0 +1,69 @@
+"""The takeover of a broken file sink, killed at each step while the producer goes on; then taken
+back, killed at each step, and taken over again. Every record is in the table once."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import file_sink_query
+from commands import run, run_into
+from imports import assert_exact
+from pyspark.sql import SparkSession
+from world import World, past_hour, spread
+
+from anabranch.common.fail_points import Step
+from anabranch.offsets.hours import shift
+from anabranch.operations.audit import audit
+
+Make = Callable[..., World]
+ONE_HOUR = "from anabranch.lifecycle.importing import {0}; {0}._HOURS_A_COMMIT = 1"
+LOST = Step.COMMIT_REQUEST_LOST.label
+# In the order in which an hour reaches them. Each run reaches one, and goes on behind the last.
+STEPS = [
+    Step.IMPORT_WRITTEN.label,
+    Step.IMPORT_DECIDED.label,
+    Step.COMMIT_PREPARED.label,
+    f"{LOST},{Step.COMMIT_DOUBTED.label}",
+    f"{LOST},{Step.COMMIT_FENCED.label}",
+    Step.COMMIT_LANDED.label,
+    Step.IMPORT_PUBLISHED.label,
+    Step.LEDGER_PREPARED.label,
+    Step.LEDGER_APPENDED.label,
+    Step.IMPORT_RECORDED.label,
+    Step.COMMIT_ANSWER_LOST.label,
+]
+UNDO = [Step.UNDO_DECIDED.label, Step.COMMIT_LANDED.label, Step.UNDO_PUBLISHED.label]
+
+
+def test_a_takeover_that_is_killed_at_each_step_is_exact(
+    world: Make, spark: SparkSession, tmp_path: Path
+) -> None:
+    one, folder, old = world(), tmp_path / "sink", past_hour(10)
+    one.topic()
+    for number in range(9):
+        one.send(spread(shift(old, number), 20, f"h{number}"))
+    servers = str(one.job.environment.kafka.bootstrap_servers)
+    file_sink_query.write(spark.newSession(), folder, one.name, servers)
+    for log in (folder / "_spark_metadata").glob("[1-3]"):
+        log.write_text("v1\n{")
+    shutil.rmtree(f"{folder}-checkpoint")
+    one.delete_records({0: 85, 1: 88})
+    one.apply()
+    one.speed()
+    command = ["import", one.name, "--from", str(folder), "--takeover"]
+    for number, step in enumerate(STEPS):
+        one.send_now(5, f"meanwhile-{number}")
+        run_into(one, step, *command, first=ONE_HOUR.format("run"))
+        imported = Counter(row["event_id"] for row in one.rows() if row["kafka_partition"] == -1)
+        assert max(imported.values(), default=1) == 1, step
+    assert imported.total() == 173
+    for step in UNDO:
+        run_into(one, step, "import", one.name, "--undo", first=ONE_HOUR.format("undo"))
+    run(one, "import", one.name, "--undo")
+    assert {row["kafka_partition"] for row in one.rows()} == {0, 1}
+    assert audit(one.job, None, with_kafka=True).agrees
+    run(one, *command)
+    assert_exact(one)
