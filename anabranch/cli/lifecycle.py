@@ -377,7 +377,7 @@ def _undo_import(stream: str, why: str | None, dry_run: bool) -> Report[object]:
         f"{span}, with {done.rows} rows"
     )
     view = {"stream": stream, "dry_run": dry_run, "undone": done.hours, "rows": done.rows}
-    return Report(view, text)
+    return Report(view, [text])
 
 
 def _what_is_taken_over(

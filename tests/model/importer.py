@@ -85,18 +85,17 @@ class Importer(Publisher):
 
 @dataclass(frozen=True)
 class Undoer(Publisher):
-    """Takes all imported hours back, `most` in a publish, once. It begins when it likes."""
+    """Takes imported hours back, one in a publish, `runs` times. It begins when it likes."""
 
     at: str = "idle"
-    most: int = 1
-    left: bool = True
+    runs: int = 1
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
 
     def kept(self) -> dict[str, Any]:
-        return {"most": self.most, "left": self.left}
+        return {"runs": self.runs}
 
     def idle(self, world: World) -> Iterator[Step]:
-        if not (self.left and imported.imported_hours(world.lake.state)):
+        if not (self.runs and imported.imported_hours(world.lake.state)):
             return
         if merge.needs_merge(world.lake.state):
             yield "has to merge", world, replace(self, at="merge", back="idle")
@@ -106,14 +105,12 @@ class Undoer(Publisher):
     def undo(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         state = self.lake.state
-        hours = imported.imported_hours(state)[: self.most]
+        hours = imported.imported_hours(state)[:1]
         publish = imported.plan_undo(state, hours, {}, self.id, NOW)
         yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:
-        assert self.lake is not None
-        left = len(imported.imported_hours(self.lake.state)) > self.most
-        return replace(self, at="idle", lake=None, left=left)
+        return replace(self, at="idle", lake=None, runs=self.runs - 1)
 
     def followed_by(self, then: Publisher) -> Publisher:
         return then

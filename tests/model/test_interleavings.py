@@ -1016,7 +1016,7 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("before"), Importer("imports", most=1)),
     ),
     "an import that is taken back step by step while another one imports, and a kill": Setting(
-        (Importer("importer"), Undoer("undoer")),
+        (Importer("importer"), Undoer("undoer", runs=2)),
         (
             "undoer is killed at undo",
             "undoer is refused",

@@ -129,8 +129,8 @@ def test_what_rests_on_an_import_keeps_it(lake: StreamLake, found: str) -> None:
 def test_what_was_there_before_an_import_does_not_rest_on_it(lake: StreamLake) -> None:
     accept_without_a_duplicate(lake)
     Publisher(lake.lake, lake.stream).recover()
-    import_in(lake.folder)
-    assert undo_in(lake.folder).rows == 3
+    done = import_in(lake.folder)
+    assert undo_in(lake.folder).rows == done.good > 0
 
 
 def test_a_consumer_that_got_the_hours_meanwhile_loses_them_and_gets_them_again(
