@@ -165,7 +165,7 @@ class FileWriter:
                 left = np.zeros(len(rows), bool) if left is None else left
                 left[slice(None) if chosen is None else chosen] = True
                 continue
-            some = rows_of_table if chosen is None else rows_of_table.take(chosen)
+            some = rows_of_table if chosen is None else _take(rows_of_table, chosen)
             to.waiting.append(some)
             self._waiting += some.nbytes
         if self._waiting > _WAITING_BYTES:
@@ -216,6 +216,13 @@ class FileWriter:
             to.parquet.write_table(rows, row_group_size=max(1, len(rows)))
             if self._note is not None:
                 to.facts.append(self._note(rows))
+
+
+def _take(rows: pa.Table, chosen: NDArray[np.int64]) -> pa.Table:
+    """Return rows by their indexes, ascending; neighbours without a copy."""
+    first, last = int(chosen[0]), int(chosen[-1])
+    is_slice = last - first + 1 == len(chosen)
+    return rows.slice(first, len(chosen)) if is_slice else rows.take(chosen)
 
 
 def _stream(tables: Sequence[pa.Table]) -> bytes:

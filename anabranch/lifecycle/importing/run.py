@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused, Transient, Unexpected
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
@@ -586,7 +587,7 @@ class _Import:
         named = facts.filter(facts[HASH].is_valid())
         hashes, counts = np.unique(named[HASH].to_numpy(), return_counts=True)
         of_later = hash_keys(later, key).drop_null().to_numpy() if len(later) else hashes[:0]
-        several = np.union1d(hashes[counts > 1], np.intersect1d(hashes, of_later))
+        several = hashes[(counts > 1) | (find_sorted(hashes, np.sort(of_later)) >= 0)]
         if not len(several):
             return several
         chosen = named.filter(pc.is_in(named[HASH], pa.array(several)))

@@ -150,9 +150,9 @@ class SourceReader:
                 continue
             is_early = (found == READ_FROM_KAFKA) & (_hours(batch[TIME]) < self.seam.last)
             early += int(is_early.sum())
-            partitions, offsets = (batch[name].to_numpy() for name in PLACE)
-            for partition in np.unique(partitions).tolist():
-                end = int(offsets[partitions == partition].max()) + 1
+            last = batch.select([*PLACE]).group_by(PLACE[0], use_threads=False)
+            for place in last.aggregate([(PLACE[1], "max")]).to_pylist():
+                partition, end = place[PLACE[0]], place[f"{PLACE[1]}_max"] + 1
                 ends[partition] = max(end, ends.get(partition, 0))
         expected = getattr(part, "rows", None)
         if expected is not None and read["rows"] != expected:
