@@ -107,8 +107,8 @@ def open_other(
     if has_log and form in (None, "delta"):
         version, schema, files = open_version(io, location, stored, version)
         what = f"Delta table {name}, version {version}"
-        parts = [ParquetPart(io, one.path, one.values, rows=one.rows) for one in files]
-        return OtherTable(what, schema, parts, version)
+        delta = [ParquetPart(io, one.path, one.values, rows=one.rows) for one in files]
+        return OtherTable(what, schema, delta, version)
     if version is not None or form in ("delta", "iceberg"):
         wanted = f", of which --version {version} is one" if version is not None else ""
         kind, there = ("Iceberg", "metadata/") if form == "iceberg" else ("Delta", LOG_FOLDER)

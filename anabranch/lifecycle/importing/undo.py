@@ -15,6 +15,7 @@ from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries, ledger
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.imported import imported_hours, plan_undo, undo_refusal
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
@@ -78,7 +79,7 @@ def undo(job: Job, publisher: Publisher, why: str | None) -> Undone:
         )
 
 
-def _newest(job: Job, state: State, hours: list[str]) -> dict[str, ledger.LedgerRow]:
+def _newest(job: Job, state: State, hours: list[str]) -> dict[str, LedgerRow]:
     """Return the newest decision about each of the imported `hours`. Raises Refused if anything
     rests on them, Transient."""
     lookback = job.stream.lookback_hours
