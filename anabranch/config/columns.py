@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,11 +96,17 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
 
     Integers narrower than 32 bits become INT, the narrowest integer type of Iceberg.
     """
+    if not isinstance(ddl, str) or not ddl.strip():
+        raise ValueError(f"{NO_COLUMNS}, found {ddl!r}")
+    return _parse(ddl)
+
+
+# The streams of a family share their columns.
+@lru_cache(1_000)
+def _parse(ddl: str) -> tuple[Column, ...]:
     import sqlglot
     from sqlglot import exp
 
-    if not isinstance(ddl, str) or not ddl.strip():
-        raise ValueError(f"{NO_COLUMNS}, found {ddl!r}")
     try:
         parsed = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
     except sqlglot.errors.SqlglotError as error:

@@ -7,6 +7,7 @@ import hmac
 import json
 import re
 from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,18 @@ def test_a_hash_needs_its_secret_which_is_in_no_text() -> None:
     assert SECRET.decode() not in repr(decode_spec(stream, secret=SECRET))
 
 
+@cache
+def computed() -> Stream:
+    return stream_of(
+        [
+            {"n": {"sql": "i + l", "type": "INT"}},
+            {"c": {"sql": "s::INT", "type": "INT"}},
+            {"e": {"sql": "s::INT + i", "type": "BIGINT"}},
+            {"t": {"sql": "list_sort(tags)", "type": "ARRAY<STRING>"}},
+        ]
+    )
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(
@@ -268,14 +281,7 @@ def test_a_hash_needs_its_secret_which_is_in_no_text() -> None:
 )
 def test_each_record_has_the_value_that_it_has_alone(values: list[dict[str, Any]]) -> None:
     """A verdict does not depend on the other records of the batch."""
-    stream = stream_of(
-        [
-            {"n": {"sql": "i + l", "type": "INT"}},
-            {"c": {"sql": "s::INT", "type": "INT"}},
-            {"e": {"sql": "s::INT + i", "type": "BIGINT"}},
-            {"t": {"sql": "list_sort(tags)", "type": "ARRAY<STRING>"}},
-        ]
-    )
+    stream = computed()
     together = decoded(stream, values)
     for i, value in enumerate(values):
         alone = decoded(stream, [value])
