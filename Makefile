@@ -7,7 +7,7 @@ WHAT ?= sinks
 BENCHMARKS := sinks batch freshness many metadata sizing
 SLOW_SUITES := $(addprefix tests/,containers deploy external failures page scale)
 
-.PHONY: help setup demo demo-takeover test test-full lint types format docs bench dist clean
+.PHONY: help setup demo demo-takeover test test-full lint types types-code types-tests format docs bench dist clean
 .PHONY: unit model integration test-suite test-mutations soak
 .DEFAULT_GOAL := help
 
@@ -42,8 +42,12 @@ lint: $(READY) ## check format, lint, direction of imports, declared dependencie
 	@$(BIN)/deptry --no-ansi .
 	@$(BIN)/python scripts/check_words.py
 
-types: $(READY) ## run mypy
+types: types-code types-tests ## run mypy; -j2: on two cores
+
+types-code: $(READY)
 	@$(BIN)/mypy
+
+types-tests: $(READY)
 	@$(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
 	@$(BIN)/mypy --config-file tests/mypy.ini benchmarks $(SLOW_SUITES)
 
