@@ -166,8 +166,8 @@ def share_writers() -> None:
 def write_one_block() -> None:
     """Make manifests of one Avro block. PyIceberg compresses each entry as a block of its own,
     which takes ten times the bytes, and half as much time again to read."""
-    AvroOutputFile.write_block = _keep_block  # type: ignore[method-assign]
-    AvroOutputFile.__exit__ = _write_kept_block  # type: ignore[method-assign,assignment]
+    AvroOutputFile.write_block = _keep_block  # type: ignore[method-assign,assignment]
+    AvroOutputFile.__exit__ = _write_kept_block  # type: ignore[method-assign]
 
 
 def share_file_schemas() -> None:
