@@ -341,7 +341,7 @@ def audit(
         many.load_table(job, note)
         if not no_kafka:
             note(KAFKA)
-            job.kafka.describe(job.stream.topic)
+            job.kafka.describe(job.stream.topic, confirmed=False)
 
     def work(job: Job) -> Report[AuditReport]:
         view = run_audit(job, hours, with_kafka=not no_kafka)

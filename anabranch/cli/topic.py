@@ -104,7 +104,8 @@ def check(chosen: StreamSelection, count: int, drift: bool) -> Result:
 
     def ready(job: Job, note: Note) -> None:
         note(KAFKA)
-        job.kafka.describe(job.stream.topic)
+        # Confirmed, that it is missing would take as long as an answer may.
+        job.kafka.describe(job.stream.topic, confirmed=False)
 
     def work(job: Job) -> Report[Check]:
         # As `apply` would: a subject may have columns that the table does not have yet.

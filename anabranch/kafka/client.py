@@ -161,15 +161,19 @@ class KafkaAdapter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
+    def describe(
+        self, topic: str, expected: Position | None = None, confirmed: bool = True
+    ) -> Topic | None:
         """Return the topic, or None if the brokers do not know it.
 
         A broker that has just started, or lags behind the others, may not know a topic or a
         partition for a moment, or may still know a deleted topic. So None, or a topic that
         contradicts the position `expected`, is returned only if brokers repeat the answer for some
         seconds over new connections. If the topic's id is not the expected one, the result contains
-        `records` and `cluster_id` too.
+        `records` and `cluster_id` too. Not `confirmed`: the first answer, for a report.
         """
+        if not confirmed:
+            return self._describe(topic)
         found = self._confirmed(
             lambda: self._describe(topic), lambda described: is_contradicted(described, expected)
         )

@@ -26,7 +26,9 @@ class Broker:
     def adapter(self) -> KafkaAdapter:
         return cast("KafkaAdapter", self)
 
-    def describe(self, name: str, expected: Position | None = None) -> Topic | None:
+    def describe(
+        self, name: str, expected: Position | None = None, confirmed: bool = True
+    ) -> Topic | None:
         topic = Topic(name, self.id, tuple(sorted(self.log))) if self.id is not None else None
         if self.after_describe:
             self.after_describe.pop(0)()

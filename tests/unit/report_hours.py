@@ -82,7 +82,7 @@ ACCOUNT = {
 
 def kafka() -> Any:
     return SimpleNamespace(
-        describe=lambda name, expected=None: Topic(name, "t", (0, 1)),
+        describe=lambda name, confirmed: None if confirmed else Topic(name, "t", (0, 1)),
         stable_ends=lambda topic: {0: 12, 1: 3},
         retention=lambda topic: timedelta(days=7),
         oldest_stamp=lambda topic, starts, ends, low, high: int(NOW.timestamp() * 1000),

@@ -299,7 +299,8 @@ def status_of(
 ) -> StreamStatus:
     now = datetime.now(UTC)
     note(KAFKA)
-    topic = job.kafka.describe(job.stream.topic)
+    # Confirmed, that it is missing would take as long as the answer of several streams may.
+    topic = job.kafka.describe(job.stream.topic, confirmed=False)
     ends = job.kafka.stable_ends(topic) if topic is not None else {}
     starts = _lacking_from(state)
     lag = {p: (starts.get(p, 0), e) for p, e in ends.items()}

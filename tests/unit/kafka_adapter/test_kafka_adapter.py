@@ -53,6 +53,18 @@ def test_an_unreachable_broker_is_a_transient_error_with_its_cause(
     assert not logging.getLogger("kafka").propagate
 
 
+def test_a_report_takes_the_first_answer_about_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: a topic that does not exist is confirmed for longer than several streams' answers
+    may take, and the report names Kafka as the one that does not answer."""
+    asked: list[str] = []
+    adapter = client.KafkaAdapter(UNREACHABLE)
+    monkeypatch.setattr(adapter, "_describe", asked.append)
+    assert adapter.describe("t", confirmed=False) is None
+    assert asked == ["t"]
+    assert adapter.describe("t") is None
+    assert len(asked) > 2
+
+
 def count_connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by each client that the adapter opens from now on."""
     opened: list[str] = []
