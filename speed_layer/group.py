@@ -139,7 +139,9 @@ class Member:
         self._tally = Tally()
         self.batches = MicroBatches(job, self._stop, self._tally)
         """The coordinator may use it only while the stream is ready."""
-        self._start = StreamStart(job, self.spark, self.batches, self._stop, self.note_progress)
+        self._start = StreamStart(
+            job, self.spark, self.batches, self._stop, self.note_progress, available_now
+        )
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
 
     def start(self) -> None:

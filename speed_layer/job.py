@@ -95,7 +95,9 @@ class SpeedJob:
         self._note_progress, self._has_new_columns = note_progress, has_new_columns
         self._stop = threading.Event()
         self._batches = MicroBatches(job, self._stop)
-        self._start = StreamStart(job, spark, self._batches, self._stop, self._count, note_progress)
+        self._start = StreamStart(
+            job, spark, self._batches, self._stop, self._count, available_now, note_progress
+        )
         # A micro-batch holds this lock, so that the query stops only between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None

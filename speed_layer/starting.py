@@ -10,7 +10,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from anabranch.common.errors import PositionError, Transient
+from anabranch.common.errors import NotYet, PositionError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.health import NoteProgress
 from anabranch.iceberg.owner import owner_of
@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 class StreamStart:
     """The start of one stream: find its position, and publish the sealed hours that it still has to
     read. `count` is called with the number of offsets of each publish, `note_progress` after each
-    skip."""
+    skip. `available_now`: do not wait for a topic that does not exist."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class StreamStart:
         batches: MicroBatches,
         stop: threading.Event,
         count: Callable[[int], None],
+        available_now: bool,
         note_progress: NoteProgress = lambda *_: None,
     ) -> None:
         self._job, self._spark, self._batches, self._stop = job, spark, batches, stop
         self._count, self._note_progress = count, note_progress
+        self._available_now = available_now
 
     def run(self) -> Offsets:
         """Create the tables of a new topic if its family requests it; recover, compare clocks,
@@ -72,7 +74,8 @@ class StreamStart:
             state = load_state(job.lake, job.stream.table)
             topic = job.kafka.describe(job.stream.topic, state.position)
             if state.position.topic_id == "" and topic is None:
-                raise Transient(
+                missing = NotYet if self._available_now else Transient
+                raise missing(
                     f"topic {job.stream.topic}: expected it to exist, found none yet; create it, "
                     "or correct `topic:` in the stream's file"
                 )

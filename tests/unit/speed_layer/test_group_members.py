@@ -22,7 +22,8 @@ from anabranch.config import Speed
 from anabranch.config.format_settings import FormatSettings
 from anabranch.job import Job
 from anabranch.offsets.hours import Timeline, hour_of
-from anabranch.offsets.position import Ranges, Topic
+from anabranch.offsets.position import Position, Ranges, Topic
+from speed_layer import starting
 from speed_layer.group import GroupJob, Member, Work, _Turns
 from speed_layer.group_plan import Waiting
 
@@ -278,6 +279,30 @@ def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(
     assert not group._publish_due()
     wait_for(lambda: "events" in group.failures, "the stream to be set aside")
     assert group.failures == {"events": error}
+
+
+@pytest.mark.parametrize("available_now", [True, False])
+def test_only_a_run_of_what_is_there_ends_without_its_topic(
+    lake: StreamLake,
+    members: list[Member],
+    monkeypatch: pytest.MonkeyPatch,
+    available_now: bool,
+) -> None:
+    """The hazard: `speed --all --available-now` never ends, for one topic without records."""
+    state = dataclasses.replace(lake.state(), position=Position("", {}))
+    monkeypatch.setattr(starting, "load_state", lambda *_: state)
+    job = Job(lake.environment, lake.stream, lake.again(), Broker(id=None).adapter)
+    one = Member(job, SPARK, _Turns(8, 1.0), available_now)
+    members.append(one)
+    one.start()
+    wait_for(lambda: one._tried is not None, "the stream to find no topic")
+    assert "expected it to exist, found none yet" in str(one._tried)
+    if available_now:
+        wait_for(lambda: one.has_ended, "the stream to end")
+        assert one.failure is one._tried
+    else:
+        time.sleep(0.1)
+        assert not one.has_ended and one.failure is None
 
 
 def test_a_new_stream_that_needs_a_registry_ends_no_process(
