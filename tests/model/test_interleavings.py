@@ -1004,15 +1004,9 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("before")),
         world={"crashes": 1},
     ),
-    "an import that is taken back beside both layers, and imported again": Setting(
-        (
-            broker(RECORD, ("tick", 60)),
-            Speed("speed"),
-            Batch("batch"),
-            Importer("importer", most=1),
-            Undoer("undoer"),
-        ),
-        ("undoer publishes", "undoer is refused", "importer publishes", "batch is refused"),
+    "an import that is taken back beside both layers": Setting(
+        (broker(RECORD), Speed("speed"), Batch("batch"), Undoer("undoer")),
+        ("undoer publishes", "undoer is refused", "batch is refused", "speed is refused"),
         before=(broker(*ONE_HOUR), Speed("before"), Importer("imports", most=1)),
     ),
     "an import that is taken back step by step while another one imports, and a kill": Setting(
@@ -1274,7 +1268,6 @@ LARGE = (
     "files that nothing refers to, of two speed layers that sleep",
     "files that nothing refers to, staged ahead by a process that sleeps",
     "files of former snapshots are recorded beside the speed layer, and a kill",
-    "an import that is taken back beside both layers, and imported again",
     "hours imported beside both layers",
     "hours without records, accepted by the commit that seals them or after it",
     "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",

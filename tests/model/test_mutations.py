@@ -26,7 +26,7 @@ from actors import (
 from budget import FULL
 from eraser import Eraser, Holder
 from exploration import explore, forget, settle
-from importer import Importer
+from importer import Importer, Undoer
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
 from settings import (
@@ -96,6 +96,15 @@ class Mutant:
     def explore(self) -> None:
         forget()
         explore(settle(new_world(**self.world), *self.before), self.actors)
+
+
+def undoing_batch_alone(real: Callable[..., Any]) -> Callable[..., Any]:
+    def plan_undo(*given: Any) -> Any:
+        publish = real(*given)
+        changes = (replace(c, clear=()) if c.branch == "main" else c for c in publish.changes)
+        return replace(publish, changes=tuple(changes))
+
+    return plan_undo
 
 
 def requiring_no_head(real: Callable[..., Commit]) -> Callable[..., Commit]:
@@ -935,9 +944,15 @@ MUTANTS = {
     ),
     "that an import ends where the table begins": Mutant(
         (imported, "hours_between", lambda real: lambda first, last: [first]),
-        "the table began with",
+        "the table begins with",
         (Importer("importer"), Importer("rival")),
         before=(broker(*ONE_HOUR), Speed("before")),
+    ),
+    "that an undo clears main too": Mutant(
+        (imported, "plan_undo", undoing_batch_alone),
+        "main has rows of",
+        (Undoer("undoer"),),
+        before=(broker(*ONE_HOUR), Speed("before"), Importer("imports", most=1)),
     ),
     "that imported hours are before those which batch has yet to accept": Mutant(
         (imported, "SETTLED", lambda real: "elsewhere"),
