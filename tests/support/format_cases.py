@@ -16,8 +16,6 @@ Case = tuple[bytes | None, str | None, str]
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-ALL_FORMATS = ("missing_required", "event_time_out_of_bounds")
-"""The error codes of all formats."""
 EVENT_TIME = {"column": "event_time", "past": "30 days", "future": "1 hour"}
 DDL = (
     "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, player STRING, level BIGINT, amount "

@@ -33,13 +33,6 @@ COMPOSE = Tool("docker-compose", "github.com/docker/compose/v5", "v5.0.2", "./cm
 PROMTOOL = Tool(
     "promtool", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/promtool", "remove_all_sd"
 )
-PROMETHEUS = Tool(
-    "prometheus",
-    "github.com/prometheus/prometheus",
-    "v0.313.5",
-    "./cmd/prometheus",
-    "remove_all_sd",
-)
 
 
 def ensure(tool: Tool) -> Path:

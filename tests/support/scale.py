@@ -21,7 +21,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import list_manifests
-from anabranch.iceberg.snapshots import BRANCHES, Staged, head
+from anabranch.iceberg.snapshots import Staged, head
 from anabranch.offsets.hours import Timeline, end_of, plan_seal, shift
 from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
@@ -208,15 +208,6 @@ class ScaledStream:
 
     def metadata_bytes(self) -> int:
         return Path(urlparse(self.lake.table().metadata_location).path).stat().st_size
-
-    def largest_summary(self) -> int:
-        """Return the bytes of the longest snapshot summary of a branch's head."""
-        table = self.lake.table()
-        return max(
-            len((s.summary or {}) and s.summary.model_dump_json())
-            for b in BRANCHES
-            if (s := head(table, b))
-        )  # type: ignore[union-attr]
 
     def files(self, branch: str) -> list[str]:
         """Return all live files of a branch, as any reader plans them."""
