@@ -14,60 +14,38 @@ import sqlalchemy
 
 from anabranch.spark import worker_daemon
 
+LARGE = {"great_expectations", "pandas"}
+LAKE = {"pyspark", "boto3", "duckdb", "sqlglot", *LARGE}
+# Modules, and packages that are not imported with them and with those before them.
+IN_TURN = [
+    ("anabranch.cli", LAKE | {"pyiceberg", "pyarrow", "kafka", "pydantic"}),
+    (
+        "anabranch.cli.dev",
+        LAKE | {"psutil", "kafka", "pyarrow", "anabranch.dev.services", "anabranch.dev.producers"},
+    ),
+    ("anabranch.spark.submit, anabranch.iceberg.catalog_settings", LAKE | {"pyiceberg", "pyarrow"}),
+    (
+        "anabranch.job, anabranch.operations.reports.status, anabranch.protocol.decisions",
+        LAKE | {"rich.console"},
+    ),
+    ("batch_layer.job, speed_layer.job", LARGE),
+    (f"pyspark.daemon, {', '.join(worker_daemon.MODULES)}", LARGE),
+]
+# Imports PyArrow's datasets by PyIceberg before anything else of the table.
+MAINTAIN = [("anabranch.lifecycle.maintenance", LAKE - {"sqlglot"})]
 
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [
-        (
-            "anabranch.cli",
-            {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"},
-        ),
-        (
-            "anabranch.cli.dev",
-            {
-                "psutil",
-                "kafka",
-                "boto3",
-                "pyspark",
-                "pyarrow",
-                "anabranch.dev.services",
-                "anabranch.dev.producers",
-            },
-        ),
-        (
-            "anabranch.spark.submit, anabranch.iceberg.catalog_settings",
-            {"pyspark", "pyiceberg", "pyarrow", "pandas"},
-        ),
-        (
-            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, "
-            "anabranch.protocol.decisions",
-            {
-                "pyspark",
-                "boto3",
-                "duckdb",
-                "sqlglot",
-                "great_expectations",
-                "pandas",
-                "rich.console",
-            },
-        ),
-        # Imports PyArrow's datasets by PyIceberg before anything else of the table.
-        (
-            "anabranch.lifecycle.maintenance",
-            {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"},
-        ),
-        ("batch_layer.job, speed_layer.job", {"great_expectations", "pandas"}),
-        (f"pyspark.daemon, {', '.join(worker_daemon.MODULES)}", {"great_expectations", "pandas"}),
-    ],
-    ids=["help", "dev", "submit", "status", "maintain", "jobs", "workers"],
-)
-def test_a_command_imports_only_the_packages_that_it_uses(modules: str, unwanted: set[str]) -> None:
-    as_a_command = "from anabranch.common import process; process.import_pandas_late()"
-    code = f"{as_a_command}; import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
+
+@pytest.mark.parametrize("steps", [IN_TURN, MAINTAIN], ids=["in turn", "maintain"])
+def test_a_process_imports_only_the_packages_that_it_uses(
+    steps: list[tuple[str, set[str]]],
+) -> None:
+    code = "import sys; from anabranch.common import process; process.import_pandas_late()\n"
+    for modules, unwanted in steps:
+        code += f"import {modules}\nprint('{modules}:', sorted({unwanted} & set(sys.modules)))\n"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == [f"{modules}: []" for modules, _ in steps]
 
 
 def test_importing_the_package_leaves_the_imports_of_a_program_as_they_are() -> None:
