@@ -1,0 +1,24 @@
+"""The policies of deploy/ for AWS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+
+
+@pytest.mark.parametrize("role", ["jobs", "apply", "reader", "egress", "maintain"])
+def test_the_policies_of_a_role_can_be_joined(role: str) -> None:
+    """IAM refuses a policy with two statements of one name."""
+    files = [DEPLOY / service / f"{role}.json" for service in ("s3", "glue", "msk")]
+    files += [DEPLOY / "glue/jobs.json"] if not files[1].exists() else []
+    names = [
+        statement["Sid"]
+        for file in files
+        if file.exists()
+        for statement in json.loads(file.read_text())["Statement"]
+    ]
+    assert len(names) == len(set(names)) > 2
