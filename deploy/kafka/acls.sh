@@ -18,7 +18,8 @@ jobs)
   ;;
 egress)
   name=anabranch.egress.$stream.$topic
-  grant --operation Write --operation Describe --operation DescribeConfigs --topic "$topic"
+  # Read: a transaction commits the position as offsets of this topic.
+  grant --operation Read --operation Write --operation Describe --operation DescribeConfigs --topic "$topic"
   grant --operation Write --operation Describe --transactional-id "$name"
   grant --operation Read --operation Describe --group "$name"
   ;;

@@ -187,9 +187,9 @@ def test_a_wrong_identity_or_an_unknown_authority_is_named_and_terminal(
     }
     one = plain_world()
     refuse(one, broker, broker.security(how, **changes), message, REFUSED)
-    for run_layer in (one.speed, one.batch):
+    for layer in ("speed", "batch"):
         with pytest.raises(ConfigurationError) as raised:
-            run_layer()
+            getattr(one, layer)()
         assert_texts(str(raised.value), (message, REFUSED))
 
 
