@@ -234,7 +234,8 @@ class ValueSearch:
 
 def _encoded(values: Iterable[str]) -> set[bytes]:
     """Values in every encoding and normal form that a certificate is of."""
-    forms = {unicodedata.normalize(form, value) for form in ("NFC", "NFD") for value in values}
+    normal = unicodedata.normalize
+    forms = {form for value in values for form in (normal("NFC", value), normal("NFD", value))}
     encodings = ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "cp1252")
     return {form.encode(encoding, "ignore") for form in forms for encoding in encodings} - {b""}
 

@@ -23,9 +23,8 @@ _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 def normal_forms(values: Iterable[str]) -> frozenset[str]:
     """Return values in each form that Unicode has for the same text, composed and decomposed (UAX
     15): writers on macOS decompose accents."""
-    texts = frozenset(values)
-    forms = (unicodedata.normalize(form, text) for form in ("NFC", "NFD") for text in texts)
-    return texts.union(forms)
+    texts, normal = frozenset(values), unicodedata.normalize
+    return frozenset(f for text in texts for f in (text, normal("NFC", text), normal("NFD", text)))
 
 
 class Words:
