@@ -68,7 +68,7 @@ def read_streams(
     chosen: StreamSelection, read: Callable[[Job, Note], Report[Any]]
 ) -> Callable[[], Result]:
     """Return a function that reads the report of the one named stream, or concurrently those of
-    several streams. A stream that does not answer within `ANSWER_SECONDS` has an error."""
+    several streams. A stream has an error if none has answered for `ANSWER_SECONDS`."""
     if chosen.one is not None:
         job = open_stream(chosen.one)
         return lambda: read(job, lambda waits_for: None)
@@ -95,11 +95,9 @@ def run_streams(
     return StreamReports(_run(many, ready or load_table, work), many.unanswered)
 
 
-def ask(
-    many: Many, read: Callable[[Job, Note], T], since_last_answer: bool = False
-) -> dict[str, T | AnabranchError]:
-    """Return each stream's result of `read`, or its error; NoAnswer after `ANSWER_SECONDS`, with
-    `since_last_answer` counted from the last answer of any stream."""
+def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchError]:
+    """Return each stream's result of `read`, or its error; NoAnswer when no stream has answered for
+    `ANSWER_SECONDS`: on a small or busy machine, many streams together take longer."""
     from anabranch.common.deadline import ask_all
 
     with _connections(many.environment) as connect:
@@ -110,9 +108,7 @@ def ask(
             return read(_job(many, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
-        return ask_all(
-            asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", since_last_answer
-        )
+        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", True)
 
 
 def load_table(job: Job, note: Note) -> None:
@@ -129,7 +125,7 @@ def _run(
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
-    known = ask(many, ready, since_last_answer=True) if len(names) > 1 else {}
+    known = ask(many, ready) if len(names) > 1 else {}
 
     def run_one(name: str) -> T | AnabranchError:
         if isinstance(unready := known.get(name), AnabranchError):

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 from lakes import DDL, StreamLake, new_lake
 
-from anabranch.cli import main
+from anabranch.cli import main, many
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.protocol.state import Accepted
 
@@ -93,6 +93,24 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
     ]
     done, _ = _run(conf, "hours", "s0", "s1")
     assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
+
+
+def test_many_streams_get_the_time_that_they_need(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: on a small or busy machine, the streams together take longer than one of them
+    may, and not one report is printed."""
+    open_job = many._job
+
+    def slow(*given: Any) -> Any:
+        time.sleep(1.6)
+        return open_job(*given)
+
+    monkeypatch.setattr(many, "_job", slow)
+    monkeypatch.setattr(many, "_AT_ONCE", 1)
+    monkeypatch.setattr(many, "ANSWER_SECONDS", 5.0)
+    done, seconds = _run(conf, "hours", "--output", "json")
+    assert (done.exit_code, seconds > 5) == (0, True), done.output
 
 
 def test_maintenance_needs_no_kafka_and_an_audit_names_the_one_that_hangs(
