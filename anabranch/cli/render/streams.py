@@ -40,7 +40,7 @@ def status_text(view: StreamStatus) -> Text:
         ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
         ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
         ("position since", view.position_since.isoformat()),
-        ("lag", f"{view.lag.offsets} offsets"),
+        ("lag", "no such topic" if view.topic_missing else f"{view.lag.offsets} offsets"),
         *(
             (f"last publish to {b}", "never" if at is None else at.isoformat())
             for b, at in view.last_publish.items()
@@ -140,7 +140,8 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
     )
     dead = percent(share.share) if share is not None else ""
     through = view.complete_through or "none"
-    return [name, view.lag.offsets, waiting, through, *hours, dead, len(view.unexplained)]
+    lag = "no such topic" if view.topic_missing else view.lag.offsets
+    return [name, lag, waiting, through, *hours, dead, len(view.unexplained)]
 
 
 def streams_text(views: Sequence[StreamSummary]) -> Text:

@@ -61,6 +61,8 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     """Return a stream's most important condition. Pure."""
     name = view.stream
     doctor = f"anabranch doctor {name}"
+    if view.topic_missing:
+        return Condition("no topic", "✕", True, f"Kafka has no topic {view.topic}", doctor)
     if view.topic_recreated:
         return Condition(
             "recreated", "✕", True, "the topic was recreated", f"anabranch adopt {name}"

@@ -143,6 +143,7 @@ class StreamStatus:
     too_many_dead: Sequence[str] = ()
     conflicts: Mapping[str, int] = field(default_factory=dict)
     views: Sequence[FilledView] = ()
+    topic_missing: bool = False
 
     @property
     def running_dead_share(self) -> HourShare | None:
@@ -336,6 +337,7 @@ def status_of(
         topic=job.stream.topic,
         topic_id=state.position.topic_id,
         topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
+        topic_missing=topic is None,
         position=dict(sorted(state.position.offsets.items())),
         position_since=since,
         speed_has_begun=has_begun,

@@ -305,6 +305,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
     assert [
         classify_stream(view, STATUS_NOW).word
         for view in (
+            replace(VIEW, topic_missing=True),
             replace(VIEW, topic_recreated=True),
             VIEW,
             replace(VIEW, unexplained={}),
@@ -319,6 +320,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             calm,
         )
     ] == [
+        "no topic",
         "recreated",
         "differs",
         "refused",

@@ -14,6 +14,8 @@ from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
 from proofs import NOW as START
 from report_hours import LATER, kafka
 
+from anabranch.cli.render.streams import statuses_text
+from anabranch.cli.report import Table
 from anabranch.config import Slo
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
 from anabranch.protocol.state import State
@@ -96,6 +98,16 @@ def viewed(one: StreamLake, end: int, **slo: timedelta) -> StreamStatus:
     of = replace(job(one), kafka=asked)  # type: ignore[arg-type]
     stream = of.stream.model_copy(update={"slo": Slo(**slo)})
     return status(replace(of, stream=stream), timedelta(seconds=1))
+
+
+@time_machine.travel(LATER, tick=False)
+def test_a_topic_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """The hazard: by a wrong name of its topic, a stream has no lag, and is in order."""
+    asked = SimpleNamespace(**vars(kafka()) | {"describe": lambda name, confirmed: None})
+    view = status(replace(job(of_batch_alone(tmp_path)), kafka=asked))  # type: ignore[arg-type]
+    assert view.topic_missing
+    [table] = [one for one in statuses_text({"events": view}) if isinstance(one, Table)]
+    assert next(iter(table.rows))[1] == "no such topic"
 
 
 @time_machine.travel(LATER, tick=False)
