@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from math import isqrt
 from typing import Any, TypeVar
 
 import duckdb
@@ -98,8 +99,6 @@ def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> 
 
 T = TypeVar("T")
 
-# The number of files whose bounds are compared at once.
-_RUN = 32
 _PARQUET = ds.ParquetFileFormat()
 _NOWHERE = LocalFileSystem()
 
@@ -224,9 +223,10 @@ class TableFiles:
         files = self.listed
         if files is None:
             files = self._read(self._satisfiable(self._of_hours(), guarantee_of, condition))
-        # A thousand guarantees take a tenth of a second: first of many files at once.
+        # A thousand guarantees take a tenth of a second: first those of many files at once.
+        length = isqrt(len(files)) or 1
         runs: Sequence[Sequence[DataFile]] = [
-            files[i : i + _RUN] for i in range(0, len(files), _RUN)
+            files[i : i + length] for i in range(0, len(files), length)
         ]
         if len(runs) > 1:
             runs = self._satisfiable(
