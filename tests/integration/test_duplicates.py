@@ -79,11 +79,11 @@ def kept(
     rows: DataFrame, key: list[str], served: DataFrame | None, few: int | None = None
 ) -> list[tuple[int, int]]:
     """Return the rows that the rule keeps; the search by hashes finds the rest."""
-    by_rule = places(drop_duplicates(rows, key, served))
+    by_rule, every = places(drop_duplicates(rows, key, served)), places(rows)
     for find in (find_duplicates, partial(find_few, few=few)):
         found = find(rows, key, served)
         dropped = repeated(found)
-        assert sorted([*by_rule, *dropped]) == places(rows)
+        assert sorted([*by_rule, *dropped]) == every
         assert places(found.leave_out(rows)) == by_rule
         assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in dropped)
         assert found.offsets({0: (2, 5)}).get(0, 0) == sum(
@@ -92,50 +92,40 @@ def kept(
     return by_rule
 
 
-def test_smallest_offset_then_partition_wins(spark: SparkSession) -> None:
+def test_an_event_is_kept_once_unless_it_is_served(spark: SparkSession) -> None:
     rows: Rows = [
+        # The smallest offset wins, then the smallest partition.
         ("a", 1, 0, 9, "late"),
         ("a", 1, 2, 5, "same offset, higher partition"),
         ("a", 1, 1, 5, "kept"),
         ("b", 1, 0, 1, "kept"),
         ("b", 2, 0, 2, "kept: another key by its second part"),
+        # Nulls in a key equal each other.
+        (None, 1, 0, 3, "kept"),
+        (None, 1, 0, 4, ""),
+        ("c", None, 0, 5, "kept"),
+        ("c", None, 0, 6, ""),
+        # Records without any key repeat nothing.
+        (None, None, 0, 7, "kept"),
+        (None, None, 0, 8, "kept"),
     ]
-    assert kept(frame(spark, rows), ["id", "part"], None) == [(0, 1), (0, 2), (1, 5)]
-    result = drop_duplicates(frame(spark, rows), ["id", "part"], None)
+    key, made = ["id", "part"], frame(spark, rows)
+    alone = [(0, 1), (0, 2), (0, 3), (0, 5), (0, 7), (0, 8), (1, 5)]
+    assert kept(made, key, None) == alone
+    result = drop_duplicates(made, key, None)
     assert {r.payload[:4] for r in result.collect()} == {"kept"}
-    assert result.schema == frame(spark, rows).schema
-
-
-def test_event_that_is_served_is_dropped_with_all_its_records(spark: SparkSession) -> None:
-    rows: Rows = [("a", 1, 0, 1, ""), ("a", 1, 0, 2, ""), ("b", 1, 0, 3, ""), ("c", 1, 0, 4, "")]
-    served = frame(spark, [("a", 1, 0, 0, ""), ("a", 1, 7, 0, ""), ("c", 2, 0, 0, "")])
-    assert kept(frame(spark, rows), ["id", "part"], served) == [(0, 3), (0, 4)]
-    assert kept(frame(spark, rows), ["id"], served.select("id")) == [(0, 3)]
-
-
-def test_nulls_in_a_key_equal_each_other(spark: SparkSession) -> None:
-    rows: Rows = [
-        (None, 1, 0, 1, ""),
-        (None, 1, 0, 2, ""),
-        ("a", None, 0, 4, ""),
-        ("a", None, 0, 5, ""),
-    ]
-    assert kept(frame(spark, rows), ["id", "part"], None) == [(0, 1), (0, 4)]
-    served = frame(spark, [(None, 1, 0, 0, "")])
-    assert kept(frame(spark, rows), ["id", "part"], served) == [(0, 4)]
-
-
-def test_records_without_any_key_repeat_nothing(spark: SparkSession) -> None:
-    rows: Rows = [
-        (None, None, 0, 1, ""),
-        (None, None, 0, 2, ""),
-        (None, 1, 0, 3, ""),
-        (None, 1, 1, 3, ""),
-    ]
-    served = frame(spark, [(None, None, 0, 0, "")])
-    for known in (None, served):
-        assert kept(frame(spark, rows), ["id", "part"], known) == [(0, 1), (0, 2), (0, 3)]
-    assert kept(frame(spark, rows), ["part"], served) == [(0, 1), (0, 2), (0, 3)]
+    assert result.schema == made.schema
+    # Of an event that is served, all records are dropped.
+    served = [("a", 1), ("a", 1), ("b", 3), (None, 1), ("c", 2), (None, None)]
+    known = frame(spark, [(id, part, 7, 0, "") for id, part in served])
+    assert kept(made, key, known) == [place for place in alone if place not in ((1, 5), (0, 3))]
+    # By one part of the key.
+    assert kept(made, ["id"], known.where("id = 'a'").select("id")) == [
+        (0, 1), (0, 3), (0, 4), (0, 5), (0, 7), (0, 8),
+    ]  # fmt: skip
+    assert kept(made.where("id IS NULL"), ["part"], known.where("part IS NULL OR part > 1")) == [
+        (0, 3), (0, 7), (0, 8),
+    ]  # fmt: skip
 
 
 def test_an_empty_text_is_no_part_of_a_key(spark: SparkSession) -> None:

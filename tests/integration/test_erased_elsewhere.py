@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import run
+from commands import call
 from world import World, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError
@@ -70,7 +70,7 @@ def test_no_file_of_a_value_is_left(
     values = tmp_path / "values.txt"
     values.write_text("p3\n")
     order = ("--by", "player", "--values", str(values), "--until", "2 days", "--why", "case 4711")
-    assert "done on every branch" in run(one, "erase", one.name, *order)
+    assert "done on every branch" in call(one, "erase", one.name, *order)
     others = set(one.contents())
     # The hazard: only former snapshots have them.
     assert keys_with(one, "p3")
