@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,5 +35,19 @@ def install(wheel: Path, folder: Path, extras: str = "", resolution: str = "high
     folder. `resolution`: `highest` or `lowest-direct` versions of them."""
     python = folder / "bin" / "python"
     run(UV, "venv", "--python", sys.executable, folder)
-    run(UV, "pip", "install", "--python", python, "--resolution", resolution, f"{wheel}{extras}")
+    # uv takes the lowest versions of what it is given, not of a wheel's dependencies.
+    given = _dependencies(wheel, extras) if resolution != "highest" else []
+    install = (UV, "pip", "install", "--python", python, "--resolution", resolution)
+    run(*install, f"{wheel}{extras}", *given)
     return folder / "bin"
+
+
+def _dependencies(wheel: Path, extras: str) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    found = (
+        line.removeprefix("Requires-Dist: ").partition(";") for line in lines if "-Dist:" in line
+    )
+    wanted = [f"extra == '{name}'" for name in extras.strip("[]").split(",")]
+    return [named for named, _, when in found if when.strip() in ("", *wanted)]
