@@ -4,6 +4,7 @@ found, each once."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_environment, load_family, load_stream
 from batch_layer.quality.suite import load_suite
 
-_CASES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
+_TEXT = Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8")
+_CASES = yaml.safe_load(_TEXT.replace("GX_VERSION", version("great-expectations")))
 _FILES = {"environment": "anabranch.yaml", "suite": "streams/s.expectations.yaml"}
 _LOADERS: dict[str, Callable[[Path], object]] = {
     "environment": load_environment,
