@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import file_sink_query
-from commands import run, run_into
+from commands import call, run_into
 from imports import assert_exact
 from pyspark.sql import SparkSession
 from world import World, past_hour, spread
@@ -20,8 +20,8 @@ from anabranch.operations.audit import audit
 
 Make = Callable[..., World]
 ONE_HOUR = "from anabranch.lifecycle.importing import {0}; {0}._HOURS_A_COMMIT = 1"
-# The steps are the driver's: only the first and the last run start a JVM, which takes most of the
-# time, and the others run the same tasks in their own process.
+# The steps are the driver's: only the first run starts a JVM, which takes most of the time, and the
+# others run the same tasks in their own process.
 HERE = (
     "from contextlib import nullcontext; from anabranch.lifecycle.importing import tasks; "
     "from anabranch.spark import in_process; in_process.session_here = lambda *_: nullcontext(); "
@@ -69,8 +69,8 @@ def test_a_takeover_that_is_killed_at_each_step_is_exact(
     assert imported.total() == 173
     for step in UNDO:
         run_into(one, step, "import", one.name, "--undo", first=ONE_HOUR.format("undo"))
-    run(one, "import", one.name, "--undo")
+    call(one, "import", one.name, "--undo")
     assert {row["kafka_partition"] for row in one.rows()} == {0, 1}
     assert audit(one.job, None, with_kafka=True).agrees
-    run(one, *command)
+    run_into(one, Step.COMMIT_ANSWER_LOST.label, *command, first=HERE)
     assert_exact(one)
