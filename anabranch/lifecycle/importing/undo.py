@@ -95,7 +95,7 @@ def _newest(job: Job, state: State, hours: list[str]) -> dict[str, LedgerRow]:
     if (found := undo_refusal(state, rows, delivered, lookback)) is not None:
         raise Refused(
             f"undo the import of {job.stream.name}: expected imported hours on which nothing "
-            f"rests, found that {found}; they stay as they are"
+            f"rests, found that {found}; they stay: to correct them, import into a new stream"
         )
     return newest
 
