@@ -205,7 +205,7 @@ def test_spark_does_not_wait_at_the_end_of_each_partitions_log(
     ours = min(seconds(), seconds())
     options = source._options
     monkeypatch.setattr(
-        source, "_options", lambda kafka: options(kafka) | {"kafka.fetch.max.wait.ms": "500"}
+        source, "_options", lambda *of: options(*of) | {"kafka.fetch.max.wait.ms": "500"}
     )
     # Kafka's default: each of two threads waits half a second for each of four partitions.
     assert ours + 1 < min(seconds(), seconds())
