@@ -213,7 +213,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
         batch = StagedBatch("t", {H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
         state = lake.state()
         decided = ResolvedState(state, state.position, state.timeline, NOW)
-        plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch)
+        plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch, lake.lake.clock.now())
         assert plan.next is Next.PUBLISH
         assert batch.rows is not None
         hours = {f.file_path: H0 for f in batch.rows.files}
