@@ -47,6 +47,9 @@ HOUR_BITS = 32
 SOURCE = "import"
 """The name of imported rows among the sources of an hour's records."""
 
+UNUSED_COLUMNS = ("partitions", "quality", "diff", "unknown")
+"""Large columns of the ledger that decisions about imported hours do not need."""
+
 
 @dataclass(frozen=True)
 class ImportedHour:

@@ -320,14 +320,7 @@ class Ledger:
             # may have been in neither.
             if table.metadata.current_snapshot_id == before.metadata.current_snapshot_id:
                 break
-        recorded = self._history(table, hours, without)
-        ids = {row.decision_id for row in recorded}
-        waiting = [
-            row
-            for row in state.decisions
-            if row.decision_id not in ids and row.decision not in NOTES
-        ]
-        return [*recorded, *waiting], state
+        return recorded_and_waiting(self._history(table, hours, without), state), state
 
     def _history(
         self, table: Table, hours: Span | Collection[str] | None, without: Collection[str]
@@ -450,6 +443,14 @@ def _decisions(rows: pa.Table) -> list[LedgerRow]:
 def _in_order(rows: pa.Table) -> list[LedgerRow]:
     # The hour orders rows of the same commit and time, in whatever files they are.
     return sorted(_from_arrow(rows), key=_ORDER)
+
+
+def recorded_and_waiting(recorded: Sequence[LedgerRow], state: State) -> list[LedgerRow]:
+    """Return decisions of the ledger, followed by those that still wait on a branch, of any hour.
+    Pure."""
+    ids = {row.decision_id for row in recorded}
+    waiting = (row for row in state.decisions if row.decision_id not in ids)
+    return [*recorded, *(row for row in waiting if row.decision not in NOTES)]
 
 
 def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:

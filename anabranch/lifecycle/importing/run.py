@@ -76,6 +76,7 @@ from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.erasure_filter import HourFilter, load_filter
 from anabranch.protocol.imported import (
     PARTITION,
+    UNUSED_COLUMNS,
     ImportedHour,
     account_of,
     begins_of,
@@ -457,9 +458,7 @@ class _Import:
         """Return the newest decisions about imported hours, also about hours that are missing on a
         branch that was set back."""
         span = Span(min(self._first, state.timeline.first), self._last_of_files(state))
-        rows = ledger.newest(
-            self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
-        )
+        rows = ledger.newest(self._job.ledger.history(span, UNUSED_COLUMNS))
         self._undone = {h: row.revision for h, row in rows.items() if row.decision == "undone"}
         return {hour: row for hour, row in rows.items() if row.imported is not None}
 

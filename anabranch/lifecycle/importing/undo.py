@@ -14,7 +14,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries, ledger
 from anabranch.protocol.acts import act_now
-from anabranch.protocol.imported import imported_hours, plan_undo, undo_refusal
+from anabranch.protocol.imported import UNUSED_COLUMNS, imported_hours, plan_undo, undo_refusal
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
@@ -84,9 +84,7 @@ def _newest(job: Job, state: State, hours: list[str]) -> dict[str, LedgerRow]:
     rests on them, Transient."""
     lookback = job.stream.lookback_hours
     span = Span(shift(hours[0], -1), shift(hours[-1], lookback))
-    rows = job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
-    ids = {row.decision_id for row in rows}
-    rows += [row for row in state.decisions if row.decision_id not in ids]
+    rows = ledger.recorded_and_waiting(job.ledger.history(span, UNUSED_COLUMNS), state)
     newest = ledger.newest(rows)
     before = newest.get(shift(hours[0], -1))
     # An undo that has begun is finished: the change of an hour corrects a delivery since then.

@@ -126,6 +126,18 @@ def test_what_rests_on_an_import_keeps_it(lake: StreamLake, found: str) -> None:
     assert heads(lake.table()) == before and ids(lake, "batch").items() >= IMPORTED.items()
 
 
+def test_a_note_that_still_waits_on_a_branch_is_no_decision_about_its_hour(
+    lake: StreamLake,
+) -> None:
+    import_in(lake.folder)
+    for release in (False, True):
+        hold(Publisher(lake.lake, lake.stream), OLDEST, OLDEST, "a lawsuit", release)
+    assert any(row.decision == "released" for row in lake.state().decisions), "none waits"
+    undo_in(lake.folder)
+    row = ledger.newest(lake.ledger.history())[OLDEST]
+    assert (row.decision, row.revision, row.cut is not None) == ("undone", 2, True)
+
+
 def test_what_was_there_before_an_import_does_not_rest_on_it(lake: StreamLake) -> None:
     accept_without_a_duplicate(lake)
     Publisher(lake.lake, lake.stream).recover()
