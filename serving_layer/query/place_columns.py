@@ -145,6 +145,8 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
 def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
     """Return the result of `locate` for columns that have its types already, without DuckDB; None
     for others. Pure."""
+    if columns.topic is not None:
+        return None
     t, n = pa.types, len(batch)
     kinds = {"p": pa.int32(), "o": pa.int64(), "time": pa.timestamp("us")}
     found: dict[str, pa.ChunkedArray | pa.Array] = {"own": pa.repeat(True, n)}
@@ -154,10 +156,12 @@ def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
         if column is None or column.reads.partition(".")[0] not in batch.schema.names:
             found[key] = pa.nulls(n, kind)
             continue
-        is_typed = column.kind == kind or (t.is_timestamp(kind) and t.is_timestamp(column.kind))
-        if not is_typed or column.reads not in batch.schema.names or columns.topic is not None:
+        if column.reads not in batch.schema.names:
             return None
+        # By the batch: a file may have another type than the table.
         values = batch[column.reads]
+        if values.type != kind and not (t.is_timestamp(kind) and t.is_timestamp(values.type)):
+            return None
         if t.is_timestamp(kind):
             micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
             values = micros.cast(kind)

@@ -36,6 +36,7 @@ from anabranch.operations.audit.other import (
     plan_cuts,
 )
 from anabranch.operations.audit.places import TimeCounts, read_places
+from serving_layer.query import place_columns
 from serving_layer.query.place_columns import find_columns
 
 H = [f"2026-11-21T0{number}" for number in range(6)]
@@ -108,6 +109,34 @@ def test_times_out_of_range_are_none() -> None:
         "t",
     ) as read:
         assert dict(read.times.rows) == {"": 1, "1970-01-01T00": 1}
+
+
+AT = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+TIMES = [AT, None, AT.replace(year=2026)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "there"),
+    [
+        ({}, {}),
+        ({"timestamp": pa.array(TIMES, pa.timestamp("ns", "Europe/Berlin"))}, {}),
+        ({"timestamp": pa.array(TIMES, pa.timestamp("ms", "UTC"))}, {}),
+        ({"timestamp": pa.array([1, None, 2], pa.int64())}, {}),
+        ({"partition": pa.array([0, None, 1], pa.int32()), "offset": pa.array([1, 2, None])}, {}),
+        # A file has other types than the table, or lacks columns.
+        ({"partition": pa.array([0, 2**40, 1]), "offset": pa.array([1, 2, 3])}, {}),
+        ({"topic": pa.array(["t", "u", None])}, {"partition": pa.int32(), "offset": pa.int64()}),
+    ],
+)
+def test_places_are_the_same_with_and_without_duckdb(
+    batch: dict[str, pa.Array], there: dict[str, pa.DataType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"other": [1, 2, 3], **batch})
+    kinds = {name: pa.int32() if name == "partition" else of.type for name, of in batch.items()}
+    columns = find_columns(pa.schema({**kinds, **there}), None, None, None)
+    found = place_columns.locate(rows, columns, "t")
+    monkeypatch.setattr(place_columns, "_typed", lambda *_: None)
+    assert found.equals(place_columns.locate(rows, columns, "t"))
 
 
 def test_a_named_column_must_exist() -> None:
