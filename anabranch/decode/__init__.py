@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.decode.reading import Reading, found
-from anabranch.decode.values import MICROS, in_the_calendar
+from anabranch.decode.values import MICROS, dates_of, in_the_calendar
 from anabranch.decode.wire import UnlistedSchema, WriterSchema
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.hours import start_of
@@ -244,7 +244,7 @@ class Decoder:
                 event_time = pc.if_else(in_the_calendar(event_time), event_time, None)
         if event_time.null_count:
             event_time = pc.coalesce(event_time, at, starts.cast(MICROS))
-        return pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
+        return dates_of(event_time)
 
 
 def _reader(spec: DecodeSpec) -> Reader:

@@ -121,8 +121,7 @@ def _column(
     if kind == MICROS or pa.types.is_date(kind):
         return notations.moments(pa.array(texts, pa.string()), kind, notation)
     convert = partial(_converted, kind, notation)
-    # FLOAT: PyArrow rounds text once, and a column of other formats twice, by DOUBLE.
-    if notation.decimal in ("", ".") and notations.is_number(kind) and kind != pa.float32():
+    if notation.decimal in ("", ".") and notations.is_number(kind):
         given = pa.array(texts, pa.string())
         read, bad = values.numbers(given, kind, lambda i: convert(texts[i] or ""))
     else:

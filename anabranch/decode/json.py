@@ -128,9 +128,11 @@ class JsonReader:
         below: dict[str, list[Column]] = {}
         for column in columns:
             below.setdefault(column.field[depth], []).append(column)
-        names = {f"c{i}": name for i, name in enumerate(below)}
-        fields = [(a, self._type(below[name], (*way, a)), None) for a, name in names.items()]
-        return msgspec.defstruct("Object", fields, rename=names, gc=False) | None
+        types = {
+            name: self._type(of_field, (*way, f"c{i}"))
+            for i, (name, of_field) in enumerate(below.items())
+        }
+        return _object_type(types) | None
 
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
@@ -360,9 +362,15 @@ def _wire(kind: pa.DataType, notation: Notation, text: Any = str) -> Any:
         key = _wire(kind.key_type, Notation())
         item = _or_null(_wire(kind.item_type, notation, text))
         return dict[key, item]  # type: ignore[valid-type]
-    fields = [(f"c{i}", _or_null(_wire(f.type, notation, text)), None) for i, f in enumerate(kind)]
-    names = {f"c{i}": f.name for i, f in enumerate(kind)}
-    return msgspec.defstruct("Struct", fields, rename=names, gc=False)
+    return _object_type({f.name: _or_null(_wire(f.type, notation, text)) for f in kind})
+
+
+def _object_type(fields: Mapping[str, Any]) -> Any:
+    """Return the type of objects with these fields, each a type by name. Its attributes are c0, c1
+    and so on, in their order."""
+    attributes = [(f"c{i}", kind, None) for i, kind in enumerate(fields.values())]
+    names = {f"c{i}": name for i, name in enumerate(fields)}
+    return msgspec.defstruct("Object", attributes, rename=names, gc=False)
 
 
 def _or_null(kind: Any) -> Any:
@@ -451,8 +459,7 @@ def _times(
 def _numbers(
     raw: Sequence[Any], kind: pa.DataType, notation: Notation
 ) -> tuple[pa.Array, dict[int, Unreadable]]:
-    # FLOAT: PyArrow rounds text once, and a column of other formats twice, by DOUBLE.
-    if kind == pa.float32() or (notation.decimal == "base64" and pa.types.is_decimal(kind)):
+    if notation.decimal == "base64" and pa.types.is_decimal(kind):
         return values.each(raw, kind, partial(_number, kind, notation))
     sent = pa.array([None if one is None else bytes(one) for one in raw], pa.binary())
     texts, _ = values.texts(sent)
@@ -481,10 +488,10 @@ def _list(
 ) -> tuple[pa.Array, dict[int, Unreadable]]:
     """Return a column of lists or of maps."""
     lengths = [0 if one is None else len(one) for one in raw]
-    ends = np.cumsum([0, *lengths])
+    bounds = np.cumsum([0, *lengths])
     # A list whose first place is null is null.
     is_null = [*(one is None for one in raw), False]
-    places = pa.array(ends, pa.int32(), mask=np.array(is_null))
+    places = pa.array(bounds, pa.int32(), mask=np.array(is_null))
     given = [one for one in raw if one is not None]
     if pa.types.is_map(kind):
         names = [name for one in given for name in one]
@@ -499,8 +506,8 @@ def _list(
         read = pa.ListArray.from_arrays(places, items, type=kind)
     wrong: dict[int, Unreadable] = {}
     for j in sorted(bad):
-        i = int(np.searchsorted(ends, j, side="right")) - 1
-        step = "" if pa.types.is_map(kind) else f"[{j - ends[i]}]"
+        i = int(np.searchsorted(bounds, j, side="right")) - 1
+        step = "" if pa.types.is_map(kind) else f"[{j - bounds[i]}]"
         wrong.setdefault(i, bad[j].inside(step))
     return read, wrong
 

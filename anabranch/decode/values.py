@@ -198,12 +198,14 @@ def numbers(
         fraction = ""
     digits = f"(0|[1-9][0-9]{{0,{whole}}})" if whole >= 0 else "0"
     is_plain = pc.match_substring_regex(given, f"^-?{digits}{fraction}$")
+    # FLOAT by DOUBLE, as in all formats: PyArrow would round text once.
+    by = pa.float64() if pa.types.is_float32(kind) else kind
     if _all(is_plain):
-        return given.cast(kind), {}
+        return given.cast(by).cast(kind), {}
     rest = pc.indices_nonzero(pc.invert(is_plain)).to_pylist()
     others, bad = each(rest, kind, convert)
     mask = pc.fill_null(pc.invert(is_plain), False)
-    read = pc.if_else(is_plain, given, None).cast(kind)
+    read = pc.if_else(is_plain, given, None).cast(by).cast(kind)
     return pc.replace_with_mask(read, mask, others), {rest[i]: bad[i] for i in bad}
 
 
@@ -237,6 +239,11 @@ def fitted(number: Decimal, kind: pa.Decimal128Type, text: str) -> Decimal:
     raise Unreadable(name_of(kind), text)
 
 
+def dates_of(times: pa.Array) -> pa.Array:
+    """Return the dates of times in UTC."""
+    return pc.cast(pc.cast(times, pa.timestamp("us")), pa.date32())
+
+
 def texts(value: pa.Array) -> tuple[pa.Array, list[int]]:
     """Return bytes as text, null where they are not UTF-8, and the indexes of these."""
     try:
@@ -253,13 +260,6 @@ def is_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def float32(number: float) -> float:
-    """Raises Unreadable beyond FLOAT's range."""
-    if abs(number) <= LARGEST_FLOAT:
-        return number
-    raise Unreadable("float", repr(number))
 
 
 def each(

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import AnabranchError, Terminal
 from anabranch.common.remote_errors import lake_errors
+from anabranch.decode.values import dates_of
 from anabranch.iceberg.other_tables import Part
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, write_all
 from anabranch.iceberg.rewriting import as_bits
@@ -47,7 +48,6 @@ T = TypeVar("T")
 HASH = "_import_hash"
 # Each file that a task has to open takes longer than these rows.
 _ROWS_A_FILE = 10_000
-_DAY = 86_400_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -274,14 +274,13 @@ def as_rows(found: pa.Table, spec: WriteSpec) -> pa.Table:
     hours = pa.array(hours_of(numbers)).dictionary_encode()
     names = pa.array(map(from_number, hours.dictionary.to_pylist()), pa.string())
     at = times if spec.event_time is None else pc.coalesce(found[spec.event_time], times)
-    days = at.cast(pa.int64()).to_numpy() // _DAY
     columns = {
         **{name: found[name] for name in spec.window.reader.schema.names},
         "kafka_partition": pa.array(np.full(len(found), PARTITION, np.int32)),
         "kafka_offset": found[NUMBER],
         "kafka_timestamp": pc.if_else(found[OF_KAFKA], times, None),
         "ingest_hour": names.take(hours.indices),
-        "event_date": pa.array(days.astype(np.int32)).view(pa.date32()),
+        "event_date": dates_of(at),
     }
     schema = spec.target.schema
     return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)
