@@ -108,7 +108,8 @@ def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchEr
             return read(_job(many, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
-        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", True)
+        limit = max(1.0, ANSWER_SECONDS - many.seconds)
+        return ask_all(asks, limit, _AT_ONCE, "stream", since_last_answer=True)
 
 
 def load_table(job: Job, note: Note) -> None:

@@ -104,7 +104,7 @@ def check(chosen: StreamSelection, count: int, drift: bool) -> Result:
 
     def ready(job: Job, note: Note) -> None:
         note(KAFKA)
-        # Confirmed, that it is missing would take as long as an answer may.
+        # To confirm that a topic is missing takes as long as an answer may.
         job.kafka.describe(job.stream.topic, confirmed=False)
 
     def work(job: Job) -> Report[Check]:

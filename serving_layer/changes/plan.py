@@ -188,9 +188,8 @@ def plan_changes(
 
     An hour that is not accepted is not complete: its change follows with its acceptance. Only an
     hour whose import was taken back is delivered then, without rows: a target may have got them
-    while they left the table. An hour
-    that was delivered ahead of its row, with the same content, is not delivered again; nor is an
-    expired hour: consumers keep their rows of it.
+    while they left the table. An hour that was delivered ahead of its row, with the same content,
+    is not delivered again; nor is an expired hour: consumers keep their rows of it.
     """
     unrecorded = [
         row for row in waiting_changes(state, token.first) if row.decision_id not in recorded

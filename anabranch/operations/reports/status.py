@@ -300,7 +300,7 @@ def status_of(
 ) -> StreamStatus:
     now = datetime.now(UTC)
     note(KAFKA)
-    # Confirmed, that it is missing would take as long as the answer of several streams may.
+    # To confirm that a topic is missing takes as long as the answer of several streams may.
     topic = job.kafka.describe(job.stream.topic, confirmed=False)
     ends = job.kafka.stable_ends(topic) if topic is not None else {}
     starts = _lacking_from(state)
