@@ -47,6 +47,7 @@ from anabranch.records.reshape import fit_to_table
 from anabranch.records.row_hashes import find_hashes, hash_at, hash_frame
 from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
 from anabranch.records.unknown_names import UnknownNames
+from anabranch.spark.session import LazySpark
 from batch_layer.archive import write_archive
 from batch_layer.balance import (
     EXPLAINED,
@@ -173,21 +174,37 @@ class _Unheld:
 
 
 class HourBuilder:
-    def __init__(self, job: Job, spark: SparkSession, lost: LostFiles) -> None:
-        self._job, self._spark, self._lost = job, spark, lost
+    def __init__(self, job: Job, spark: LazySpark, lost: LostFiles) -> None:
+        self._job, self._session, self._lost = job, spark, lost
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
-        self.reader = HourReader(job, spark, self._lost)
+        self._offsets = 0
+        self.reader = HourReader(job, self._open_spark, self._lost)
         self.passes = Passes(spark)
 
-    def use(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self.reader.use(spark)
+    def use(self, spark: LazySpark) -> None:
+        self._session = spark
 
     def follow(self, job: Job) -> None:
         """Continue with the stream's new columns."""
         self._job, self._stream = job, job.stream
-        self.reader = HourReader(job, self._spark, self._lost)
+        self.reader = HourReader(job, self._open_spark, self._lost)
+
+    def _open_spark(self) -> SparkSession:
+        """Return the session, with the settings of the current hour."""
+        spark = self._session()
+        if _SHUFFLES not in self._job.environment.spark.conf:
+            at_once = spark.sparkContext.defaultParallelism
+            spark.conf.set(_SHUFFLES, str(shuffle_partitions(self._offsets, at_once)))
+        for key, value in bloom_filter_settings(self._offsets).items():
+            spark.conf.set(key, value)
+        # The Spark jobs of one stream form a pool, and the pools of many share the cores.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._stream.name)
+        return spark
+
+    @property
+    def _spark(self) -> SparkSession:
+        return self._open_spark()
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
@@ -258,11 +275,7 @@ class HourBuilder:
         return [hours.shift(hour, -i) for i in range(self._stream.lookback_hours, 0, -1)]
 
     def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours) -> _Frames:
-        if _SHUFFLES not in self._job.environment.spark.conf:
-            at_once = self._spark.sparkContext.defaultParallelism
-            self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
-        for key, value in bloom_filter_settings(cut.offsets).items():
-            self._spark.conf.set(key, value)
+        self._offsets = cut.offsets
         self.passes.begin("read, decode and write")
         left_out = load_filter(
             self._job.environment,
@@ -325,7 +338,10 @@ class HourBuilder:
             return in_one_task(self._read_staged(self._stream.table, staged.rows), cut.offsets)
 
         counts, accepted = staged.counts(cut.ranges), None
-        if has_missing(cut.ranges, counts.held):
+        if has_missing(cut.ranges, counts.held) and not (
+            cut.offsets <= SMALL
+            and self.reader.has_none_stored(staged.masks(cut.ranges), hour, state)
+        ):
             self.passes.begin("look for records missing in Kafka")
             places = rows().select(*PLACE_COLUMNS)
             if staged.letters:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
-from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
@@ -19,25 +18,25 @@ _MOST_BY_SPARK = 500_000
 _MOST_BY_WORKERS = 2_000_000
 
 
-def java_options(shares: Collection[float | AnabranchError]) -> str:
-    """Return options of the driver's Java, from its streams' shares (`share_of`) or the errors in
-    reading them. Pure."""
-    known = [share for share in shares if not isinstance(share, AnabranchError)]
-    return FIRST_COMPILER if len(known) == len(shares) and sum(known) <= 1 else ""
+def java_options(jobs: Iterable[Job], span: tuple[str, str] | None) -> str:
+    """Return options of the driver's Java for the offsets that the jobs' streams have to read;
+    empty if one does not answer. The job itself reports errors."""
+    try:
+        return FIRST_COMPILER if sum(share_of(job, span) for job in jobs) <= 1 else ""
+    except AnabranchError:
+        return ""
 
 
-def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
+def share_of(job: Job, span: tuple[str, str] | None) -> float:
     """Return the most offsets that a job has to read, in the hours of `span` or in all waiting ones
     including the open hour, as a share of the number from which the second compiler pays. Raises
     Transient if Kafka or the lake is unreachable, Refused for an accepted hour that the ledger does
     not have."""
-    note(LAKE)
     state = load_state(job.lake, job.stream.table)
     chosen = waiting_hours(state) if span is None else hours_between(span[0], shift(span[1], 1))
     cuts = job.ledger.remembering(state, chosen).cuts
     offsets = sum(cuts[h].offsets for h in chosen if h in cuts)
     if span is None or span[1] >= state.timeline.open:
-        note(KAFKA)
         topic = job.kafka.describe(job.stream.topic)
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
         offsets += size(ranges_between(state.timeline.start, ends))

@@ -31,13 +31,14 @@ from pyspark.sql import SparkSession
 
 from anabranch.common.errors import combined_exit_code
 from anabranch.common.logs import of_process
-from anabranch.config import Environment
-from anabranch.job import main, open_job, open_jobs, parser
+from anabranch.job import Job, main, open_job, open_jobs, parser
 from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.protocol.acts import act_now
-from anabranch.spark.session import close_session, open_session, stop_on_signal
-from anabranch.spark.workers import SETTINGS, require_workers
+from anabranch.spark.in_process import open_here
+from anabranch.spark.session import LazySpark, close_session, stop_on_signal
+from anabranch.spark.workers import SETTINGS
+from batch_layer import compilers
 from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -45,36 +46,8 @@ from batch_layer.summary import exit_code, exit_code_of, print_outcome, print_ou
 
 LOG = logging.getLogger(__name__)
 
-
-@contextmanager
-def _stopped_by_signal(spark: SparkSession, name: str) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or Ctrl-C sets. The signal also cancels Spark's jobs, so that the
-    job ends within seconds."""
-    stop, ended = threading.Event(), threading.Event()
-
-    def request_stop() -> None:
-        if not stop.is_set():
-            LOG.info("%s: stop requested; unpublished work is discarded", name)
-        stop.set()
-
-    def cancel() -> None:
-        stop.wait()
-        while not ended.wait(0.5):
-            spark.sparkContext.cancelAllJobs()
-
-    # Not in the signal handler, which may interrupt another call to the JVM.
-    threading.Thread(target=cancel, name="cancel", daemon=True).start()
-    stop_on_signal(spark, request_stop, (signal.SIGTERM, signal.SIGINT))
-    try:
-        yield stop
-    finally:
-        ended.set()
-        stop.set()
-
-
-def _parse_hours(text: str) -> frozenset[str]:
-    first, last = span_of(text)
-    return frozenset(hours_between(first, shift(last, 1)))
+Span = tuple[str, str] | None
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _run(text: str) -> str:
@@ -110,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
         "--at-once",
         type=int,
         default=None,
-        help="number of small hours rebuilt at a time; default: Spark's cores",
+        help="number of small hours rebuilt at a time; default: one per core",
     )
     options.add_argument(
         "--parent-run", type=_run, default=None, help="scheduler's run: NAMESPACE/JOB/ID"
@@ -122,7 +95,8 @@ def run(arguments: Sequence[str]) -> int:
         help="outermost run that contains it: NAMESPACE/JOB/ID",
     )
     parsed = options.parse_args(list(arguments))
-    hours = _parse_hours(parsed.hour) if parsed.hour is not None else None
+    span = span_of(parsed.hour) if parsed.hour is not None else None
+    hours = frozenset(hours_between(span[0], shift(span[1], 1))) if span is not None else None
     act = (
         act_now("restate" if parsed.restate else "accept", parsed.why)
         if parsed.restate or parsed.accept
@@ -142,20 +116,20 @@ def run(arguments: Sequence[str]) -> int:
         [name] = parsed.stream
         job = open_job(name, parsed.conf)
         of_process(stream=name, layer="batch")
-        with _spark(job.environment, name, f"stream {name}", SETTINGS) as (spark, stop):
+        with _spark([job], name, f"stream {name}", SETTINGS, span) as (spark, stop):
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
         print_outcome(outcome, parsed.output, nothing)
         return exit_code(outcome.results, hours)
     of_process(layer="batch")
-    environment, jobs, broken = open_jobs(parsed.conf, parsed.stream, parsed.group, parsed.all)
+    _, jobs, broken = open_jobs(parsed.conf, parsed.stream, parsed.group, parsed.all)
     outcomes = [StreamOutcome(name, error=error) for name, error in broken.items()]
     for name, error in broken.items():
         LOG.error("stream %s: %s", name, error)
     if jobs:
         what = f"{len(jobs)} streams"
-        with _spark(environment, what, what, SETTINGS | SHARED) as (spark, stop):
+        with _spark(jobs, what, what, SETTINGS | SHARED, span) as (spark, stop):
             outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
     print_outcomes(outcomes, hours, parsed.output, nothing)
     return combined_exit_code(exit_code_of(outcome, hours) for outcome in outcomes)
@@ -163,18 +137,43 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _spark(
-    environment: Environment, what: str, component: str, settings: Mapping[str, str]
-) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """Open a session of the application `anabranch batch WHAT`, closed at the end, and yield it
-    with the event that a signal sets. Log lines of the signal name the `component`. Raises
-    ConfigurationError if executors cannot decode records."""
-    spark = open_session(environment, f"anabranch batch {what}", settings)
+    jobs: Sequence[Job], what: str, component: str, settings: Mapping[str, str], span: Span
+) -> Iterator[tuple[LazySpark, threading.Event]]:
+    """Yield a session of the application `anabranch batch WHAT`, closed at the end, and an event
+    that SIGTERM or Ctrl-C sets. The signal also cancels Spark's jobs, so that the job ends within
+    seconds. Log lines of the signal name the `component`. Opening raises ConfigurationError if
+    executors cannot decode records."""
+    stop, ended = threading.Event(), threading.Event()
+
+    def request_stop() -> None:
+        if not stop.is_set():
+            LOG.info("%s: stop requested; unpublished work is discarded", component)
+        stop.set()
+
+    def open_spark() -> SparkSession:
+        java = compilers.java_options(jobs, span)
+        opened = open_here(jobs[0].environment, f"anabranch batch {what}", settings, java)
+        stop_on_signal(opened, request_stop, _SIGNALS)
+        return opened
+
+    spark = LazySpark(open_spark)
+
+    def cancel() -> None:
+        stop.wait()
+        while not ended.wait(0.5):
+            if spark.opened is not None:
+                spark.opened.sparkContext.cancelAllJobs()
+
+    # Not in the signal handler, which may interrupt another call to the JVM.
+    threading.Thread(target=cancel, name="cancel", daemon=True).start()
+    stop_on_signal(None, request_stop, _SIGNALS)
     try:
-        require_workers(spark)
-        with _stopped_by_signal(spark, component) as stop:
-            yield spark, stop
+        yield spark, stop
     finally:
-        close_session(spark)
+        ended.set()
+        stop.set()
+        if spark.opened is not None:
+            close_session(spark.opened)
 
 
 def start() -> None:

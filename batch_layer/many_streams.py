@@ -7,12 +7,11 @@ decides whose hour is next.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-
-from pyspark.sql import SparkSession
 
 from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -22,6 +21,7 @@ from anabranch.common.remote_errors import classify_unexpected
 from anabranch.iceberg.file_io import remembering_files
 from anabranch.job import Job
 from anabranch.lineage.reporting import report_lineage
+from anabranch.spark.session import LazySpark
 from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
 from batch_layer.stream_run import StreamRun
@@ -48,7 +48,7 @@ class StreamOutcome:
 
 def run_stream(
     job: Job,
-    spark: SparkSession,
+    spark: LazySpark,
     work: Callable[[StreamRun], object],
     stop: threading.Event,
     parents: Parents = (None, None),
@@ -82,20 +82,17 @@ def run_stream(
 
 def run_streams(
     jobs: Sequence[Job],
-    spark: SparkSession,
+    spark: LazySpark,
     work: Callable[[StreamRun], object],
     stop: threading.Event,
     parents: Parents = (None, None),
     at_once: int | None = None,
 ) -> list[StreamOutcome]:
-    """Do the work of many streams, `at_once` small hours at a time (default: one per core of
-    Spark)."""
-    turns = Turns(at_once or spark.sparkContext.defaultParallelism, spark.newSession)
+    """Do the work of many streams, `at_once` small hours at a time (default: one per core)."""
+    turns = Turns(at_once or len(os.sched_getaffinity(0)), spark.new)
 
     def run(job: Job) -> StreamOutcome:
         with fields(stream=job.stream.name):
-            # The Spark jobs of one thread form a pool, and pools share the cores.
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.stream.name)
             outcome = run_stream(job, spark, work, stop, parents, turns)
             if outcome.error is not None:
                 LOG.error("stream %s: ended with an error: %s", outcome.stream, outcome.error)

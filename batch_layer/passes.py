@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.sql import SparkSession
-
 from anabranch.common.progress import Progress, repeating
+from anabranch.spark.session import LazySpark
 
 _UPDATE_SECONDS = 1.0
 
@@ -19,7 +18,7 @@ class Passes:
     """The passes over a job's hours, one hour at a time. The thread that runs Spark jobs calls
     `begin`."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: LazySpark) -> None:
         self._spark = spark
         self._hour = self._now = ""
 
@@ -31,12 +30,14 @@ class Passes:
             yield
         finally:
             self._hour = self._now = ""
-            self._spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+            if self._spark.opened is not None:
+                self._spark.opened.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
     def begin(self, doing: str) -> None:
         """Name the Spark jobs that this thread starts from now on."""
         self._now = f"hour {self._hour}: {doing}"
-        self._spark.sparkContext.setJobDescription(self._now)
+        if self._spark.opened is not None:
+            self._spark.opened.sparkContext.setJobDescription(self._now)
 
     @contextmanager
     def show_on(self, progress: Progress) -> Iterator[None]:
@@ -49,9 +50,9 @@ class Passes:
         """Return the pass, with the task count of the oldest running stage of several tasks; empty
         between hours."""
         now = self._now
-        if not now:
-            return ""
-        tracker = self._spark.sparkContext.statusTracker()
+        if not now or self._spark.opened is None:
+            return now
+        tracker = self._spark.opened.sparkContext.statusTracker()
         for stage in sorted(tracker.getActiveStageIds()):
             about = tracker.getStageInfo(stage)
             if about is not None and about.numTasks > 1:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 from pyspark.version import __version__ as SPARK_VERSION
 
 from anabranch.common.counters import TALLY, Tally
@@ -57,7 +56,7 @@ from anabranch.protocol.retention import require_kept
 from anabranch.protocol.sealing import Sealed, require_sealed, seal
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.spark.session import explained
+from anabranch.spark.session import LazySpark
 from anabranch.subjects.resolve import with_columns_of
 from batch_layer import plan, refusals
 from batch_layer.build import Built, HourBuilder
@@ -113,7 +112,7 @@ class Rebuilder:
     def __init__(
         self,
         job: Job,
-        spark: SparkSession,
+        spark: LazySpark,
         parent: str | None = None,
         root: str | None = None,
         tally: Tally = TALLY,
@@ -132,7 +131,7 @@ class Rebuilder:
         # hour.
         self._begun: dict[str, tuple[str, Result]] = {}
 
-    def use(self, spark: SparkSession) -> None:
+    def use(self, spark: LazySpark) -> None:
         """Continue with another session of the same Spark."""
         self._spark = spark
         self._hours.use(spark)
@@ -191,7 +190,7 @@ class Rebuilder:
         """Return the number of dead letters that decode now, by accepted hour."""
         state = self.load()
         self._follow_columns(state.table)
-        with explained(self._spark, "read the dead letters"):
+        with self._spark.explained("read the dead letters"):
             found = self._hours.reader.repairable()
         return {h: n for h, n in found.items() if state.is_accepted(h) and not state.is_expired(h)}
 
@@ -270,7 +269,7 @@ class Rebuilder:
                     held_snapshots(self._job.lake, self._stream.table, state.heads.values(), hour),
                     # For example a lost executor, with its part of the decoded hour. Nothing is
                     # published.
-                    explained(self._spark, f"rebuild hour {hour}"),
+                    self._spark.explained(f"rebuild hour {hour}"),
                 ):
                     return self._rebuild(state, hour, cut, before, request)
             except Transient as error:
@@ -318,7 +317,7 @@ class Rebuilder:
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
             self._run_facts(began),
-            spark=SPARK_VERSION,
+            spark=SPARK_VERSION if self._spark.opened is not None else None,
             files=len(built.rows.files),
             bytes=size,
         )

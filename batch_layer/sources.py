@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property, reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch import records
-from anabranch.common.errors import PositionError
+from anabranch.common.errors import PositionError, Transient
+from anabranch.common.remote_errors import one_line
+from anabranch.decode.client_records import batch_of, split_records
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.parquet_writer import Output, Target
 from anabranch.iceberg.reading_tags import count_deaths
+from anabranch.iceberg.row_reader import RowReader
 from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.iceberg.staging import read_snapshot, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
@@ -46,6 +49,7 @@ from anabranch.records.staged import (
     TaskSpec,
     read_facts,
     stage_certain,
+    stage_records,
     task_spec,
 )
 from anabranch.records.unknown_names import MOST_BYTES
@@ -55,9 +59,12 @@ from batch_layer.cached import cached
 from batch_layer.duplicates import PLACE_COLUMNS
 from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import DRIFTS, OffsetMasks, ReadCounts, count_read
-from batch_layer.sizes import MOST_HASHED, in_one_task, write_tasks
+from batch_layer.sizes import MOST_HASHED, SMALL, in_one_task, write_tasks
 
 T = TypeVar("T")
+
+# The largest value of a record (bytes) that this process reads.
+_LARGEST = 64 << 20
 
 # The source of a record. No column of a stream can have this name.
 _SOURCE = "read-from"
@@ -145,21 +152,23 @@ class HourRecords:
 
 
 class HourReader:
-    def __init__(self, job: Job, spark: SparkSession, lost: LostFiles) -> None:
-        self._job, self._spark, self._lost = job, spark, lost
+    def __init__(self, job: Job, open_spark: Callable[[], SparkSession], lost: LostFiles) -> None:
+        self._job, self._open_spark, self._lost = job, open_spark, lost
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
         self._schemas = open_schemas(job.environment, job.stream)
         self._secret = job.environment.masking_secret
         self.out_of_memory = Counter[str]()
-        """How often executors died in this process, by hour."""
+        """How often executors died or memory was exhausted in this process, by hour."""
 
-    def use(self, spark: SparkSession) -> None:
-        self._spark = spark
+    @property
+    def _spark(self) -> SparkSession:
+        return self._open_spark()
 
     def stage(self, hour: str, cut: Cut, state: State, order: Sequence[str]) -> StagedHour | None:
         """Read every record of the cut that Kafka has, once; workers decode and write them, sorted
-        by `order`. Return None if the hour's records are needed in Spark. Raises like `read`."""
+        by `order`, or this process those of a small hour. Return None if the hour's records are
+        needed in Spark. Raises like `read`."""
         stream, lake = self._stream, self._job.lake
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         # The archive needs each record's bytes beside its row. The driver reads too large records,
@@ -171,21 +180,9 @@ class HourReader:
         spec = self._task_spec(hour, cut, tables, order)
         if not (ranges := self._ranges_in_kafka(hour, cut)) or spec is None:
             return None
-        at_once = self._spark.sparkContext.defaultParallelism
         of_speed = files_of(state.table, "speed", hour)
-        tasks = write_tasks(size(ranges), of_speed, at_once, stream.files.target)
         while True:
-            attempt, began = new_id(), lake.clock.now()
-
-            def use(
-                raw: DataFrame,
-                spec: TaskSpec = spec,
-                attempt: str = attempt,
-                began: datetime = began,
-            ) -> Certain:
-                return stage_certain(raw.coalesce(tasks), spec, tables, attempt, began)
-
-            certain = self._read_kafka(ranges, use, tasks)
+            certain = self._stage_ranges(hour, ranges, spec, tables, of_speed)
             # Decision 65: with the schemas that workers lacked, the records are staged again.
             if not self._schemas.learn(certain.unknown_ids):
                 break
@@ -194,6 +191,46 @@ class HourReader:
         ranges = self._ranges_in_kafka(hour, cut)
         rows = stage_written(lake, stream.table, certain.written)
         return StagedHour(rows, certain, spec.target, bool(spec.key), ranges)
+
+    def _stage_ranges(
+        self,
+        hour: str,
+        ranges: Ranges,
+        spec: TaskSpec,
+        tables: Tables,
+        of_speed: Sequence[DataFile],
+    ) -> Certain:
+        """Read, decode and write the records of ranges, in Spark's tasks or in this process."""
+        attempt, began, target = new_id(), self._job.lake.clock.now(), self._stream.files.target
+        # Decision 68: the start of Spark takes longer than a small hour, unless its records are so
+        # large that several tasks would write them.
+        if size(ranges) <= SMALL and write_tasks(size(ranges), of_speed, 2, target) == 1:
+            batches = map(batch_of, self._read_here(ranges))
+            try:
+                return stage_records(batches, spec, tables, attempt, began)
+            except MemoryError as error:
+                # Decision 66: the next attempt looks for records that are too large.
+                self.out_of_memory[hour] += 1
+                raise Transient(
+                    f"hour {hour}: expected its records to fit the memory of this process, found "
+                    f"{one_line(error)}; nothing is published, run it again"
+                ) from error
+        at_once = self._spark.sparkContext.defaultParallelism
+        tasks = write_tasks(size(ranges), of_speed, at_once, target)
+
+        def use(raw: DataFrame) -> Certain:
+            return stage_certain(raw.coalesce(tasks), spec, tables, attempt, began)
+
+        return self._read_kafka(ranges, use, tasks)
+
+    def _read_here(self, ranges: Ranges) -> Iterator[Sequence[Any]]:
+        """Yield the records of ranges in parts, as kafka-python has them. Raises MemoryError for a
+        record that only a bomb has, as a JVM of 2 GB does."""
+        for _, found in self._job.kafka.read_records(self._stream.topic, ranges):
+            for part in split_records(found):
+                if (largest := max(len(r.value or b"") for r in part)) > _LARGEST:
+                    raise MemoryError(f"a record of {largest} bytes")
+                yield part
 
     def _task_spec(
         self, hour: str, cut: Cut, tables: Tables, order: Sequence[str]
@@ -273,6 +310,23 @@ class HourReader:
         if not large:
             return around, None
         return around, records.too_large(spark, self._stream, large, lambda _: hour)
+
+    def has_none_stored(self, held: OffsetMasks, hour: str, state: State) -> bool:
+        """Return True if the table has no record of the hour whose place is not
+        among `held`, for a stream without an archive. Reads the places in the files of the hour;
+        False for an hour that was accepted before, whose offsets `find_stored` returns."""
+        if state.is_accepted(hour):
+            return False
+        # As in `find_stored`.
+        dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
+        letters = self._job.lake.load(self._stream.dead_letters_table)
+        branches = ("speed", "main") if hour in state.retained_hours else ("speed",)
+        for table, branch in itertools.product((state.table, letters), branches):
+            files = self._lost.without(files_of(table, branch, hour))
+            for batch in RowReader.of(table).read(files, PLACE_COLUMNS):
+                if held.lacks(pa.table(batch)):
+                    return False
+        return True
 
     def find_stored(self, read: DataFrame, hour: str, cut: Cut, state: State) -> Stored:
         """Find every record of the cut that the archive or the table has and whose place is not in

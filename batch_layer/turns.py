@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pyspark.sql import SparkSession
+from anabranch.spark.session import LazySpark
 
 OFFSETS_OF_A_PLACE = 250_000
 """The number of offsets per place that an hour takes."""
@@ -33,16 +33,16 @@ class Turns:
     """The places of a job. Each has a Spark session, since an hour's settings are those of its
     session. `open_session` is called for each place that is used, at most `at_once` times."""
 
-    def __init__(self, at_once: int, open_session: Callable[[], SparkSession]) -> None:
+    def __init__(self, at_once: int, open_session: Callable[[], LazySpark]) -> None:
         self.at_once = at_once
         self._open = open_session
         self._free = at_once
-        self._sessions: list[SparkSession] = []
+        self._sessions: list[LazySpark] = []
         self._waiting: list[tuple[int, str, int]] = []
         self._arrivals = itertools.count()
         self._changed = threading.Condition()
 
-    def take(self, turns_had: int, hour: str, number: int) -> SparkSession:
+    def take(self, turns_had: int, hour: str, number: int) -> LazySpark:
         """Wait for `number` places. Streams with fewer turns than `turns_had` go first, then those
         with as many turns and an older hour. Return the session of a place."""
         ticket = (turns_had, hour, next(self._arrivals))
@@ -53,19 +53,11 @@ class Turns:
             self._free -= number
             session = self._sessions.pop() if self._sessions else None
             self._changed.notify_all()
-        try:
-            return session if session is not None else self._open()
-        except BaseException:
-            self._give(number)
-            raise
+        return session if session is not None else self._open()
 
-    def give_back(self, session: SparkSession, number: int) -> None:
+    def give_back(self, session: LazySpark, number: int) -> None:
         with self._changed:
             self._sessions.append(session)
-        self._give(number)
-
-    def _give(self, number: int) -> None:
-        with self._changed:
             self._free += number
             self._changed.notify_all()
 
@@ -74,10 +66,10 @@ class StreamTurns:
     """The turns of one stream, for use by its thread only. `use` is called with the session at the
     start of each turn."""
 
-    def __init__(self, turns: Turns, use: Callable[[SparkSession], None]) -> None:
+    def __init__(self, turns: Turns, use: Callable[[LazySpark], None]) -> None:
         self._turns, self._use = turns, use
         self._turns_had = 0
-        self._now: tuple[SparkSession, str, int] | None = None
+        self._now: tuple[LazySpark, str, int] | None = None
 
     @contextmanager
     def take(self, hour: str = "", offsets: int | None = 0) -> Iterator[None]:

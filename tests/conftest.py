@@ -202,6 +202,14 @@ def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark reads every hour in this process, as it reads hours of many records (decision 68)."""
+    from batch_layer import sources
+
+    monkeypatch.setattr(sources, "SMALL", 0)
+
+
+@pytest.fixture
 def world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:

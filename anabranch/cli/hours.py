@@ -14,7 +14,6 @@ from anabranch.cli.options import (
     StreamSelection,
     all_streams,
     conf_folder,
-    output_format,
 )
 from anabranch.cli.report import Report, Result, report, watched_report
 from anabranch.common.deadline import KAFKA, LAKE
@@ -182,14 +181,14 @@ def dead_letters(
     if why and not replay:
         raise click.UsageError("--why: expected --replay with it, found none")
     if replay:
-        from anabranch.spark.submit import submit_streams
+        from anabranch.cli.jobs import run_batch
 
         if chosen.one is None:
             raise click.UsageError("--replay: expected one STREAM")
         only = ["--hour", "..".join(hours)] if hours is not None else []
         reason = [f"--why={why}"] if why else []
         options = ["--replay", *only, *reason]
-        submit_streams("batch_layer", [chosen.one], None, conf_folder(), output_format(), options)
+        run_batch(chosen, options)
 
     def read(job: Job) -> Report[dead_letters.DeadLetters]:
         view = dead_letters.letters(job, hours, samples)

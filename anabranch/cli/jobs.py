@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,19 +52,11 @@ def speed(
 
     Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event per line.
     """
-    from anabranch.spark.submit import submit_streams
+    from anabranch.spark.submit import job_of, submit
 
     flags = ["--available-now"] if available_now else []
     flags += ["--health", health] if health else []
-    submit_streams(
-        "speed_layer",
-        chosen.streams,
-        chosen.group,
-        conf_folder(),
-        output_format(),
-        flags,
-        master,
-    )
+    submit(*job_of(chosen.streams, chosen.group, conf_folder(), output_format(), flags, master))
 
 
 @click.command()
@@ -191,7 +183,6 @@ def batch(
     """
     from anabranch.lineage.parents import parse_run
     from anabranch.offsets.hours import span_of
-    from anabranch.spark.submit import submit_streams
 
     one = chosen.one
     span = span_of(hour) if hour is not None else None
@@ -224,29 +215,25 @@ def batch(
             options.append(f"{name}={run}")
     if one is not None and span is not None:
         _require_ended(one, span)
-    submit_streams(
-        "batch_layer",
-        chosen.streams,
-        chosen.group,
-        conf_folder(),
-        output_format(),
-        options,
-        master,
-        _java_options(chosen, span),
+    run_batch(chosen, options, master)
+
+
+def run_batch(chosen: StreamSelection, options: Sequence[str], master: str | None = None) -> None:
+    """Run the batch job in this process, and end it with the job's exit code. The job opens Spark
+    once an hour needs it. Raises ConfigurationError like `job_of`, and if Java cannot run here."""
+    from anabranch.common.process import importing
+    from anabranch.job import main
+    from anabranch.spark.submit import job_of, require_spark
+
+    environment, arguments = job_of(
+        chosen.streams, chosen.group, conf_folder(), output_format(), options, master
     )
-
-
-def _java_options(chosen: StreamSelection, span: tuple[str, str] | None) -> str:
-    """Return the Java options of the driver for the number of offsets that wait; empty if a stream
-    does not answer. The job itself reports errors."""
-    from anabranch.cli.many import ask, select
-    from batch_layer import compilers
-
-    try:
-        shares = ask(select(chosen), partial(compilers.share_of, span=span))
-    except AnabranchError:
-        return ""
-    return compilers.java_options(shares.values())
+    require_spark(environment)
+    # The job reads the environment again.
+    os.environ["ANABRANCH_SPARK_MASTER"] = environment.spark.master
+    with importing():
+        from batch_layer import job
+    main(job.run, arguments)
 
 
 def _require_ended(stream: str, span: tuple[str, str]) -> None:

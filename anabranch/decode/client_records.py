@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from anabranch.decode.headers import text_of
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS
+
+_MOST_RECORDS, _MOST_BYTES = 10_000, 16 * 2**20
+
+
+def split_records(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield the records in parts of the size of a Python worker's batch, as far as one record is
+    not larger. Pure."""
+    part, size = list[Any](), 0
+    for record in records:
+        if len(part) == _MOST_RECORDS or size > _MOST_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(record)
+        size += len(record.value or b"") + len(record.key or b"")
+    if part:
+        yield part
 
 
 def batch_of(records: Sequence[Any]) -> pa.RecordBatch:

@@ -162,6 +162,17 @@ def stage_certain(
     return certain_from([TaskReport.of(bytes(row.report)) for row in rows], tables, attempt, began)
 
 
+def stage_records(
+    batches: Batches, spec: TaskSpec, tables: Tables, attempt: str, began: datetime
+) -> Certain:
+    """Write the records of batches (`anabranch.records.INPUT`) in this process, as one task does.
+    Raises Unexpected like `stage_certain`."""
+    task = CertainTask(spec)
+    for batch in batches:
+        task.read(batch)
+    return certain_from([task.end()], tables, attempt, began)
+
+
 def certain_from(
     reports: Sequence[TaskReport], tables: Tables, attempt: str, began: datetime
 ) -> Certain:

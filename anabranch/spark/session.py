@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -108,11 +109,50 @@ def new_session(spark: SparkSession, environment: Environment) -> SparkSession:
     return session
 
 
-def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
-    """Translate Spark's error while `doing` to an AnabranchError: JvmGone if Spark's JVM or context
-    ended, which a retry cannot restore, else the result of `explain`."""
+class LazySpark:
+    """A job's session, opened at its first use: small hours need no Spark, whose start takes longer
+    than their work (decision 68). Threads may share it."""
+
+    def __init__(self, open: Callable[[], SparkSession]) -> None:
+        self._open, self._lock = open, threading.Lock()
+        self.opened: SparkSession | None = None
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> LazySpark:
+        """Return a session that is open already."""
+        lazy = cls(lambda: spark)
+        lazy.opened = spark
+        return lazy
+
+    def __call__(self) -> SparkSession:
+        with self._lock:
+            if self.opened is None:
+                self.opened = self._open()
+            return self.opened
+
+    def new(self) -> LazySpark:
+        """Return another session of the same Spark."""
+        return LazySpark(lambda: self().newSession())
+
+    @contextmanager
+    def explained(self, doing: str) -> Iterator[None]:
+        """Translate any exception while `doing`, as `explained`."""
+        try:
+            yield
+        except AnabranchError:
+            raise
+        except Exception as error:
+            LOG.debug("%s failed", doing, exc_info=True)
+            raise explain_spark(self.opened, doing, error) from error
+
+
+def explain_spark(spark: SparkSession | None, doing: str, error: BaseException) -> AnabranchError:
+    """Translate an error while `doing` to an AnabranchError: JvmGone if Spark's JVM or context
+    ended, which a retry cannot restore, else the result of `explain`. Without `spark`, none ran."""
     if isinstance(error, AnabranchError):
         return error
+    if spark is None:
+        return explain(doing, error)
     jvm: Any = spark.sparkContext._jvm
     try:
         jvm.java.lang.System.nanoTime()
@@ -163,17 +203,10 @@ def require_trust(spark: SparkSession, s3: S3) -> None:
         connection.disconnect()
 
 
-@contextmanager
-def explained(spark: SparkSession, doing: str) -> Iterator[None]:
+def explained(spark: SparkSession, doing: str) -> AbstractContextManager[None]:
     """Translate any exception while `doing` to an AnabranchError, so that no job ends with a
     traceback."""
-    try:
-        yield
-    except AnabranchError:
-        raise
-    except Exception as error:
-        LOG.debug("%s failed", doing, exc_info=True)
-        raise explain_spark(spark, doing, error) from error
+    return LazySpark.of(spark).explained(doing)
 
 
 class _Handler:
@@ -190,17 +223,23 @@ class _Handler:
 
 
 def stop_on_signal(
-    spark: SparkSession, stop: Callable[[], None], signals: Iterable[signal.Signals]
+    spark: SparkSession | None, stop: Callable[[], None], signals: Iterable[signal.Signals]
 ) -> None:
-    """Call `stop` when a signal reaches this process or its JVM, instead of ending them."""
+    """Call `stop` when a signal reaches this process or the JVM of `spark`, instead of ending them.
+    A thread other than the main one can only set this for the JVM."""
+    request = in_own_thread(stop)
+    # Spark's context replaces Python's handler of Ctrl-C in the thread that opens it.
+    if threading.current_thread() is threading.main_thread():
+        for number in signals:
+            signal.signal(number, lambda *_: request())
+    if spark is None:
+        return
     from pyspark.java_gateway import ensure_callback_server_started
 
     gateway: Any = spark.sparkContext._gateway
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    request = in_own_thread(stop)
     handler = _Handler(request)
     for number in signals:
-        signal.signal(number, lambda *_: request())
         gateway.jvm.sun.misc.Signal.handle(
             gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler
         )

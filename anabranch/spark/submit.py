@@ -85,14 +85,19 @@ def submit_command(
     return [*command, str(job_file(layer)), *arguments], process
 
 
-def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
-    """Replace this process by spark-submit, so that signals and the exit code are the job's own.
-    Never returns. Raises ConfigurationError if Java cannot run here: spark-submit would end with
-    exit code 1, which means a refusal."""
+def require_spark(environment: Environment) -> None:
+    """Raise ConfigurationError if Java cannot run here: spark-submit would end with exit code 1,
+    which means a refusal."""
     require_java()
     require_user()
     require_temporary(environment.spark.conf.get("spark.driver.extraJavaOptions", ""))
-    command, process = submit_command(environment, layer, arguments, java)
+
+
+def submit(environment: Environment, arguments: Sequence[str]) -> None:
+    """Replace this process by spark-submit with the speed job, so that signals and the exit code
+    are the job's own. Never returns. Raises like `require_spark`."""
+    require_spark(environment)
+    command, process = submit_command(environment, "speed_layer", arguments)
     append_standard_error()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,18 +122,16 @@ def append_standard_error() -> None:
             fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
 
 
-def submit_streams(
-    layer: str,
+def job_of(
     streams: Sequence[str],
     group: str | None,
     conf: str | None,
     output: str,
     extra: Sequence[str],
     master: str | None = None,
-    java: str = "",
-) -> None:
-    """Replace this process by the job of `streams`, else of `group`, else of all; `master` replaces
-    the configured one. Never returns.
+) -> tuple[Environment, list[str]]:
+    """Return the environment and the arguments of the job of `streams`, else of `group`, else of
+    all; `master` replaces the configured one.
 
     Raises ConfigurationError for a selection without streams, and for a single stream with an
     invalid file: with several, the job reports it. The job itself resolves streams of a family.
@@ -142,4 +145,4 @@ def submit_streams(
     if master is not None:
         environment = with_master(environment, master)
     folder = ["--conf", conf] if conf else []
-    submit(environment, layer, [*chosen, *folder, "--output", output, *extra], java)
+    return environment, [*chosen, *folder, "--output", output, *extra]

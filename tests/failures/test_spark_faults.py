@@ -22,6 +22,7 @@ from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.records import staged
 from batch_layer import sources
+from batch_layer.sizes import SMALL
 from speed_layer import micro_batch
 
 Make = Callable[..., World]
@@ -59,7 +60,7 @@ def _wrap():
                 waiting.remove(one)
         time.sleep(0.01)
 
-if os.environ.get("PYSPARK_GATEWAY_PORT"):
+if b"worker_daemon" not in open("/proc/self/cmdline", "rb").read():
     threading.Thread(target=_wrap, daemon=True).start()
 '''
 
@@ -74,7 +75,7 @@ def with_a_broken_record(world: Make) -> World:
 
 
 @pytest.fixture
-def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_spark: None) -> Path:
     """Every decoding task fails at its first attempt, after it has let half of its rows through."""
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -118,7 +119,7 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(
 
 
 @pytest.fixture
-def killed_after_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def killed_after_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_spark: None) -> Path:
     """Every worker dies at its task's first attempt, after it has closed the files."""
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -166,10 +167,11 @@ def cluster() -> Iterator[SparkCluster]:
 def test_speculative_execution_duplicates_no_row(
     world: Make, cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = world()
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 100_000})
     one.topic(2)
     hour = past_hour(1)
-    one.send(spread(hour, 60, "e"))
+    # Spark reads the hour.
+    one.send(spread(hour, SMALL + 2, "e"))
     one.apply()
     spark = {
         "master": cluster.master,
@@ -182,7 +184,7 @@ def test_speculative_execution_duplicates_no_row(
             "spark.speculation.quantile": "0.5",
             "spark.speculation.multiplier": "1.1",
             "spark.speculation.minTaskRuntime": "500ms",
-            # The batch layer reads a small hour in one task, which has no other to be slower than.
+            # The batch layer reads the hour in one task, which has no other to be slower than.
             "spark.speculation.task.duration.threshold": "2s",
         },
     }

@@ -17,6 +17,7 @@ from world import World, event, past_hour, spread
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.parquet_writer import data_file_of
 from anabranch.iceberg.staging import stage
+from anabranch.kafka.client import new_producer
 from anabranch.offsets.hours import start_of
 from anabranch.records.staged import (
     Certain,
@@ -84,7 +85,7 @@ ONE_MORE = "rows: expected each offset once, found 1 more"
 @pytest.mark.parametrize(
     "writer",
     [
-        "workers",
+        "this process",
         *(pytest.param(w, marks=pytest.mark.full) for w in ("workers, large hour", "spark")),
     ],
 )
@@ -94,8 +95,11 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     # Spark writes the rows of a stream with a sort order.
     files = {"files": {"sort": ["event_id"]}} if writer == "spark" else {}
     if "large" in writer:
-        # By the tasks' reports, and not by the rows that Spark compares.
-        monkeypatch.setattr(building, "SMALL", 0)
+        # Spark's tasks read the hour, and their reports prove it.
+        for module in (building, sources):
+            monkeypatch.setattr(module, "SMALL", 0)
+    staging = "stage_certain" if "large" in writer else "stage_records"
+    staged = getattr(sources, staging)
     one, hour = world(**files), past_hour(1)
     one.topic(1)
     late = start_of(hour) - timedelta(days=2)
@@ -116,14 +120,14 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
             rows.createOrReplaceTempView("staged_rows")
             return stage(tamper(rows), *arguments)
 
-        def tampered_files(frame: DataFrame, spec: TaskSpec, tables: Tables, *rest: Any) -> Certain:
-            return tamper(stage_certain(frame, spec, tables, *rest), spec, tables)
+        def tampered_files(read: Any, spec: TaskSpec, tables: Tables, *rest: Any) -> Certain:
+            return tamper(staged(read, spec, tables, *rest), spec, tables)
 
         with monkeypatch.context() as broken:
             if writer == "spark":
                 broken.setattr(building, "stage", tampered)
             else:
-                broken.setattr(sources, "stage_certain", tampered_files)
+                broken.setattr(sources, staging, tampered_files)
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
         assert result.decision == "refused"
         assert one.rows() == served
@@ -150,7 +154,8 @@ def test_a_duplicate_in_the_last_record_of_a_large_hour_is_found(
     world: Make, monkeypatch: pytest.MonkeyPatch, hashed: int
 ) -> None:
     """The hashes of the reports find it, and Spark does; only its file is written again."""
-    monkeypatch.setattr(building, "SMALL", 0)
+    for module in (building, sources):
+        monkeypatch.setattr(module, "SMALL", 0)
     monkeypatch.setattr(sources, "MOST_HASHED", hashed)
     monkeypatch.setattr(sources, "write_tasks", lambda *_: 2)
     written: list[Certain] = []
@@ -219,3 +224,39 @@ def test_an_hour_gives_back_the_disk_that_it_took(
     # The hazard: while an hour is built, its records are on the disk.
     assert any(taken)
     assert one.contents() == one.acknowledged()
+
+
+def test_spark_and_this_process_read_a_small_hour_alike(
+    world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, dead letters with all their bytes, and the account."""
+    one, hour = world(), past_hour(1)
+    one.topic(2)
+    begin = start_of(hour)
+    one.send([*spread(hour, 20, "e"), (0, begin, event("e-1", begin)), (1, begin, b"{broken")])
+    millis = int(begin.timestamp() * 1000)
+    headers = [("a", b"\x00\xff"), ("a", None), ("ключ", "ü".encode())]
+    producer = new_producer(one.job.environment.kafka, compression_type="gzip")
+    try:
+        # Nanoseconds, a time before 1970, the largest one, and none.
+        for stamp in (millis, millis * 1_000_000, -86_400_001, 2**63 - 1, -1):
+            for value in (event(f"at-{stamp}", begin), b"{broken", None):
+                producer.send(one.name, value, b"k\xff", headers, 1, stamp).get(timeout=30)
+                producer.send(one.name, value, None, [], 0, stamp).get(timeout=30)
+    finally:
+        producer.close()
+    one.apply()
+
+    def rebuilt(restate: bool) -> tuple[Any, ...]:
+        [result] = one.batch(hour, restate=restate, accept=True, why="half of it is broken")
+        assert result.decision == "accepted"
+        account = replace(result.account, run=None, quality=None)
+        key = ("kafka_partition", "kafka_offset")
+        of_place = lambda row: tuple(row[name] for name in key)  # noqa: E731
+        letters = sorted(one.dead(), key=of_place)
+        return sorted(one.rows(), key=of_place), letters, account
+
+    small = rebuilt(restate=False)
+    assert {row["kafka_partition"] for row in small[1]} == {0, 1}
+    monkeypatch.setattr(sources, "SMALL", 0)
+    assert rebuilt(restate=True) == small

@@ -19,6 +19,7 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply, sealing
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
+from anabranch.spark.session import LazySpark
 from batch_layer.rebuild import Rebuilder, Result
 
 Make = Callable[..., World]
@@ -185,7 +186,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     one.apply()
     one.speed()
     sealing.seal(Publisher(one.lake, one.job.stream), one.kafka)
-    rebuilder = Rebuilder(one.job, one.spark)
+    rebuilder = Rebuilder(one.job, LazySpark.of(one.spark))
     state = one.state
     built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)
     one.configure(schema=f"{one.job.stream.ddl}, colour STRING")

@@ -25,6 +25,7 @@ from anabranch.iceberg.s3 import ObjectStore
 from anabranch.job import open_job
 from anabranch.protocol import ledger, state
 from anabranch.protocol.ledger import Ledger
+from anabranch.spark.session import LazySpark
 from batch_layer.many_streams import run_stream
 from batch_layer.rebuild import RebuildRequest
 
@@ -100,7 +101,7 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
         before = requests()
         job = open_job(one.name, str(one.folder))
         outcome = run_stream(
-            job, one.spark, lambda run: run.rebuild(None, ORDER), threading.Event()
+            job, LazySpark.of(one.spark), lambda run: run.rebuild(None, ORDER), threading.Event()
         )
         costs.append(requests() - before)
         assert [(r.hour, r.decision) for r in outcome.results] == [(hour, "accepted")]

@@ -19,6 +19,7 @@ from world import World, hours_of_now, past_hour, spread
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
 from anabranch.job import open_jobs
 from anabranch.offsets.hours import start_of
+from anabranch.spark.session import LazySpark
 from batch_layer import stream_run
 from batch_layer.many_streams import StreamOutcome, run_streams
 from batch_layer.rebuild import RebuildRequest
@@ -87,7 +88,8 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
 
     before = backlog.spark.sparkContext._jsc.getPersistentRDDs().size()
     outcomes = {
-        o.stream: o for o in run_streams(jobs, backlog.spark, work, threading.Event(), at_once=2)
+        o.stream: o
+        for o in run_streams(jobs, LazySpark.of(backlog.spark), work, threading.Event(), at_once=2)
     }
 
     def decided(one: World) -> list[tuple[str, str]]:
@@ -142,7 +144,8 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(
 
         _, jobs, _ = open_jobs(str(old.folder), (missing.name, old.name, new.name), None, False)
         return {
-            o.stream: o for o in run_streams(jobs, old.spark, work, threading.Event(), at_once=2)
+            o.stream: o
+            for o in run_streams(jobs, LazySpark.of(old.spark), work, threading.Event(), at_once=2)
         }
 
     for revision in range(1, budget(1, 2) + 1):
@@ -182,11 +185,11 @@ def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..
         work(stream)
 
     _, jobs, _ = open_jobs(str(one.folder), (), None, True)
-    stopped = run_streams(jobs, one.spark, work_once, stop, at_once=1)
+    stopped = run_streams(jobs, LazySpark.of(one.spark), work_once, stop, at_once=1)
     assert [type(o.error) for o in stopped] == [Transient, Transient]
     assert all("stop requested" in str(o.error) for o in stopped)
     _, jobs, _ = open_jobs(str(one.folder), (), None, True)
-    outcomes = run_streams(jobs, one.spark, work, threading.Event(), at_once=2)
+    outcomes = run_streams(jobs, LazySpark.of(one.spark), work, threading.Event(), at_once=2)
     assert [o.error for o in outcomes] == [None, None]
     assert (events(one), events(other)) == (exact(one), exact(other))
 

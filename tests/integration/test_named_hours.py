@@ -72,7 +72,7 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
 
 
 def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
-    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, by_spark: None
 ) -> None:
     one = world()
     one.topic()

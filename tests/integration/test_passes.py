@@ -13,6 +13,7 @@ from world import World, hours_of_now, past_hour, spread
 
 from anabranch.common.progress import LOG, Progress
 from anabranch.offsets.hours import start_of
+from anabranch.spark.session import LazySpark
 from batch_layer.passes import Passes
 
 HOUR = past_hour(1)
@@ -20,7 +21,7 @@ hours_of_each_test = hours_of_now(globals(), HOUR=1)
 
 
 def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_path: Path) -> None:
-    passes, may_end = Passes(spark), tmp_path / "may-end"
+    passes, may_end = Passes(LazySpark.of(spark)), tmp_path / "may-end"
     reported: list[str] = []
 
     def wait(numbers: Iterator[int]) -> Iterator[int]:
@@ -61,7 +62,7 @@ def test_each_pass_over_an_hour_names_its_spark_jobs(
 
     def noted(self: Passes, doing: str) -> None:
         begin(self, doing)
-        named.append(self._spark.sparkContext.getLocalProperty("spark.job.description"))
+        named.append(self._spark().sparkContext.getLocalProperty("spark.job.description"))
 
     monkeypatch.setattr(Passes, "begin", noted)
     one = world()

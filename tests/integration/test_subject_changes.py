@@ -24,6 +24,7 @@ from anabranch.job import FollowedJob, StreamFolder, open_job
 from anabranch.kafka.client import create_topic, new_producer
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.apply import require_columns
+from anabranch.spark.session import LazySpark
 from anabranch.subjects.follow import SubjectReader, take_up
 from batch_layer.many_streams import run_stream
 from batch_layer.rebuild import Rebuilder, RebuildRequest
@@ -235,7 +236,7 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     order, stop = RebuildRequest(), threading.Event()
     outcome = run_stream(
         open_job(one.name, str(one.folder)),
-        one.spark,
+        LazySpark.of(one.spark),
         lambda run: run.rebuild([first], order),
         stop,
     )
@@ -252,7 +253,7 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     ):
         require_columns(one.lake.load(table), stale.stream)
     require_columns(one.lake.load(table), taken)
-    results = StreamRun(stale, Rebuilder(stale, one.spark)).rebuild(None, order)
+    results = StreamRun(stale, Rebuilder(stale, LazySpark.of(one.spark))).rebuild(None, order)
     stale.kafka.close()
     assert not any(r.refused for r in results)
     assert rows(one, table, "colour", "size") == [("a", "red", None), ("b", "blue", 7)]

@@ -27,7 +27,7 @@ Make = Callable[..., World]
 
 
 @pytest.fixture
-def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def overflowing(monkeypatch: pytest.MonkeyPatch, by_spark: None) -> Iterator[pytest.MonkeyPatch]:
     """Every task that reads throws a real ArithmeticException for the records of one hour."""
     stage_certain = staged.stage_certain
 

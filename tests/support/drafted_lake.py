@@ -20,6 +20,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.job import Job, open_jobs
 from anabranch.kafka.client import create_topic, new_producer
 from anabranch.offsets.hours import start_of
+from anabranch.spark.session import LazySpark
 from batch_layer.many_streams import run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -85,6 +86,8 @@ class Lake:
         def work(stream: StreamRun) -> None:
             stream.rebuild(None, RebuildRequest())
 
-        for outcome in run_streams(self.jobs(), spark, work, threading.Event(), at_once=2):
+        for outcome in run_streams(
+            self.jobs(), LazySpark.of(spark), work, threading.Event(), at_once=2
+        ):
             decided = [(r.hour, r.decision) for r in outcome.results]
             assert (outcome.error, decided) == (None, [(past_hour(1), "accepted")]), outcome

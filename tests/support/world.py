@@ -25,6 +25,7 @@ from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state
+from anabranch.spark.session import LazySpark
 from anabranch.spark.settings import session_settings
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 from batch_layer.stream_run import StreamRun
@@ -199,13 +200,15 @@ class World:
         """Run the work of the batch job, for all waiting hours or for these."""
         with report_lineage(self.job):
             order = RebuildRequest(restate, accept, why)
-            return StreamRun(self.job, Rebuilder(self.job, self.spark)).rebuild(
+            return StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark))).rebuild(
                 hours or None, order
             )
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate hours with dead letters that decode now, of all hours or of these."""
-        return StreamRun(self.job, Rebuilder(self.job, self.spark)).replay(hours or None)
+        return StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark))).replay(
+            hours or None
+        )
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.table)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
+from no_spark import NO_SPARK
 
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import BRANCHES, Staged
@@ -164,7 +165,7 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     timeline = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
     lake = new_lake(tmp_path, timeline=timeline)
     job = Job(new_environment(tmp_path), lake.stream, lake.lake, Broker().adapter)
-    results = Rebuilder(job, None).accept_empty(run)  # type: ignore[arg-type]
+    results = Rebuilder(job, NO_SPARK).accept_empty(run)
     assert [r.hour for r in results] == run
     state = lake.state()
     assert waiting_hours(state) == []

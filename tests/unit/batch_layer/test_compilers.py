@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from brokers import Broker
@@ -18,6 +19,7 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import SETTLED, Accepted
 from anabranch.spark.java import FIRST_COMPILER
+from batch_layer import compilers
 from batch_layer.compilers import java_options, share_of
 
 SECOND, OPEN = shift(FIRST, 1), shift(FIRST, 2)
@@ -33,7 +35,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> float:
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * records}).adapter)
-    return share_of(job, lambda waits_for: None, span)
+    return share_of(job, span)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,21 @@ def test_most_offsets_are_fewer_where_records_are_archived(lake: StreamLake) -> 
     assert share(archived, None) == 35 / BY_SPARK
 
 
-def test_options_by_the_sum_of_the_shares() -> None:
-    assert java_options([0.5, 0.5]) == FIRST_COMPILER
-    assert java_options([0.5, 0.6]) == java_options([0.1, Transient("silent")]) == ""
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ([0.5, 0.5], FIRST_COMPILER),
+        ([0.5, 0.6], ""),
+        ([0.1, Transient("the broker is unreachable")], ""),
+    ],
+)
+def test_options_by_the_sum_of_the_shares(
+    monkeypatch: pytest.MonkeyPatch, shares: list[float | Transient], expected: str
+) -> None:
+    def share_of(share: Any, span: None) -> float:
+        if isinstance(share, Transient):
+            raise share
+        return float(share)
+
+    monkeypatch.setattr(compilers, "share_of", share_of)
+    assert java_options(cast(Any, shares), None) == expected

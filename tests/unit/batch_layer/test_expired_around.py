@@ -11,6 +11,7 @@ import pytest
 from accepted_hours import HOURS, accept, cut, four_hours
 from brokers import Broker
 from lakes import StreamLake
+from no_spark import NO_SPARK
 from proofs import NOW
 
 from anabranch.common.errors import Refused, Unexpected
@@ -38,7 +39,7 @@ class Hours:
     def __init__(self, lake: StreamLake, repairable: Mapping[str, int]) -> None:
         self._lake = lake
         self.reader = SimpleNamespace(repairable=lambda: dict(repairable))
-        self.passes = Passes(cast(Any, None))
+        self.passes = Passes(NO_SPARK)
         self.again: list[str] = []
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
@@ -80,7 +81,7 @@ def job_of(lake: StreamLake) -> Job:
 
 
 def rebuilder(lake: StreamLake, repairable: Mapping[str, int]) -> tuple[Rebuilder, Hours]:
-    made, hours = Rebuilder(job_of(lake), cast(Any, None)), Hours(lake, repairable)
+    made, hours = Rebuilder(job_of(lake), NO_SPARK), Hours(lake, repairable)
     made._hours = cast(Any, hours)
     return made, hours
 
@@ -129,7 +130,7 @@ def test_row_counts_of_expired_hours_are_compared(lake: StreamLake) -> None:
         if hour == day[3]:
             rows.append(ledger.decision(hour, "expired", 1, None, NOW, new_id()))
         lake.ledger.record(rows)
-    builder = HourBuilder(job_of(lake), cast(Any, None), LostFiles(job_of(lake)))
+    builder = HourBuilder(job_of(lake), NO_SPARK, LostFiles(job_of(lake)))
     balance = Balance(cut(HOURS[3]), Counted(), Counted(), {}, {})
     assert (
         builder._row_count_baseline(HOURS[3], balance, NO_DIFF, lake.state()).previous(3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from lakes import new_lake
-from pyspark.sql import SparkSession
+from no_spark import NO_SPARK
 
 from anabranch.common.errors import Refused
 from anabranch.job import Job
@@ -37,6 +37,6 @@ def test_a_run_ends_with_its_outcome_though_closing_kafka_throws(
         if error is not None:
             raise error
 
-    outcome = run_stream(job, cast(SparkSession, None), work, threading.Event())
+    outcome = run_stream(job, NO_SPARK, work, threading.Event())
     assert (outcome.stream, outcome.results, outcome.error) == (lake.stream.name, (), error)
     assert adapter._admin is adapter._consumer is None

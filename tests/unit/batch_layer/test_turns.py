@@ -13,14 +13,14 @@ import pytest
 from batch_layer.turns import OFFSETS_OF_A_PLACE, StreamTurns, Turns, places
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from anabranch.spark.session import LazySpark
 
 H = [f"2026-11-21T{hour:02}" for hour in range(24)]
 LARGE = 100 * OFFSETS_OF_A_PLACE
 
 
 def turns(at_once: int) -> Turns:
-    return Turns(at_once, lambda: cast("SparkSession", object()))
+    return Turns(at_once, lambda: cast("LazySpark", object()))
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -164,22 +164,3 @@ def test_a_stream_that_pauses_frees_its_slot_and_continues_in_its_turn() -> None
         assert order == ["first try", "another"]
     thread.join(10)
     assert order == ["first try", "another", "second try"]
-
-
-def test_a_slot_whose_session_cannot_be_opened_is_free_again() -> None:
-    answers: list[object] = [RuntimeError("no JVM"), object()]
-
-    def open_session() -> SparkSession:
-        answer = answers.pop(0)
-        if isinstance(answer, RuntimeError):
-            raise answer
-        return cast("SparkSession", answer)
-
-    of = Turns(1, open_session)
-    with (
-        pytest.raises(RuntimeError, match="no JVM"),
-        StreamTurns(of, lambda session: None).take(H[0], 1),
-    ):
-        pass
-    with StreamTurns(of, lambda session: None).take(H[0], 1):
-        pass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
+from no_spark import NO_SPARK
 
 from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Outcome
@@ -70,7 +71,7 @@ def rebuilder(
     lake: StreamLake, meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[Rebuilder, Hours]:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    made, hours = Rebuilder(job, None), Hours(lake, meanwhile)  # type: ignore[arg-type]
+    made, hours = Rebuilder(job, NO_SPARK), Hours(lake, meanwhile)
     made._hours = hours  # type: ignore[assignment]
     return made, hours
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from accepted_hours import accept
 from brokers import Broker
 from lakes import FIRST, new_lake
+from no_spark import NO_SPARK
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Outcome
@@ -28,7 +28,7 @@ def test_an_hour_that_another_run_accepts_meanwhile_is_left_out(
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=dict(CUTS)))
     assert lake.publish(lake.speed(lake.stage([]), {0: 20})) is Outcome.LANDED
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
-    made = Rebuilder(job, cast(Any, None))
+    made = Rebuilder(job, NO_SPARK)
     accept_empty, rebuilt = made.accept_empty, list[str]()
 
     def meanwhile(hours: list[str]) -> list[Result]:
@@ -64,7 +64,7 @@ def test_a_named_hour_is_rebuilt_after_the_earlier_ones_that_wait_oldest_first(
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=cuts))
     assert lake.publish(lake.speed(lake.stage([]), {0: 20})) is Outcome.LANDED
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
-    made, done = Rebuilder(job, cast(Any, None)), list[str]()
+    made, done = Rebuilder(job, NO_SPARK), list[str]()
 
     def rebuild(hour: str, request: RebuildRequest) -> Result:
         done.append(hour)

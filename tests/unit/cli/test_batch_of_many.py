@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from conf_folders import write_environment
 
 from anabranch.cli import main
-from anabranch.common.deadline import Note
 from anabranch.common.errors import (
     ConfigurationError,
     PositionError,
@@ -22,11 +21,7 @@ from anabranch.common.errors import (
     Unexpected,
     combined_exit_code,
 )
-from anabranch.config import Environment
-from anabranch.job import Job
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.spark.java import FIRST_COMPILER
-from batch_layer import compilers
 from batch_layer.many_streams import StreamOutcome
 from batch_layer.rebuild import Result as HourResult
 from batch_layer.summary import print_outcomes
@@ -52,10 +47,7 @@ def submitted(
     """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
     given: list[str] = []
 
-    def submit(environment: Environment, layer: str, arguments: list[str], java: str) -> None:
-        given.extend([*java.split(), *arguments])
-
-    monkeypatch.setattr("anabranch.spark.submit.submit", submit)
+    monkeypatch.setattr("anabranch.job.main", lambda run, arguments: given.extend(arguments))
 
     def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
@@ -92,31 +84,6 @@ def test_reports_on_hours_read_each_stream(
     )
     assert given[0] == "--all"
     assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
-
-
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ({"a": 0.4, "b": 0.6}, FIRST_COMPILER),
-        ({"a": 0.4, "b": 0.7}, ""),
-        ({"a": 0.4, "b": Transient("the broker is unreachable")}, ""),
-    ],
-)
-def test_a_job_of_few_offsets_uses_javas_first_compiler_alone(
-    submitted: Callable[..., tuple[list[str], Result]],
-    monkeypatch: pytest.MonkeyPatch,
-    shares: dict[str, float | Transient],
-    expected: str,
-) -> None:
-    def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
-        share = shares[job.stream.name]
-        if isinstance(share, Transient):
-            raise share
-        return share
-
-    monkeypatch.setattr(compilers, "share_of", share_of)
-    given, _ = submitted("--group", "small")
-    assert given[: given.index("--group")] == expected.split()
 
 
 @pytest.mark.parametrize(

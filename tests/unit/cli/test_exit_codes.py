@@ -117,7 +117,7 @@ def test_a_machine_without_java_is_no_refused_hour(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="expected JAVA_HOME or a java") as raised:
-        submit(new_environment(tmp_path), "batch_layer", [])
+        submit(new_environment(tmp_path), [])
     assert raised.value.exit_code == 2
 
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import pytest
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
+from no_spark import NO_SPARK
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse
 
@@ -394,7 +395,7 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
         "ledger": one.ledger,
     }
     job = SimpleNamespace(**values, kafka=Kafka())
-    rebuilder = cast(Any, Rebuilder(cast(Any, job), cast(Any, None)))
+    rebuilder = cast(Any, Rebuilder(cast(Any, job), NO_SPARK))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
     rows = one.stage([(FIRST, 0, o) for o in range(9)])
     counts = HourAccount(good=9, dead=1, duplicate=0, gap=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from lakes import StreamLake, new_lake
+from no_spark import NO_SPARK
 
 from anabranch.common.errors import JvmGone, Transient
 from anabranch.common.fail_points import Step
@@ -88,7 +88,7 @@ def test_a_rebuild_holds_the_heads_that_it_started_from(
 
     monkeypatch.setattr(Rebuilder, "_rebuild", build)
     job = Job(one.environment, one.stream, one.lake, KafkaAdapter(one.environment.kafka))
-    assert Rebuilder(job, cast(Any, None)).rebuild(HOUR) == Result(HOUR, "unchanged", 0)
+    assert Rebuilder(job, NO_SPARK).rebuild(HOUR) == Result(HOUR, "unchanged", 0)
     assert not reading(one)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from brokers import Broker
 from lakes import FIRST, Row, StreamLake, new_environment, new_lake
+from no_spark import NO_SPARK
 
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
@@ -131,7 +132,7 @@ def of_hour(rows: list[Row], i: int) -> list[int]:
 
 def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    made, built = Rebuilder(job, None), Hours(lake)  # type: ignore[arg-type]
+    made, built = Rebuilder(job, NO_SPARK), Hours(lake)
     made._hours = built  # type: ignore[assignment]
     return made, built
 

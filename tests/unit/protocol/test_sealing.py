@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 from brokers import Broker
 from click.testing import CliRunner, Result
 from lakes import StreamLake, new_lake, new_state
+from no_spark import NO_SPARK
 
 from anabranch.cli import main
 from anabranch.common.errors import NotYet, PositionError
@@ -139,7 +140,7 @@ def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
     second = int((start_of(first) + timedelta(minutes=90)).timestamp() * 1000)
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [second]}).adapter)
-    return lake, Rebuilder(job, None)  # type: ignore[arg-type]
+    return lake, Rebuilder(job, NO_SPARK)
 
 
 def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def _idle_until(lake: StreamLake, rebuilder: Rebuilder, hour: str) -> Rebuilder:
     """The same without a record, half an hour behind the end of `hour`."""
     ahead = start_of(shift(hour, 1)) + timedelta(minutes=30) - datetime.now(UTC)
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
-    return Rebuilder(replace(rebuilder._job, kafka=Broker(log={0: []}).adapter), None)  # type: ignore[arg-type]
+    return Rebuilder(replace(rebuilder._job, kafka=Broker(log={0: []}).adapter), NO_SPARK)
 
 
 def test_a_seal_states_which_dead_letters_are_complete(tmp_path: Path) -> None:
@@ -286,16 +287,14 @@ def test_nothing_to_seal_is_no_publish() -> None:
 def batch(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[Result, bool]:
-    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would start
-    Spark."""
-    submitted: list[str] = []
+    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would run the
+    job."""
+    began: list[Sequence[str]] = []
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
-    monkeypatch.setattr("anabranch.cli.jobs._java_options", lambda *_: [])
-    monkeypatch.setattr(
-        "anabranch.spark.submit.submit_streams", lambda layer, *_: submitted.append(layer)
-    )
-    return CliRunner().invoke(main, ["batch", "events", *arguments]), submitted == ["batch_layer"]
+    monkeypatch.setattr("anabranch.job.main", lambda run, arguments: began.append(arguments))
+    monkeypatch.setattr("anabranch.spark.submit.job_of", lambda *_: (lake.environment, ["events"]))
+    return CliRunner().invoke(main, ["batch", "events", *arguments]), began == [["events"]]
 
 
 @pytest.mark.parametrize("flags", [(), ("--seal-only",), ("--restate", "--why", "why")])
@@ -323,7 +322,7 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     with pytest.raises(NotYet, match=running):
-        StreamRun(job, Rebuilder(job, None)).rebuild([running], RebuildRequest())  # type: ignore[arg-type]
+        StreamRun(job, Rebuilder(job, NO_SPARK)).rebuild([running], RebuildRequest())
     assert lake.state().timeline.open == ended
 
 

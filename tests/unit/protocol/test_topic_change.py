@@ -14,6 +14,7 @@ import pytest
 from brokers import Broker
 from killed import kill_at
 from lakes import StreamLake, new_environment, new_lake, new_stream
+from no_spark import NO_SPARK
 
 from anabranch.common.errors import ConfigurationError, PositionError, Refused
 from anabranch.common.fail_points import Step
@@ -497,7 +498,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(
         is Outcome.LANDED
     )
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
-    rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
+    rebuilder = Rebuilder(job, NO_SPARK)
 
     results = StreamRun(job, rebuilder).rebuild(None, RebuildRequest())
 

@@ -69,7 +69,7 @@ def test_a_user_without_a_name_is_refused_before_java_starts(
     """The hazard: a stack trace of Java, and exit code 1, which means a refused hour."""
     monkeypatch.setattr(os, "getuid", lambda: 54_321_000)
     with pytest.raises(ConfigurationError, match="user id 54321000: expected a name in /etc/passw"):
-        submit.submit(environment("local[2]"), "batch_layer", [])
+        submit.submit(environment("local[2]"), [])
 
 
 @pytest.mark.parametrize("is_refused_by_the_kernel", [False, True])
@@ -92,7 +92,7 @@ def test_a_temporary_folder_that_java_cannot_use_is_refused(
         ConfigurationError,
         match=f"temporary folder {folder}: expected to write and execute files.*java.io.tmpdir=FOL",
     ):
-        submit.submit(one, "batch_layer", [])
+        submit.submit(one, [])
 
 
 def test_the_python_of_executors_is_not_the_drivers() -> None:
@@ -114,16 +114,15 @@ def test_a_driver_elsewhere_is_refused() -> None:
 def test_the_environment_or_the_command_line_names_another_master(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(
-        submit, "submit", lambda environment, *_: seen.append(environment.spark.master)
-    )
-    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [])
+    def master(*given: str) -> str:
+        chosen, arguments = submit.job_of(["game_events"], None, str(CONF), "text", [], *given)
+        assert arguments == ["--stream", "game_events", "--conf", str(CONF), "--output", "text"]
+        return chosen.spark.master
+
+    assert master() == "local[*]"
     monkeypatch.setenv("ANABRANCH_SPARK_MASTER", "spark://h:7077")
     assert load_environment(CONF).spark.master == "spark://h:7077"
-    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [])
-    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [], "yarn")
-    assert seen == ["local[*]", "spark://h:7077", "yarn"]
+    assert (master(), master("yarn")) == ("spark://h:7077", "yarn")
 
 
 def test_a_jobs_log_and_later_output_of_a_script_are_both_in_its_file(tmp_path: Path) -> None:

@@ -1,0 +1,14 @@
+"""The session of a job that must not start Spark."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from anabranch.spark.session import LazySpark
+
+
+def _refuse() -> SparkSession:
+    raise AssertionError("expected no use of Spark")
+
+
+NO_SPARK = LazySpark(_refuse)
