@@ -16,7 +16,7 @@ from anabranch.spark.workers import SETTINGS, require_workers
 
 # What spark-submit runs when PySpark starts it.
 _SHELL = "pyspark-shell"
-# By which spark-submit's JVM tells a Python process where it listens.
+# The variable in which the JVM of spark-submit passes its port to a Python process.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 
 
