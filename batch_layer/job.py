@@ -35,7 +35,7 @@ from anabranch.job import Job, main, open_job, open_jobs, parser
 from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.protocol.acts import act_now
-from anabranch.spark.in_process import open_here
+from anabranch.spark.in_process import is_submitted, open_here
 from anabranch.spark.session import LazySpark, close_session, stop_on_signal
 from anabranch.spark.workers import SETTINGS
 from batch_layer import compilers
@@ -168,6 +168,8 @@ def _spark(
     threading.Thread(target=cancel, name="cancel", daemon=True).start()
     stop_on_signal(None, request_stop, _SIGNALS)
     try:
+        if is_submitted():
+            spark()
         yield spark, stop
     finally:
         ended.set()

@@ -20,12 +20,18 @@ _SHELL = "pyspark-shell"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 
 
+def is_submitted() -> bool:
+    """Return whether spark-submit runs this process: its JVM, which receives the signals, runs
+    already."""
+    return _GATEWAY in os.environ
+
+
 def open_here(
     environment: Environment, name: str, settings: Mapping[str, str], java: str = ""
 ) -> SparkSession:
     """Open a session whose driver is this process, with Python workers. `java`: options of its JVM,
     if none runs yet: under spark-submit, it does. Raises ConfigurationError, Transient."""
-    if _GATEWAY not in os.environ:
+    if not is_submitted():
         command, process = submit_command(environment, "batch_layer", (), java)
         os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
     spark = open_session(environment, name, settings)
