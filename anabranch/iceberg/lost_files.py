@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO
 
-from anabranch.common.errors import FileGone, Transient
+from anabranch.common.errors import FileGone, NotOffered, Transient
 from anabranch.common.remote_errors import full_text, lake_errors
 from anabranch.iceberg.files import list_files, same_file
 from anabranch.iceberg.hour_files import files_by_branch
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Folders beyond this number are listed by their common parent.
 _FOLDERS = 30
+_OPENED_AT_ONCE = 16
 
 # A missing file in the words of S3's error codes, botocore, PyArrow, DuckDB, the AWS SDK for Java
 # and Java.
@@ -60,16 +63,33 @@ def reports_missing_file(error: BaseException) -> bool:
 
 
 def missing_paths(io: FileIO, paths: Iterable[str]) -> set[str]:
-    """Return the paths that storage does not have, by listing their folders. Raises Transient and
-    Terminal if storage does not list them: such a file is not missing."""
+    """Return the paths that storage does not have, by listing their folders, or by opening each
+    where storage lists nothing to anybody. Raises Transient and Terminal if storage does not list
+    them: such a file is not missing."""
     wanted = {same_file(path): path for path in paths}
     folders = {path.rpartition("/")[0] for path in wanted.values()}
     if len(folders) > _FOLDERS:
         folders = {_common_parent(folders)}
-    for folder in folders:
-        for stored in list_files(io, folder):
-            wanted.pop(same_file(stored.path), None)
+    try:
+        for folder in folders:
+            for stored in list_files(io, folder):
+                wanted.pop(same_file(stored.path), None)
+    except NotOffered:
+        with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
+            paths = [*wanted.values()]
+            opened = threads.map(partial(_opens, io), paths)
+            return {path for path, is_there in zip(paths, opened, strict=True) if not is_there}
     return set(wanted.values())
+
+
+def _opens(io: FileIO, path: str) -> bool:
+    with lake_errors(f"open {path}"):
+        try:
+            # PyArrow's check of an object that is missing would list.
+            io.new_input(path).open().close()
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _common_parent(folders: Collection[str]) -> str:

@@ -27,6 +27,7 @@ from anabranch.common.fail_points import Step
 from anabranch.config import S3
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.parquet_writer import FileWriter, target_of
 from anabranch.iceberg.s3 import ObjectStore
 
@@ -167,6 +168,10 @@ def test_a_table_bucket_that_lists_and_deletes_nothing(
     erase = ("erase", one.name, "--by", "event_id", "--values", str(values), "--why", "the test")
     assert "expected an object store that lists and deletes" in call(one, *erase, expect=2)
     assert one.contents() == one.acknowledged()
+    call(one, "audit", one.name)
+    lost = next(path for files in files_by_hour(one.state.table, "main").values() for path in files)
+    (tmp_path / "data" / lost.removeprefix("s3://")).unlink()
+    assert lost in call(one, "audit", one.name, expect=1)
 
 
 def test_loads_and_writes_share_connections(one: World, vending: Vending) -> None:

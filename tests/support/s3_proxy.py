@@ -22,7 +22,7 @@ from servers import serving
 
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, s3_server
 from anabranch.dev.services.processes import HOST, free_port, properties_text
-from anabranch.spark.jars import ensure_jars
+from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 
 STORE_PASSWORD = "changeit"
@@ -107,7 +107,8 @@ def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterat
         finally:
             connection.close()
 
-    java = [str(require_java()), "-Xmx256m", "-Djava.awt.headless=true"]
+    logging = f"-Dlogback.configurationFile={jvm_folder() / 'logback-s3proxy.xml'}"
+    java = [str(require_java()), "-Xmx256m", "-Djava.awt.headless=true", logging]
     classes = {"CLASSPATH": os.pathsep.join(map(str, ensure_jars().s3))}
     command = [*java, "org.gaul.s3proxy.Main", "--properties", str(file)]
     with serving(command, folder / "s3proxy.log", answers, environment=classes):

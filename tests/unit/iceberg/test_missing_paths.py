@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from anabranch.common.errors import NotOffered
+from anabranch.iceberg import lost_files
 from anabranch.iceberg.lost_files import missing_paths
 
 
@@ -20,9 +22,15 @@ from anabranch.iceberg.lost_files import missing_paths
     ids=["by hour", "by hash first", "other roots"],
 )
 @pytest.mark.parametrize("folders", [3, 60])
+@pytest.mark.parametrize("lists", [True, False], ids=["listed", "a table bucket"])
 def test_only_files_that_storage_lacks_are_missing(
-    tmp_path: Path, folder: str, folders: int
+    tmp_path: Path, folder: str, folders: int, lists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object) -> None:
+        raise NotOffered("expected an object store that lists and deletes")
+
+    if not lists:
+        monkeypatch.setattr(lost_files, "list_files", refuse)
     paths = [tmp_path / folder.format(i=i) / "rows.parquet" for i in range(folders)]
     for path in paths:
         path.parent.mkdir(parents=True)
