@@ -243,7 +243,7 @@ def send(topic: str, file: IO[bytes]) -> Event[object]:
     its timestamp; blank lines are skipped. Every record is acknowledged when the command ends.
     """
     from anabranch import config
-    from anabranch.dev.producers.send import send_lines
+    from anabranch.dev.producers.produce import send_lines
 
     sent = send_lines(config.load_environment(conf_folder()).kafka, topic, file)
     words = f"topic {topic}: {sent:,} record{'s' if sent != 1 else ''} sent and acknowledged"

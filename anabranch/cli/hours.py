@@ -320,7 +320,7 @@ def audit(
         if (partition_column is None) != (offset_column is None):
             raise click.UsageError("expected --partition-column with --offset-column")
         from anabranch import config
-        from anabranch.cli.render.others import other_text
+        from anabranch.cli.render.hours import other_text
         from anabranch.common.logs import configure_logging
         from anabranch.operations.audit.other import AuditRequest, audit_other
 

@@ -47,7 +47,7 @@ def maintain(chosen: StreamSelection, dry_run: bool) -> Result:
     """
     from datetime import UTC, datetime
 
-    from anabranch.cli.render.maintenance import maintained_text
+    from anabranch.cli.render.changes import maintained_text
     from anabranch.lifecycle import maintenance
     from anabranch.operations.reports.maintenance import read_maintenance
     from anabranch.protocol.publisher import Publisher
@@ -384,7 +384,7 @@ def _what_is_taken_over(
     job: Job, sources: Sequence[str], checkpoint: str | None
 ) -> Iterator[Report[object]]:
     """Yield, of each source, what its metadata states and what an audit of it proves."""
-    from anabranch.cli.render.others import other_text
+    from anabranch.cli.render.hours import other_text
     from anabranch.common.errors import Refused
     from anabranch.lifecycle.importing.files import split_form
     from anabranch.lifecycle.importing.stated import stated

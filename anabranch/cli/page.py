@@ -74,9 +74,8 @@ def page(
     from anabranch.job import StreamFolder
 
     try:
-        from anabranch.operations.page.access import allowed_hosts
         from anabranch.operations.page.app import Page, Settings
-        from anabranch.operations.page.server import listen, run
+        from anabranch.operations.page.server import allowed_hosts, listen, run
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"page: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "

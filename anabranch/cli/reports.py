@@ -112,7 +112,7 @@ def status(
 
 def _position(job: Job, form: str) -> Report[object]:
     from anabranch.cli.render.streams import position_text
-    from anabranch.operations.reports.position import position_of
+    from anabranch.operations.reports.streams import position_of
 
     found = position_of(job)
     if found.again:

@@ -30,7 +30,7 @@ COMMITS = "commits"
 letters."""
 CPU = "cpu_ms"
 """CPU time of a job's processes on the driver's machine, in milliseconds
-(`anabranch.common.cpu`)."""
+(`anabranch.protocol.measured`)."""
 
 
 class Tally:

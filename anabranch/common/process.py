@@ -1,16 +1,18 @@
 """The start of Anabranch's own processes (commands, jobs, the daemon of Spark's Python workers):
-their imports."""
+their imports, and signals without the deadlocks of Python's handlers."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from queue import SimpleQueue
 from typing import Any
 
 
@@ -73,3 +75,22 @@ def run_job(module: str) -> None:
     with importing():
         start = importlib.import_module(module).start
     start()
+
+
+def in_own_thread(call: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that runs `call` in a separate thread and returns at once. Safe to use in a
+    signal handler.
+
+    A handler interrupts the main thread anywhere, also where it has a lock that `call` needs, such
+    as logging's or an Event's, which `wait` takes for a moment. The handler would then wait for its
+    own thread for ever.
+    """
+    requests: SimpleQueue[None] = SimpleQueue()  # the only queue whose put() is reentrant
+
+    def run() -> None:
+        while True:
+            requests.get()
+            call()
+
+    threading.Thread(target=run, name="signals", daemon=True).start()
+    return lambda: requests.put(None)

@@ -16,10 +16,9 @@ from anabranch.common.redaction import remember
 from anabranch.config import plain
 from anabranch.config.columns import RESCUED, columns_ddl
 from anabranch.config.environment import Environment
-from anabranch.config.mistakes import INTERNAL_FIELDS, explain_mistakes
+from anabranch.config.mistakes import INTERNAL_FIELDS, explain_mistakes, secrets_of
 from anabranch.config.plain import DEFAULTS, NAME, StreamFile, merge, resolve_folder
 from anabranch.config.schema import is_of_a_subject, parse_schema
-from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
 

@@ -1,4 +1,5 @@
-"""Messages for mistakes in configuration files: key, expected, and found unless it may be a secret.
+"""Messages for mistakes in configuration files: key, expected, and found unless it may be a secret;
+and the secrets of a configuration, for redaction.
 
 A message repeats a value only if it is a scalar, its key is not of a secret, and the file itself
 has it: a value from the environment is named by its variable.
@@ -10,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from anabranch.config.columns import NO_COLUMNS
 from anabranch.config.kafka_security import TAGS
@@ -194,3 +196,41 @@ def models_of(field: Any) -> Iterator[type[BaseModel]]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         waiting += get_args(annotation)
+
+
+def secrets_of(model: BaseModel) -> set[str]:
+    """Return the passwords and keys of a model and of the models in it. Pure."""
+    return {
+        text
+        for name in type(model).model_fields
+        for text in _secrets_in(name, getattr(model, name))
+        if text
+    }
+
+
+def _secrets_in(key: str, value: Any) -> Iterator[str]:
+    match value:
+        case BaseModel():
+            yield from secrets_of(value)
+        case Mapping():
+            for name, item in value.items():
+                if is_secret(str(name)):
+                    yield from _secrets_in(str(name), item)
+        case tuple() | list():
+            for item in value:
+                yield from _secrets_in(key, item)
+        # An access key id is public.
+        case SecretStr() if key != "access_key":
+            yield from _forms(key, value.get_secret_value())
+        case str() if key == "uri" or is_secret(key):
+            yield from _forms(key, value)
+
+
+def _forms(key: str, text: str) -> Iterator[str]:
+    """Yield the forms in which a secret, or the secret in an address, may appear."""
+    if key == "uri":
+        if "@" in text:
+            _, _, password = text.partition("://")[2].rpartition("@")[0].partition(":")
+            yield from (password, unquote(password))
+    else:
+        yield text

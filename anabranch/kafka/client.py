@@ -45,7 +45,7 @@ from anabranch.kafka.client_errors import FAILURES, explained, explaining, missi
 from anabranch.kafka.kafka_python_fixes import connect
 from anabranch.kafka.large_records import Stretch, find_large
 from anabranch.kafka.security import kafka_python_settings
-from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
+from anabranch.offsets.hour_ends import MOST_FETCHED, find_oldest
 from anabranch.offsets.position import (
     Offsets,
     Position,

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.common.counters import TALLY, Counts, Tally
-from anabranch.common.cpu import count_cpu
+import psutil
+
+from anabranch.common.counters import CPU, TALLY, Counts, Tally
 from anabranch.common.json_values import parse, read_stored
 from anabranch.protocol.ledger_row import Layer
 
@@ -148,3 +151,44 @@ class Meter:
         """Record that the last measurements have landed, and the duration of their commit in
         seconds."""
         self._published, self._commit = self._pending, commit_seconds
+
+
+_EVERY_SECONDS = 10.0
+"""Minimum time between two readings: one takes some milliseconds, a publish may come each
+second."""
+
+_alone = threading.Lock()
+_counted, _at = 0, float("-inf")
+
+
+def count_cpu() -> None:
+    """Add the CPU time since the previous call to the process's tally; at the first call, the time
+    since the processes began. Do nothing within ten seconds of the previous reading: a later call
+    counts that time."""
+    global _counted, _at
+    with _alone:
+        if time.monotonic() - _at < _EVERY_SECONDS:
+            return
+        now = cpu_ms()
+        TALLY.count(CPU, n=max(0, now - _counted))
+        _counted, _at = max(now, _counted), time.monotonic()
+
+
+def cpu_ms() -> int:
+    """Return the CPU time of the job's processes since they began, in milliseconds, including
+    workers that have ended. Executors on other machines are not included."""
+    own = psutil.Process()
+    parent = own.parent()
+    # spark-submit starts the driver's Python from the JVM; PySpark starts the JVM from Python.
+    root = parent if parent is not None and parent.name() == "java" else own
+    return round(1000 * sum(map(_seconds, [root, *root.children(recursive=True)])))
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a process and of its ended children, in seconds; 0 if the process has
+    ended."""
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return used.user + used.system + used.children_user + used.children_system

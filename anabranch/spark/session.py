@@ -24,8 +24,8 @@ from anabranch.common.errors import (
     Transient,
     Unexplained,
 )
+from anabranch.common.process import in_own_thread
 from anabranch.common.remote_errors import explain, one_line
-from anabranch.common.signals import in_own_thread
 from anabranch.config import S3, Environment
 from anabranch.spark.settings import exposed_keys, kafka_properties, runs_here, session_settings
 

@@ -13,10 +13,11 @@ equals its rows, whatever the order of commits and whichever process is killed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import duckdb
+from datasketches import hll_sketch, hll_union, tgt_hll_type
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -30,7 +31,16 @@ from anabranch.protocol.partials import digest_of, filled_hours
 from anabranch.protocol.state import State
 from serving_layer.query import Derived, source
 from serving_layer.query.datasets import plan_files
-from serving_layer.views.sql import DUCKDB, HOUR, SPARK, view_sql
+from serving_layer.views.sql import (
+    DUCKDB,
+    ESTIMATE,
+    HOUR,
+    LG_K,
+    SKETCH_TEXT,
+    SKETCH_WHOLE,
+    SPARK,
+    view_sql,
+)
 
 
 @dataclass(frozen=True)
@@ -130,8 +140,6 @@ def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnect
     None if it needs none."""
     if all(partial.kind != "sketch" for partial in stream.partials(view)):
         return None
-    from serving_layer.views.sketches import add_functions
-
     return add_functions
 
 
@@ -159,3 +167,31 @@ def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
         f"{stored} WHERE {within}",
         f"(SELECT * FROM {rows} WHERE NOT ({within}))",
     )
+
+
+# Sketches of distinct values (HLL of Apache DataSketches, as in Spark) as functions of DuckDB.
+
+
+def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
+    """Return a sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8,
+    integers as 64 bits."""
+    made = hll_sketch(LG_K, tgt_hll_type.HLL_8)
+    for value in values:
+        made.update(value)
+    return bytes(made.serialize_compact())
+
+
+def estimate(sketches: Sequence[bytes]) -> int:
+    """Return the estimated number of distinct values in several sketches, from their union."""
+    union = hll_union(LG_K)
+    for one in sketches:
+        union.update(hll_sketch.deserialize(bytes(one)))
+    estimated: float = union.get_result(tgt_hll_type.HLL_8).get_estimate()
+    return round(estimated)
+
+
+def add_functions(connection: duckdb.DuckDBPyConnection) -> None:
+    """Register the functions of `serving_layer.views.sql` with a connection."""
+    connection.create_function(SKETCH_TEXT, sketch, ["VARCHAR[]"], "BLOB")
+    connection.create_function(SKETCH_WHOLE, sketch, ["BIGINT[]"], "BLOB")
+    connection.create_function(ESTIMATE, estimate, ["BLOB[]"], "BIGINT")

@@ -66,7 +66,7 @@ class Dialect:
 _DISTINCT = "list(DISTINCT {0}) FILTER (WHERE {0} IS NOT NULL)"
 
 # DuckDB's connections are in UTC: the cast reads a TIMESTAMP as UTC. The sketch functions are those
-# of `serving_layer.views.sketches`.
+# of `serving_layer.views.read`.
 DUCKDB = Dialect(
     quote='"',
     moment="TIMESTAMPTZ",

@@ -18,7 +18,7 @@ from anabranch.common.errors import NoTopicIds, Transient
 from anabranch.kafka import client, source
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.kafka.transactions import Outgoing, TransactionalProducer
-from anabranch.offsets.oldest_record import MOST_FETCHED
+from anabranch.offsets.hour_ends import MOST_FETCHED
 
 RECORDS = 200
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from anabranch.iceberg.time_travel import find_snapshot
 from serving_layer.query import Selected, SelectedRows, Source, open_query
+from serving_layer.reader.selection import find_snapshot
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -16,9 +16,8 @@ from anabranch.protocol.shares import percent
 if TYPE_CHECKING:
     from anabranch.operations.doctor import Report
     from anabranch.operations.doctor.finding import Finding
-    from anabranch.operations.reports.position import ConsumerPosition
     from anabranch.operations.reports.status import StreamStatus
-    from anabranch.operations.reports.streams import StreamSummary
+    from anabranch.operations.reports.streams import ConsumerPosition, StreamSummary
 
 _WIDTH = 80  # columns of a finding
 

@@ -1,4 +1,5 @@
-"""Send events to a topic, and account for each: sent by kind, acknowledged, failed."""
+"""Send events to a topic, and account for each: sent by kind, acknowledged, failed; or the lines of
+a file."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import FrameType
@@ -19,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anabranch import config
-from anabranch.common.errors import Transient
-from anabranch.common.signals import in_own_thread
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.process import in_own_thread
 from anabranch.dev.producers.events import (
     KINDS,
     Ack,
@@ -30,7 +31,7 @@ from anabranch.dev.producers.events import (
     generate_live,
     sha256,
 )
-from anabranch.kafka.client import create_topic, new_producer
+from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 
 log = logging.getLogger(__name__)
 
@@ -274,3 +275,59 @@ def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_LINES_IN_FLIGHT = 10_000
+# Longer than the producer's delivery timeout of two minutes.
+_ACKNOWLEDGED_WITHIN_SECONDS = 130.0
+
+
+def send_lines(kafka: config.Kafka, topic: str, lines: Iterable[bytes]) -> int:
+    """Send each line that is not blank, without its line ending, with the time of its send as
+    timestamp. Return the number of records.
+
+    Every record is acknowledged when this returns. Raises ConfigurationError if the topic does not
+    exist, Terminal for a line that the producer rejects, Transient if a record was not
+    acknowledged; the messages have the number of records before it.
+    """
+    with KafkaAdapter(kafka) as adapter:
+        if adapter.describe(topic) is None:
+            raise ConfigurationError(
+                f"dev send: expected topic {topic} at {kafka.bootstrap_servers}, found none; run "
+                f"`anabranch dev topic {topic}`"
+            )
+    producer = new_producer(kafka, compression_type="gzip", metrics_enabled=False)
+    pending: deque[Any] = deque()
+    acknowledged = 0
+
+    def settle() -> None:
+        nonlocal acknowledged
+        try:
+            pending.popleft().get(timeout=_ACKNOWLEDGED_WITHIN_SECONDS)
+        except Exception as error:
+            raise Transient(
+                "dev send: expected each record to be acknowledged, found "
+                f"{type(error).__name__}: {error} after {acknowledged} acknowledged ones; "
+                "`anabranch dev up` starts a broker that does not run"
+            ) from error
+        acknowledged += 1
+
+    try:
+        for number, line in enumerate(lines, 1):
+            if not (value := line.rstrip(b"\r\n")).strip():
+                continue
+            try:
+                pending.append(producer.send(topic, value=value))
+            except Exception as error:
+                raise Terminal(
+                    f"dev send: line {number}: expected a record that Kafka takes, found "
+                    f"{type(error).__name__}: {error} ({len(pending) + acknowledged} records "
+                    "before it were sent)"
+                ) from error
+            while len(pending) >= _LINES_IN_FLIGHT:
+                settle()
+        while pending:
+            settle()
+    finally:
+        producer.close(timeout=5)
+    return acknowledged

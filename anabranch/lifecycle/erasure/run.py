@@ -17,7 +17,6 @@ from anabranch.iceberg.manifests import hour_of_file
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import steps
 from anabranch.lifecycle.erasure.end import clear_partials, hours_of, log_starts, remember_folders
-from anabranch.lifecycle.erasure.former import find_former
 from anabranch.lifecycle.erasure.letters import (
     archive_files,
     archived_places,
@@ -25,7 +24,7 @@ from anabranch.lifecycle.erasure.letters import (
     erase_letters,
     find_letters_of,
 )
-from anabranch.lifecycle.erasure.repair import repair, request_row
+from anabranch.lifecycle.erasure.repair import find_former, repair, request_row
 from anabranch.lifecycle.erasure.rows import Found, erase_rows, hours_in_parts
 from anabranch.lifecycle.erasure.search import (
     Place,
@@ -39,8 +38,7 @@ from anabranch.lifecycle.erasure.words import normal_forms
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure, Erasures
-from anabranch.protocol.erasure_filter import keys_of
-from anabranch.protocol.keyed_hashes import Key
+from anabranch.protocol.erasure_filter import Key, keys_of
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_topic, load_state

@@ -28,10 +28,16 @@ from anabranch.decode import Decoded
 from anabranch.decode.guessed import snake
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.schema_registry import open_registry
-from anabranch.operations.check import RECORDS, Check, check_of, count_duplicates
+from anabranch.operations.check import (
+    RECORDS,
+    Check,
+    batch_of,
+    check_of,
+    count_duplicates,
+    decode_sample,
+)
 from anabranch.operations.draft import forms, subjects
 from anabranch.operations.draft.sketch import Sketch, text_of
-from anabranch.operations.sample import batch_of, decode_sample
 
 _KEY_TYPES = re.compile(r"string|int|bigint|decimal\(\d+,0\)")
 _ALONE = frozenset(("id", "_id", "uuid", "guid", "event_id", "event_uuid", "message_id"))
@@ -127,7 +133,7 @@ def finished(
     name: str,
     topic: str,
 ) -> Draft:
-    """Return a sketch as a file that decodes the records, of `operations.sample.batch_of`."""
+    """Return a sketch as a file that decodes the records, of `operations.check.batch_of`."""
     table = _table(topic, name)
 
     def read(key: Sequence[str] = (), time: str = "") -> tuple[str, Stream, Decoded]:

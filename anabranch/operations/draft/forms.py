@@ -1,22 +1,29 @@
 """The form of a topic's values without a registry: JSON in an envelope or without, CSV, or text and
-bytes."""
+bytes.
+
+Schemas of Kafka Connect are as its JSON converters write them beside each value
+(org.apache.kafka.connect.json.JsonSchema), with Debezium's semantic types
+(https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types).
+Lines of logs are taken apart with `select`; a part that a line lacks is null.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from anabranch.config.columns import Notation
+from anabranch.config.columns import MOST_DIGITS, Notation
+from anabranch.config.plain import NAME
 from anabranch.decode import csv, values
-from anabranch.decode.guessed import STRING, Guess, guess, guess_text
+from anabranch.decode.guessed import STRING, Guess, common_notation, guess, guess_text
 from anabranch.decode.headers import headers_of
-from anabranch.operations.draft.connect import column_of
-from anabranch.operations.draft.lines import form_of
 from anabranch.operations.draft.sketch import Sketch, is_usable
 
 _JSON = msgspec.json.Decoder(float_hook=Decimal)
@@ -31,7 +38,7 @@ Object = Mapping[str, Any]
 
 
 def sketch_of(records: pa.RecordBatch) -> Sketch:
-    """Return the sketch of a topic's records, of `operations.sample.batch_of`. Pure."""
+    """Return the sketch of a topic's records, of `operations.check.batch_of`. Pure."""
     given = [value for value in records.column("value").to_pylist() if value is not None]
     stamps = [ms for ms in records.column("timestamp").cast(pa.int64()).to_pylist() if ms]
     stamps = [micros // 1000 for micros in stamps]
@@ -292,3 +299,153 @@ def _raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:
     if keys:
         sketch.add(STRING if all(map(values.is_utf8, keys)) else Guess("binary"), "key")
     return sketch
+
+
+_PLAIN = {
+    "boolean": "boolean",
+    "int8": "int",
+    "int16": "int",
+    "int32": "int",
+    "int64": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "bytes": "binary",
+}
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+_LOGICAL = {
+    f"{_CONNECT}Date": ("date", "days"),
+    f"{_DEBEZIUM}Date": ("date", "days"),
+    f"{_CONNECT}Timestamp": ("timestamp", "millis"),
+    f"{_DEBEZIUM}Timestamp": ("timestamp", "millis"),
+    f"{_DEBEZIUM}MicroTimestamp": ("timestamp", "micros"),
+    f"{_DEBEZIUM}NanoTimestamp": ("timestamp", "nanos"),
+    f"{_DEBEZIUM}ZonedTimestamp": ("timestamp", ""),
+}
+
+
+def time_of(name: object) -> Guess | None:
+    """Return the column of a time by its semantic type; None for any other type."""
+    if (known := _LOGICAL.get(str(name))) is None:
+        return None
+    return Guess(known[0], Notation(unit=known[1]))
+
+
+def column_of(schema: Mapping[str, Any]) -> Guess:
+    """Return the column of values of a schema; STRING for what no column reads. Pure."""
+    if (time := time_of(schema.get("name"))) is not None:
+        return time
+    kind = schema.get("type")
+    if schema.get("name") == f"{_CONNECT}Decimal":
+        return _decimal(schema.get("parameters") or {})
+    if kind == "array":
+        item = column_of(schema.get("items") or {})
+        return Guess(f"array<{item.type}>", item.notation)
+    if kind == "map" and (schema.get("keys") or {}).get("type") == "string":
+        item = column_of(schema.get("values") or {})
+        return Guess(f"map<string,{item.type}>", item.notation)
+    if kind == "struct":
+        parts = {str(f.get("field")): column_of(f) for f in schema.get("fields") or ()}
+        notation = common_notation(parts.values())
+        if parts and notation is not None and all(map(NAME.fullmatch, parts)):
+            return Guess(f"struct<{','.join(f'{n}:{p.type}' for n, p in parts.items())}>", notation)
+    return Guess(_PLAIN[kind]) if kind in _PLAIN else STRING
+
+
+def _decimal(parameters: Mapping[str, Any]) -> Guess:
+    scale, precision = (
+        int(text) if re.fullmatch("[0-9]{1,2}", text := str(parameters.get(key, ""))) else 0
+        for key in ("scale", "connect.decimal.precision")
+    )
+    digits = min(precision or MOST_DIGITS, MOST_DIGITS)
+    if scale > digits:
+        return STRING
+    return Guess(f"decimal({digits},{scale})", Notation(decimal="base64"))
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of lines: their expression, the SQL and type of each part, and the event's time."""
+
+    name: str
+    line: re.Pattern[str]
+    parts: dict[str, tuple[str, str]]
+    time: str = ""
+
+
+def _part(pattern: str, kind: str = "STRING") -> tuple[str, str]:
+    text = f"nullif(regexp_extract(value, '{pattern}', 1), '')"
+    if kind != "STRING":
+        text = f"TRY_CAST({text} AS {'TIMESTAMPTZ' if kind == 'TIMESTAMP' else kind})"
+    return text, kind
+
+
+_ACCESS = r'\S+ \S+ .*?\[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "'
+_TIME = r"^\W{0,2}(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?)"
+FORMS = (
+    Form(
+        "an access log",
+        re.compile(_ACCESS),
+        {
+            "client": _part(r"^(\S+)"),
+            "user_name": _part(r"^\S+ \S+ (.*?) \["),
+            "ts": (
+                r"try_strptime(regexp_extract(value, '\[(.*?)\]', 1), '%d/%b/%Y:%H:%M:%S %z')",
+                "TIMESTAMP",
+            ),
+            "method": _part(r'\] "([A-Z]+) '),
+            "path": _part(r'\] "[A-Z]+ (\S+)'),
+            "status": _part(r'" (\d{3}) ', "INT"),
+            "bytes": _part(r'" \d{3} (\d+)', "BIGINT"),
+            "referer": _part(r'" \d{3} \S+ "(.*?)"'),
+            "agent": _part(r'" \d{3} \S+ ".*?" "(.*?)"'),
+        },
+        "ts",
+    ),
+    Form(
+        "syslog (RFC 5424)",
+        re.compile(r"<\d{1,3}>\d \S+ \S+ \S+ \S+ \S+ "),
+        {
+            "priority": _part(r"^<(\d+)>", "INT"),
+            "ts": _part(r"^<\d+>\d+ (\S+)", "TIMESTAMP"),
+            "host": _part(r"^<\d+>\d+ \S+ (\S+)"),
+            "app": _part(r"^<\d+>\d+ \S+ \S+ (\S+)"),
+        },
+        "ts",
+    ),
+    Form(
+        "syslog (RFC 3164), whose times have no year",
+        re.compile(r"(?:<\d{1,3}>)?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ "),
+        {
+            "priority": _part(r"^<(\d+)>", "INT"),
+            "time_text": _part(r"^(?:<\d+>)?(\w{3} [ \d]\d \S+) "),
+            "host": _part(r"^(?:<\d+>)?\w{3} [ \d]\d \S+ (\S+)"),
+            "program": _part(r"^(?:<\d+>)?\w{3} [ \d]\d \S+ \S+ ([^:\[ ]+)"),
+        },
+    ),
+    Form(
+        "a log that begin with a time, UTC without a zone",
+        # The name of a zone would not be read.
+        re.compile(rf"{_TIME}[\])]? (?!(?!GMT)[A-Z]{{1,3}}T\b).*[A-Za-z]"),
+        {
+            "ts": (
+                f"TRY_CAST(regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', "
+                r"'.-'), ' ([+-])', '\1') AS TIMESTAMPTZ)",
+                "TIMESTAMP",
+            ),
+        },
+        "ts",
+    ),
+)
+
+
+def form_of(lines: Sequence[str]) -> Form | None:
+    """Return the form of most lines; None if they have none of these."""
+    for form in FORMS:
+        if _are(form.line, lines):
+            return form
+    return None
+
+
+def _are(pattern: re.Pattern[str], lines: Sequence[str]) -> bool:
+    return 2 * sum(pattern.match(line) is not None for line in lines) >= len(lines)

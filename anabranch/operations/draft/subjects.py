@@ -15,8 +15,7 @@ from anabranch.config import Environment, Stream
 from anabranch.decode.guessed import Guess
 from anabranch.decode.wire import schema_ids
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion
-from anabranch.operations.draft.connect import time_of
-from anabranch.operations.draft.forms import add_change
+from anabranch.operations.draft.forms import add_change, time_of
 from anabranch.operations.draft.sketch import Sketch
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn

@@ -29,7 +29,6 @@ from anabranch.common.output import text as printable
 from anabranch.config import UNREADABLE, Slo
 from anabranch.job import Job, StreamFolder
 from anabranch.offsets.hours import hour_of, shift, start_of
-from anabranch.operations.page.access import SecurityHeaders
 from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calendar_month, month_of
 from anabranch.operations.page.hour_view import (
     HourRecord,
@@ -38,6 +37,7 @@ from anabranch.operations.page.hour_view import (
     read_rows,
     sample_line,
 )
+from anabranch.operations.page.server import SecurityHeaders
 from anabranch.operations.page.streams import (
     StreamLine,
     outages,

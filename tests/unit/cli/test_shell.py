@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from conf_folders import write_environment
 
 from anabranch.cli import main
-from anabranch.cli.shell import interact
+from anabranch.cli.read import interact
 
 
 @pytest.fixture

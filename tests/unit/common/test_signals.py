@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.common.signals import in_own_thread
+from anabranch.common.process import in_own_thread
 
 
 @pytest.fixture(autouse=True)

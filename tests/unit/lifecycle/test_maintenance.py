@@ -28,7 +28,7 @@ from lakes import (
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.cli import main
-from anabranch.cli.render.maintenance import maintenance_text
+from anabranch.cli.render.changes import maintenance_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step

@@ -20,7 +20,7 @@ from lakes import StreamLake, new_environment, new_lake, new_state, new_stream
 from named_files import named_file
 from pydantic import ValidationError
 
-from anabranch.cli.render.maintenance import promise_lines
+from anabranch.cli.render.changes import promise_lines
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin

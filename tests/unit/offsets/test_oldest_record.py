@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.offsets.oldest_record import MOST_FETCHED, PRECISION_MS, find_oldest
+from anabranch.offsets.hour_ends import MOST_FETCHED, PRECISION_MS, find_oldest
 from anabranch.offsets.position import Stamped
 
 HIGH = 100 * 3_600_000

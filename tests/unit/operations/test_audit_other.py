@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from anabranch import config
 from anabranch.cli import main
-from anabranch.cli.render.others import other_text
+from anabranch.cli.render.hours import other_text
 from anabranch.common.errors import ConfigurationError, Refused, TableMissing
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
@@ -30,12 +30,13 @@ from anabranch.operations.audit.other import (
     BEFORE,
     AuditRequest,
     OtherAudit,
+    TimeCounts,
     audit_other,
     count_slice,
     plan_audited,
     plan_cuts,
+    read_places,
 )
-from anabranch.operations.audit.places import TimeCounts, read_places
 from serving_layer.query import place_columns
 from serving_layer.query.place_columns import find_columns
 

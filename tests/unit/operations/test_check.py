@@ -13,8 +13,7 @@ from anabranch.config.schema import parse_schema
 from anabranch.config.stream import Stream
 from anabranch.decode import Decoder, decode_spec
 from anabranch.decode.headers import headers_of
-from anabranch.operations.check import Check, check_of
-from anabranch.operations.sample import batch_of
+from anabranch.operations.check import Check, batch_of, check_of
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
 AT = int(NOW.timestamp() * 1000)

@@ -22,8 +22,8 @@ from strange_topics import TOPICS, without_maps
 
 from anabranch.config import load_environment
 from anabranch.config.loading import parse_stream
+from anabranch.operations.check import batch_of, decode_sample
 from anabranch.operations.draft import Draft, finished, forms, names_of
-from anabranch.operations.sample import batch_of, decode_sample
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
 AT = int(NOW.timestamp() * 1000)

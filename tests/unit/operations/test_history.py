@@ -20,7 +20,6 @@ from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.operations.audit import audit
@@ -31,6 +30,7 @@ from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Confirmed
+from serving_layer.reader.selection import find_snapshot
 
 
 @pytest.fixture

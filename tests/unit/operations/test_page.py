@@ -41,10 +41,10 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.operations.page import server
-from anabranch.operations.page.access import allowed_hosts
 from anabranch.operations.page.app import Page
 from anabranch.operations.page.hour_calendar import calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
+from anabranch.operations.page.server import allowed_hosts
 from anabranch.operations.page.streams import classify_stream, stream_line
 from anabranch.operations.reports import status
 from anabranch.operations.reports.dead_letters import letters

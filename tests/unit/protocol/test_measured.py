@@ -19,7 +19,6 @@ from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
 from waiting import wait_for
 
-from anabranch.common import cpu
 from anabranch.common.counters import (
     COMMITS,
     CPU,
@@ -40,6 +39,7 @@ from anabranch.operations.reports import content
 from anabranch.operations.reports.content import ContentReader
 from anabranch.operations.reports.cost import plan_cost, read_cost
 from anabranch.operations.reports.status import cost_words
+from anabranch.protocol import measured
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
     BOUNDS,
@@ -117,14 +117,14 @@ def cpu_in_all() -> int:
     """The CPU time of this process, of its children that have ended, and of others that earlier
     tests left running."""
     running = psutil.Process().children(recursive=True)
-    return round(1000 * (sum(os.times()[:4]) + sum(map(cpu._seconds, running))))
+    return round(1000 * (sum(os.times()[:4]) + sum(map(measured._seconds, running))))
 
 
 def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
-    monkeypatch.setattr(cpu, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(measured, "_EVERY_SECONDS", 0.0)
     meter, main = Meter("batch"), dict[str, str]()
     before = cpu_in_all()
     reported(meter, main)
@@ -144,6 +144,22 @@ def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(
     # A stream of many in a process has none of it.
     own = Meter("speed", Tally())
     assert (CPU, "") not in reported(own, {})["speed"].counts
+
+
+def test_cpu_time_is_counted_once_and_not_at_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    monkeypatch.setattr(measured, "_counted", 0)
+    monkeypatch.setattr(measured, "_at", float("-inf"))
+    before = TALLY.totals()[CPU, ""]
+    measured.count_cpu()
+    counted = TALLY.totals()[CPU, ""]
+    assert 0 < counted - before <= measured.cpu_ms()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    measured.count_cpu()
+    assert TALLY.totals()[CPU, ""] == counted
+    monkeypatch.setattr(measured, "_at", float("-inf"))
+    measured.count_cpu()
+    assert TALLY.totals()[CPU, ""] - counted >= 300
 
 
 def test_however_long_a_stream_runs_the_property_stays_short() -> None:

@@ -44,7 +44,6 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
-from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Cut, Timeline, hour_of, hours_between, shift, start_of
 from anabranch.protocol import override, sealing
 from anabranch.protocol.completeness import completeness
@@ -53,7 +52,7 @@ from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import start_from
 from serving_layer.reader.provenance import accepted_revisions, date_completeness
-from serving_layer.reader.selection import Shown, shown
+from serving_layer.reader.selection import Shown, find_snapshot, shown
 
 OPEN = shift(HOUR, 2)
 COUNT = "SELECT count(*) AS n FROM games.events"

@@ -75,8 +75,7 @@ from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
 from serving_layer.views import fill as filling
 from serving_layer.views.fill import compute, fill
-from serving_layer.views.read import partial_hours, plan_known
-from serving_layer.views.sketches import estimate, sketch
+from serving_layer.views.read import estimate, partial_hours, plan_known, sketch
 
 FIRST = "2026-11-21T00"
 DDL = (
