@@ -33,7 +33,7 @@ def position_text(view: ConsumerPosition, form: str) -> Text:
 
 def status_text(view: StreamStatus) -> Text:
     """Return the state of one stream."""
-    from anabranch.operations.reports.status import cost_words, overdue_words, unexplained_words
+    from anabranch.operations.reports.status import overdue_words, unexplained_words
 
     rows: list[tuple[str, object]] = [
         ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
@@ -62,10 +62,6 @@ def status_text(view: StreamStatus) -> Text:
             f"in {len(view.unexplained)} hours" if view.unexplained else "none",
         ),
         ("expired hours", view.expired_hours),
-        (
-            "cost of the last day",
-            cost_words(view.cost) if view.cost is not None else "not recorded",
-        ),
     ]
     yield Table((view.stream, ""), rows)
     if view.views:

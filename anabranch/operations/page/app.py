@@ -57,7 +57,7 @@ from anabranch.operations.reports.reading import (
     open_reader,
     utc_now,
 )
-from anabranch.operations.reports.status import cost_words, overdue_words
+from anabranch.operations.reports.status import overdue_words
 from anabranch.protocol.holds import span_words
 
 _PACKAGE = "anabranch.operations.page"
@@ -295,7 +295,6 @@ def _environment() -> Environment:
     made.filters["number"] = lambda value: f"{value:,}"
     made.filters["printable"] = printable
     made.filters["act_hours"] = hours_words
-    made.filters["cost"] = cost_words
     made.filters["overdue"] = overdue_words
     made.filters["holds"] = span_words
     made.filters["act_outcome"] = outcome_words

@@ -15,7 +15,6 @@ from anabranch.iceberg.snapshots import head, last_publish, made_at, published_s
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
-from anabranch.operations.reports.cost import Cost, read_cost
 from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.expired import Expired
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
-
-_DAY = timedelta(days=1)
 
 MAY_WAIT = 2
 """Number of hours that may wait for sealing or rebuilding without an alert
@@ -98,14 +95,13 @@ class StreamStatus:
     refused, until one is accepted or an operator sets the serving layer. `holds`: the hours that
     operators keep beyond their time. `expired`: the hours whose rows have expired (`expired_hours`
     counts them). `overdue`: the hours that should have expired. `hours`: the sealed hours that the
-    table lists individually; all older ones are accepted and served by batch. `cost`: the cost of
-    the last day; None if no publish recorded it. `speed_has_begun`: whether the speed layer ever
-    published. `newest_counts`: those of the newest accepted hour, if the ledger has them.
-    `dead_shares`: the dead letters of the hours that are not accepted, as counted by a refused
-    build, else in `main`; hours without records are absent. `too_many_dead`: those hours among them
-    that have more than `quality.max_dead`. `conflicts`: the duplicates with other content, of the
-    newest accepted hour and of those that are not accepted. `views`: how far each view is
-    precomputed, if asked for.
+    table lists individually; all older ones are accepted and served by batch. `speed_has_begun`:
+    whether the speed layer ever published. `newest_counts`: those of the newest accepted hour, if
+    the ledger has them. `dead_shares`: the dead letters of the hours that are not accepted, as
+    counted by a refused build, else in `main`; hours without records are absent. `too_many_dead`:
+    those hours among them that have more than `quality.max_dead`. `conflicts`: the duplicates with
+    other content, of the newest accepted hour and of those that are not accepted. `views`: how far
+    each view is precomputed, if asked for.
     """
 
     stream: str
@@ -133,7 +129,6 @@ class StreamStatus:
     retention: timedelta | None = None
     unknown: UnknownFields | None = None
     refused_restatements: Sequence[str] = ()
-    cost: Cost | None = None
     holds: Sequence[Hold] = ()
     expired: Expired = field(default_factory=Expired)
     overdue: Overdue | None = None
@@ -368,7 +363,6 @@ def status_of(
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
         newest_counts=Counts.of(rows[newest]) if newest in rows else None,
-        cost=read_cost(state.table, now - _DAY),
         holds=state.holds.holds,
         expired=state.expired,
         overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
@@ -485,15 +479,4 @@ def overdue_words(overdue: Overdue) -> str:
     return (
         f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} "
         f"on{why}"
-    )
-
-
-def cost_words(cost: Cost) -> str:
-    """Return a cost as text: `812 S3 requests (GetObject 480, PutObject 332), …`. Pure."""
-    by_kind = ", ".join(f"{name} {n:,}" for name, n in cost.s3_requests.items())
-    cpu = f", {cost.cpu_seconds:,.0f} CPU s" if cost.cpu_seconds else ""
-    return (
-        f"{sum(cost.s3_requests.values()):,} S3 requests{f' ({by_kind})' if by_kind else ''}, "
-        f"{cost.bytes_written / 1e6:,.1f} MB written, {cost.bytes_read / 1e6:,.1f} MB read, "
-        f"{cost.commits:,} commits{cpu}"
     )

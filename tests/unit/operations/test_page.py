@@ -182,7 +182,7 @@ def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> Non
 def test_a_streams_page_leads_to_its_refused_restatements(page: Page) -> None:
     view = five_years("events", AS_OF, refused_restatements=[HOUR, NEXT])
     show(page, AS_OF, view)
-    assert f"Restatement refused 2 {HOUR} {NEXT} Cost of the last day" in shown(
+    assert f"Restatement refused 2 {HOUR} {NEXT} Dead letters" in shown(
         browser(page), "/streams/events"
     )
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,6 @@ from anabranch.common.counters import (
     CPU,
     REFUSED,
     RETRIES,
-    S3_BYTES,
     S3_REQUESTS,
     TALLY,
     Tally,
@@ -32,15 +31,12 @@ from anabranch.common.counters import (
     counting,
 )
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import branch_properties, head, heads, made_at
+from anabranch.iceberg.snapshots import branch_properties, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import content
 from anabranch.operations.reports.content import ContentReader
-from anabranch.operations.reports.cost import plan_cost, read_cost
-from anabranch.operations.reports.status import cost_words
 from anabranch.protocol import measured
-from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -261,41 +257,4 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     }
     assert reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE] == Durations(
         1.5, {2: 1}
-    )
-
-
-def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> None:
-    one, day_ago = new_lake(tmp_path), datetime.now(UTC) - timedelta(days=1)
-    assert read_cost(one.table(), day_ago) is None
-    moments = []
-    layers: list[tuple[Layer, int]] = [("speed", 5), ("batch", 7), ("speed", 11)]
-    tallies: dict[Layer, Tally] = {"speed": Tally(), "batch": Tally()}
-    meters = {layer: Meter(layer, tally) for layer, tally in tallies.items()}
-    for layer, requests in layers:
-        tallies[layer].count(S3_REQUESTS, "PutObject", requests)
-        tallies[layer].count(S3_BYTES, "written", 10 * requests)
-        state = one.state()
-        said = meters[layer].to_properties(state.branch_properties["main"], [])
-        publish = Publish(
-            new_id(), (Change("main", properties=said), Change(layer)), state.timeline
-        )
-        assert one.publish(publish, state) is Outcome.LANDED
-        meters[layer].landed(0.1)
-        moments.append(made_at(head(one.table(), "main")))
-    every, last = read_cost(one.table(), day_ago), read_cost(one.table(), moments[0])
-    assert every is not None and last is not None
-    assert (every.s3_requests, every.bytes_written) == ({"PutObject": 23}, 230)
-    assert (last.since, last.until, last.s3_requests) == (moments[0], moments[2], {"PutObject": 18})
-
-
-def test_a_cost_begins_again_where_counting_did() -> None:
-    before, after = (
-        {(S3_REQUESTS, "GetObject"): 9, (CPU, ""): 100},
-        {(S3_REQUESTS, "GetObject"): 4, (CPU, ""): 2500},
-    )
-    cost = plan_cost(NOW, before, NOW + timedelta(days=1), after)
-    assert (cost.s3_requests, cost.cpu_seconds) == ({"GetObject": 4}, 2.5)
-    assert (
-        cost_words(cost)
-        == "4 S3 requests (GetObject 4), 0.0 MB written, 0.0 MB read, 0 commits, 2 CPU s"
     )
