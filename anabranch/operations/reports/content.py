@@ -35,9 +35,8 @@ _OPENED = 64
 
 @dataclass(frozen=True)
 class RunningHour:
-    """Rows, files and bytes in `main` of the hour that receives records."""
+    """Files and bytes in `main` of the hour that receives records."""
 
-    rows: int = 0
     files: int = 0
     bytes: int = 0
 
@@ -85,15 +84,9 @@ class ContentReader:
                 new, read_entries(table.io, [wanted[key] for key in new]), strict=True
             ):
                 files = [e.data_file for e in entries if hour_of_file(table, e.data_file) == hour]
-                rows, size = (
-                    sum(f.record_count for f in files),
-                    sum(f.file_size_in_bytes for f in files),
-                )
-                known[key] = RunningHour(rows, len(files), size)
+                known[key] = RunningHour(len(files), sum(f.file_size_in_bytes for f in files))
         self._running, parts = known, known.values()
-        return RunningHour(
-            sum(p.rows for p in parts), sum(p.files for p in parts), sum(p.bytes for p in parts)
-        )
+        return RunningHour(sum(p.files for p in parts), sum(p.bytes for p in parts))
 
     def _dead_letters(self, table: Table, running: str) -> dict[str, dict[str, int]]:
         hours = [shift(running, -back) for back in range(NEWEST_HOURS)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,13 +24,12 @@ from anabranch.common.output import text as text_of
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
 from anabranch.job import groups_of
-from anabranch.offsets.hours import end_of, start_of
+from anabranch.offsets.hours import end_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
 from anabranch.operations.reports.content import NEWEST_HOURS
 from anabranch.operations.reports.maintenance import HOURS_SHOWN, TableGrowth
 from anabranch.operations.reports.reading import Readings
-from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations
 from anabranch.protocol.watermarks import complete_through_all
 
@@ -203,18 +202,6 @@ def _cpu_seconds(r: Readings) -> Values:
     }
 
 
-def _last_run(value: Callable[[MaintainedTable], int]) -> Callable[[Readings], Values]:
-    def by_table(r: Readings) -> Values:
-        last = r.maintenance.last
-        return {(name,): value(of) for name, of in last.tables.items()} if last is not None else {}
-
-    return by_table
-
-
-def _of_run(value: Callable[[MaintenanceRun], Values | float]) -> Callable[[Readings], Any]:
-    return lambda r: value(r.maintenance.last) if r.maintenance.last is not None else None
-
-
 def _table(value: Callable[[TableGrowth], int]) -> Callable[[Readings], Values]:
     return lambda r: {(name,): value(of) for name, of in r.maintenance.tables.items()}
 
@@ -317,16 +304,10 @@ READ: tuple[Row[Readings], ...] = (
         _served,
         _LAYER,
     ),
-    Row("expired_hours", "Hours whose rows have expired.", lambda r: r.status.expired_hours),
     Row(
         "overdue_hours",
         "Hours a day or more beyond keep.rows, without those that an operator keeps.",
         lambda r: r.status.overdue.hours if r.status.overdue is not None else 0,
-    ),
-    Row(
-        "holds",
-        "Spans of hours that operators keep beyond their time.",
-        lambda r: len(r.status.holds),
     ),
     Row(
         "topic_recreated",
@@ -366,11 +347,6 @@ READ: tuple[Row[Readings], ...] = (
         ("kind",),
     ),
     Row(
-        "unknown_records",
-        "Records of the newest accepted hour with fields that the schema does not know.",
-        lambda r: r.status.unknown.records if r.status.unknown is not None else None,
-    ),
-    Row(
         "unknown_fields",
         f"Records of the newest accepted hour with an unknown field, the {NAMES} most frequent.",
         _unknown_fields,
@@ -381,11 +357,6 @@ READ: tuple[Row[Readings], ...] = (
         "Rows in main, by the layer that wrote them.",
         lambda r: {(layer,): n for layer, n in r.content.rows.items()},
         _LAYER,
-    ),
-    Row(
-        "running_hour_rows",
-        "Rows in main of the hour that receives records.",
-        lambda r: r.content.running.rows,
     ),
     Row(
         "running_hour_files",
@@ -411,66 +382,13 @@ READ: tuple[Row[Readings], ...] = (
     Row(
         "maintenance_failed",
         "Whether a step of the last run failed.",
-        _of_run(lambda run: not run.is_complete),
-    ),
-    Row(
-        "maintenance_seconds",
-        "Duration of the last run, by step.",
-        _of_run(lambda run: {(step,): n for step, n in run.seconds.items()}),
-        ("step",),
-    ),
-    Row(
-        "maintenance_dropped_hours",
-        "Hours that the last run dropped from the speed branch.",
-        _of_run(lambda run: run.speed_hours),
-    ),
-    Row(
-        "maintenance_expired_snapshots",
-        "Snapshots and tags that the last run expired.",
-        _last_run(lambda t: t.expired),
-        _TABLE,
-    ),
-    Row(
-        "maintenance_merged_files",
-        "Files saved by merging in the last run.",
-        _last_run(lambda t: t.merged),
-        _TABLE,
-    ),
-    Row(
-        "maintenance_deleted_files",
-        "Unreferenced files that the last run deleted.",
-        _last_run(lambda t: t.orphans.files),
-        _TABLE,
-    ),
-    Row(
-        "maintenance_deleted_bytes",
-        "Bytes of the unreferenced files that the last run deleted.",
-        _last_run(lambda t: t.orphans.bytes),
-        _TABLE,
+        lambda r: not run.is_complete if (run := r.maintenance.last) is not None else None,
     ),
     Row(
         "maintenance_spared_files",
         "Unreferenced files that the last run kept for their age.",
-        _last_run(lambda t: t.spared.files),
+        lambda r: {(name,): size.files for name, size in r.maintenance.spared.items()},
         _TABLE,
-    ),
-    Row(
-        "maintenance_spared_bytes",
-        "Bytes of the unreferenced files that it kept.",
-        _last_run(lambda t: t.spared.bytes),
-        _TABLE,
-    ),
-    Row(
-        "folder_deleted_files",
-        "Files of killed processes that the last run deleted from temporary folders.",
-        _of_run(lambda run: {(name,): f.gone.files for name, f in run.folders.items()}),
-        ("folder",),
-    ),
-    Row(
-        "folder_deleted_bytes",
-        "Bytes of files of killed processes that the last run deleted.",
-        _of_run(lambda run: {(name,): f.gone.bytes for name, f in run.folders.items()}),
-        ("folder",),
     ),
     Row(
         "table_metadata_bytes",
@@ -479,20 +397,6 @@ READ: tuple[Row[Readings], ...] = (
         _TABLE,
     ),
     Row("table_snapshots", "Snapshots of the table.", _table(lambda t: t.snapshots), _TABLE),
-    Row(
-        "table_tags",
-        "Tags of the table: replaced revisions, and main once an hour.",
-        _table(lambda t: t.tags),
-        _TABLE,
-    ),
-    Row(
-        "table_manifests",
-        "Manifests of the table's branches.",
-        _table(lambda t: t.manifests),
-        _TABLE,
-    ),
-    Row("table_data_files", "Data files of main.", _table(lambda t: t.files), _TABLE),
-    Row("table_records", "Rows of main.", _table(lambda t: t.rows), _TABLE),
     Row(
         "table_expirable_snapshots",
         "Snapshots and tags that the next maintenance expires.",
@@ -510,15 +414,6 @@ READ: tuple[Row[Readings], ...] = (
         f"Speed files in main by hour, for the {HOURS_SHOWN} hours with the most.",
         lambda r: {(hour,): n for hour, n in r.maintenance.speed_files.items()},
         ("hour",),
-    ),
-    Row(
-        "oldest_dead_letter_age_seconds",
-        "Time since the first hour with dead letters began.",
-        lambda r: (
-            _age(r, start_of(hour))
-            if (hour := r.maintenance.oldest_dead_letter) is not None
-            else None
-        ),
     ),
     Row(
         "dead_letters_wait_seconds",

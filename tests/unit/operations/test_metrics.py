@@ -9,7 +9,6 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conf_folders import write_environment
@@ -35,10 +34,8 @@ from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
 from anabranch.operations.reports.metrics import NAMES, ScrapedStream, metrics_of
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol.expired import Expired
-from anabranch.protocol.holds import Hold
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
-from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
+from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -87,7 +84,7 @@ VIEW = StreamStatus(
 
 CONTENT = MainContent(
     rows={"speed": 9, "batch": 91},
-    running=RunningHour(4, 2, 1000),
+    running=RunningHour(2, 1000),
     dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
     measured={
         "speed": Measured(
@@ -109,25 +106,18 @@ CONTENT = MainContent(
 
 AT = NOW - timedelta(hours=2)
 DONE = MaintenanceRun(
-    AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))}, {"orphans": 1.5},
-    folders={"logs": MaintainedFolder(Size(5, 50))},
-)  # fmt: skip
+    AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))}, {"orphans": 1.5}
+)
 MAINTENANCE = Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
     tables={"events": TableGrowth(9000, 40, 3, 12, 80, 100, 6)},
     speed_files={"2026-11-21T00": 31},
-    oldest_dead_letter="2026-11-20T23",
     letters_wait_since=NOW - timedelta(seconds=30),
     unread={"per_minute": "none"},
 )
 
 
-KEPT: dict[str, Any] = {
-    "holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),),
-    "expired": Expired("2026-11-20T23"),
-    "overdue": Overdue(3, "2026-11-20T22", None),
-}
-READ = Readings(NOW, replace(VIEW, **KEPT), CONTENT, MAINTENANCE)
+READ = Readings(NOW, replace(VIEW, overdue=Overdue(3, "2026-11-20T22", None)), CONTENT, MAINTENANCE)
 
 
 def scraped(
@@ -192,11 +182,8 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("restatements_refused", "events"): 0,
         ("hours_served", "speed", "events"): 2,
         ("hours_served", "batch", "events"): 1,
-        ("expired_hours", "events"): 1,
         ("overdue_hours", "events"): 3,
-        ("holds", "events"): 1,
         ("topic_recreated", "events"): 0,
-        ("unknown_records", "events"): 4,
         ("unknown_fields", r'col\n"our', "events"): 3,
         **{("unknown_fields", f"f{i}", "events"): 1 for i in range(NAMES - 1)},
         ("retention_seconds", "events"): 7 * 86400,
@@ -210,7 +197,6 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("difference_unexplained_rows", "changed", "events"): 4,
         ("rows", "speed", "events"): 9,
         ("rows", "batch", "events"): 91,
-        ("running_hour_rows", "events"): 4,
         ("running_hour_files", "events"): 2,
         ("running_hour_bytes", "events"): 1000,
         ("hour_dead_letters", "2026-11-21T02", "malformed", "events"): 3,
@@ -233,27 +219,13 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("cpu_seconds_total", "speed", "events"): 1.5,
         ("maintained_timestamp_seconds", "events"): AT.timestamp(),
         ("maintenance_failed", "events"): 1,
-        ("maintenance_dropped_hours", "events"): 3,
-        ("maintenance_seconds", "orphans", "events"): 1.5,
-        ("maintenance_expired_snapshots", "events", "events"): 7,
-        ("maintenance_merged_files", "events", "events"): 2,
-        ("maintenance_deleted_files", "events", "events"): 4,
-        ("maintenance_deleted_bytes", "events", "events"): 500,
         ("maintenance_spared_files", "events", "events"): 1,
-        ("maintenance_spared_bytes", "events", "events"): 20,
-        ("folder_deleted_files", "logs", "events"): 5,
-        ("folder_deleted_bytes", "logs", "events"): 50,
         ("table_metadata_bytes", "events", "events"): 9000,
         ("table_snapshots", "events", "events"): 40,
-        ("table_tags", "events", "events"): 3,
-        ("table_manifests", "events", "events"): 12,
-        ("table_data_files", "events", "events"): 80,
-        ("table_records", "events", "events"): 100,
         ("table_unread", "events", "events"): 0,
         ("table_unread", "events", "per_minute"): 1,
         ("table_expirable_snapshots", "events", "events"): 6,
         ("hour_speed_files", "2026-11-21T00", "events"): 31,
-        ("oldest_dead_letter_age_seconds", "events"): 4 * 3600,
         ("dead_letters_wait_seconds", "events"): 30,
     }
 
