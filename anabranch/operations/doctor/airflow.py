@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from typing import Any
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, listed, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
@@ -92,11 +92,12 @@ def failed(why: str) -> Finding:
     return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
+@listed
 def findings(
     streams: Sequence[Stream], families: Mapping[str, str], facts: AirflowFacts
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Judge Airflow's state. `families`: the family of each stream without its own file. Pure."""
-    made = [
+    yield from (
         error(
             Issue.AIRFLOW_IMPORT,
             file,
@@ -105,53 +106,36 @@ def findings(
             "airflow dags list-import-errors",
         )
         for file, why in facts.broken.items()
-    ]
+    )
     if not facts.is_scheduled:
-        made.append(
-            error(
-                Issue.AIRFLOW_SCHEDULER,
-                "airflow",
-                "a scheduler that is alive",
-                "none",
-                "airflow scheduler",
-            )
+        yield error(
+            Issue.AIRFLOW_SCHEDULER,
+            "airflow",
+            "a scheduler that is alive",
+            "none",
+            "airflow scheduler",
         )
     if not facts.slots:
         found = "no such pool" if facts.slots is None else "0"
         remedy = f"airflow pools set {POOL} {_SLOTS} 'Default pool'"
-        made.append(
-            error(
-                Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy
-            )
+        yield error(
+            Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy
         )
     for (kind, name), ids in _dags(streams, families).items():
         if missing := [id for id in ids if id not in facts.dags]:
             expected = f"the DAGs of {kind} {name}"
             found = f"no {', '.join(missing)}"
-            made.append(
-                error(
-                    Issue.AIRFLOW_DAG_MISSING,
-                    "airflow",
-                    expected,
-                    found,
-                    "airflow dags reserialize",
-                )
+            yield error(
+                Issue.AIRFLOW_DAG_MISSING, "airflow", expected, found, "airflow dags reserialize"
             )
         if paused := [id for id in ids if facts.dags.get(id)]:
             found = "; ".join(f"{id} is paused: {ids[id]}" for id in paused)
             remedy = (
                 f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({name})$'"
             )
-            made.append(
-                warning(
-                    Issue.AIRFLOW_PAUSED,
-                    "airflow",
-                    f"the DAGs of {kind} {name} to run",
-                    found,
-                    remedy,
-                )
+            yield warning(
+                Issue.AIRFLOW_PAUSED, "airflow", f"the DAGs of {kind} {name} to run", found, remedy
             )
-    return made
 
 
 def _dags(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class Severity(StrEnum):
@@ -48,12 +53,10 @@ class Issue(StrEnum):
     LIFECYCLE = "s3.lifecycle"
     OBJECT_LOCK = "s3.object-lock"
     UPLOADS = "s3.uploads"
-    S3_SLOW = "s3.slow"
     CLOCK = "s3.clock"
     CATALOG_AWAY = "catalog.away"
     CATALOG_RIGHTS = "catalog.rights"
     CATALOG_LOCKED = "catalog.locked"
-    CATALOG_SLOW = "catalog.slow"
     NOT_APPLIED = "tables.not-applied"
     TABLE_MISSING = "tables.missing"
     METADATA_GONE = "tables.metadata-gone"
@@ -107,3 +110,13 @@ def warning(check: Issue, subject: str, expected: str, found: str, remedy: str) 
 
 def info(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.INFO, subject, expected, found, remedy)
+
+
+def listed(judge: Callable[P, Iterator[Finding]]) -> Callable[P, list[Finding]]:
+    """Return a function that returns a generator's findings as a list."""
+
+    @wraps(judge)
+    def findings(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
+        return list(judge(*args, **kwargs))
+
+    return findings

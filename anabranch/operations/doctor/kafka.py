@@ -4,6 +4,7 @@ retention."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from shlex import quote
@@ -20,7 +21,15 @@ from anabranch.config import Environment, Kafka, Stream
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Offsets
-from anabranch.operations.doctor.finding import Finding, Issue, Severity, error, info, warning
+from anabranch.operations.doctor.finding import (
+    Finding,
+    Issue,
+    Severity,
+    error,
+    info,
+    listed,
+    warning,
+)
 from anabranch.operations.reports.status import SPARE
 
 LOG = logging.getLogger(__name__)
@@ -125,9 +134,10 @@ def _is_local(kafka: Kafka) -> bool:
     return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
 
+@listed
 def findings(
     kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime
-) -> list[Finding]:
+) -> Iterator[Finding]:
     settings, topic = facts.settings, stream.topic
     if settings is None:
         command = f"anabranch dev topic {quote(topic)} --partitions 3"
@@ -135,19 +145,18 @@ def findings(
             command = (
                 f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
             )
-        return [error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)]
-    found = [
-        _check_retention_time(kafka, stream, settings, unread, now),
-        _check_retention_bytes(kafka, stream, facts, unread),
-    ]
-    found.append(_check_compaction(kafka, stream, settings, unread, now))
+        yield error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)
+        return
+    yield from _check_retention_time(kafka, stream, settings, unread, now)
+    yield from _check_retention_bytes(kafka, stream, facts, unread)
+    yield from _check_compaction(kafka, stream, settings, unread, now)
     if settings.timestamp_type != "LogAppendTime":
         expected = (
             "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides "
             "the hour of a record"
         )
         remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
-        found.append(info(Issue.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
+        yield info(Issue.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy)
     if facts.group_refused is not None:
         group = f"anabranch-{stream.name}"
         expected = (
@@ -155,23 +164,22 @@ def findings(
             "them)"
         )
         refused = facts.group_refused
-        found.append(warning(Issue.GROUP_RIGHTS, group, expected, str(refused), refused.command))
-    found += _check_replicas(kafka, topic, settings)
-    return [one for one in found if one is not None]
+        yield warning(Issue.GROUP_RIGHTS, group, expected, str(refused), refused.command)
+    yield from _check_replicas(kafka, topic, settings)
 
 
 def _check_compaction(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
-) -> Finding | None:
-    """Return a finding if compaction may remove a record before the batch layer has read it. A
+) -> Iterator[Finding]:
+    """Yield a finding if compaction may remove a record before the batch layer has read it. A
     compaction lag lets the layers read first. The remedy is not the policy `delete`, because
     retention would then delete older records."""
     if "compact" not in settings.cleanup_policy:
-        return None
+        return
     _, needed, backlog = _waiting_times(stream, unread, now)
     severity = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
     if settings.compaction_lag >= needed:
-        return None
+        return
     expected = (
         f"min.compaction.lag.ms of {words(needed)} or more: records are read before "
         f"compaction{backlog}"
@@ -183,7 +191,7 @@ def _check_compaction(
         f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of "
         f"{words(settings.compaction_lag)}"
     )
-    return Finding(Issue.TOPIC_COMPACTED, severity, stream.topic, expected, given, remedy)
+    yield Finding(Issue.TOPIC_COMPACTED, severity, stream.topic, expected, given, remedy)
 
 
 def _millis(needed: timedelta, least: timedelta) -> int:
@@ -205,43 +213,42 @@ def _waiting_times(
 
 def _check_retention_time(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
-) -> Finding | None:
-    if settings.retention is None:
-        return None
+) -> Iterator[Finding]:
     waits, needed, backlog = _waiting_times(stream, unread, now)
-    if settings.retention >= needed:
-        return None
+    if settings.retention is None or settings.retention >= needed:
+        return
     expected = (
         f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a "
         f"day{backlog}"
     )
     severity = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     remedy = alter(kafka, stream.topic, f"retention.ms={_millis(needed, _WEEK)}")
-    return Finding(
+    yield Finding(
         Issue.RETENTION_TIME, severity, stream.topic, expected, words(settings.retention), remedy
     )
 
 
 def _check_retention_bytes(
     kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None
-) -> Finding | None:
+) -> Iterator[Finding]:
     limit = facts.settings.retention_bytes if facts.settings is not None else None
     if limit is None:
-        return None
+        return
     remedy = alter(kafka, stream.topic, "retention.bytes=-1")
     expected = (
         "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
     )
     if facts.partition_bytes is None or unread is None:
         found = f"{limit} bytes a partition, and an unknown number of unread bytes"
-        return info(Issue.RETENTION_BYTES, stream.topic, expected, found, remedy)
+        yield info(Issue.RETENTION_BYTES, stream.topic, expected, found, remedy)
+        return
     waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
     partition = max(waiting, key=lambda p: waiting[p], default=None)
     if partition is None or limit >= 2 * waiting[partition]:
-        return None
+        return
     severity = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
     found = f"{limit} bytes a partition, and {waiting[partition]} unread in partition {partition}"
-    return Finding(Issue.RETENTION_BYTES, severity, stream.topic, expected, found, remedy)
+    yield Finding(Issue.RETENTION_BYTES, severity, stream.topic, expected, found, remedy)
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
@@ -259,9 +266,9 @@ def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> d
     return waiting
 
 
-def _check_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
+def _check_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> Iterator[Finding]:
     if settings.replicas < 2 and settings.brokers == 1 and _is_local(kafka):
-        return []  # one broker, as on a development machine
+        return  # one broker, as on a development machine
     if settings.replicas < 2:
         expected = "a replication factor of 3: with one replica, losing a broker loses records"
         severity = Severity.WARNING if settings.brokers > 1 else Severity.INFO
@@ -270,14 +277,13 @@ def _check_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[F
             f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for "
             "each partition"
         )
-        return [Finding(Issue.REPLICATION, severity, topic, expected, given, remedy)]
-    if settings.min_insync < 2:
+        yield Finding(Issue.REPLICATION, severity, topic, expected, given, remedy)
+    elif settings.min_insync < 2:
         expected = (
             "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"
         )
         remedy = alter(kafka, topic, "min.insync.replicas=2")
-        return [warning(Issue.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
-    return []
+        yield warning(Issue.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)
 
 
 def alter(kafka: Kafka, topic: str, setting: str) -> str:

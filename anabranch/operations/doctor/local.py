@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from shlex import quote
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, listed, warning
 from anabranch.spark import jars
 from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
 from anabranch.spark.java import OLDEST, require_java, require_temporary, require_user
@@ -126,47 +126,41 @@ def _exposed(environment: Environment) -> tuple[str, ...]:
         return ()
 
 
-def findings(facts: LocalFacts) -> list[Finding]:
-    made = []
+@listed
+def findings(facts: LocalFacts) -> Iterator[Finding]:
     if facts.no_java is not None:
         remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"
-        made.append(
-            error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy)
-        )
+        yield error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy)
     for issue, found in facts.refused.items():
         found, _, remedy = found.partition("; ")
-        made.append(error(issue, "this machine", "a machine on which jobs start", found, remedy))
+        yield error(issue, "this machine", "a machine on which jobs start", found, remedy)
     if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
         found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
         expected = (
             f"the pinned jars in {facts.folder}; without them the first job downloads 200 MB, for "
             "minutes"
         )
-        made.append(warning(Issue.JARS, "this machine", expected, found, "anabranch jars"))
+        yield warning(Issue.JARS, "this machine", expected, found, "anabranch jars")
     elif facts.jars:
         more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""
-        made.append(
-            error(
-                Issue.JARS_DIFFER,
-                "this machine",
-                f"the jars of conf/jvm/jars.sha256 in {facts.folder}",
-                "; ".join(facts.jars[:_NAMED]) + more,
-                f"rm -r {facts.folder} && anabranch jars",
-            )
+        yield error(
+            Issue.JARS_DIFFER,
+            "this machine",
+            f"the jars of conf/jvm/jars.sha256 in {facts.folder}",
+            "; ".join(facts.jars[:_NAMED]) + more,
+            f"rm -r {facts.folder} && anabranch jars",
         )
     ours = platform.python_version_tuple()[:2]
     if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
         expected = f"Python {'.'.join(ours)} for Spark's workers too"
-        made.append(
-            error(
-                Issue.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"
-            )
+        yield error(
+            Issue.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"
         )
     if facts.packed is not None:
         differs, file = facts.packed
         expected = f"the packages of this installation in {file}, or no job starts"
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
-        made.append(error(Issue.PACKED, "this machine", expected, differs, remedy))
+        yield error(Issue.PACKED, "this machine", expected, differs, remedy)
     if facts.exposed:
         expected = (
             "an encrypted connection to executors, which receive secrets of the configuration"
@@ -176,12 +170,9 @@ def findings(facts: LocalFacts) -> list[Finding]:
             "anabranch.yaml"
         )
         found = f"none enabled in spark.conf; executors receive {', '.join(facts.exposed)}"
-        made.append(warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy))
+        yield warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy)
     if facts.free < _LOW_FREE:
-        make_finding = error if facts.free < _MIN_FREE else warning
+        severe = error if facts.free < _MIN_FREE else warning
         expected = f"{_LOW_FREE >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
         remedy = f"du -xhd1 {quote(facts.temporary)}"
-        made.append(
-            make_finding(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy)
-        )
-    return made
+        yield severe(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy)

@@ -3,9 +3,8 @@ table's files."""
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,13 +27,11 @@ from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
 
 T = TypeVar("T")
 
 _ABANDONED = timedelta(days=1)
-# Seconds for one request: a publish sends about ten in sequence.
-_SLOW = 0.5
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _BODY = b"anabranch doctor\n"
 
@@ -43,8 +40,8 @@ _BODY = b"anabranch doctor\n"
 class StoreFacts:
     """Facts about the bucket. `denied`: the first refused operation (writing, listing, reading or
     deleting an object) and its error. `deletes`: the store lists and deletes objects. `unreadable`:
-    why a bucket setting could not be read, with its check. `seconds`: the average duration of one
-    request. `awaits_table`: a REST catalog may vend keys, or accept files, for its tables only."""
+    why a bucket setting could not be read, with its check. `awaits_table`: a REST catalog may vend
+    keys, or accept files, for its tables only."""
 
     has_bucket: bool
     store_time: datetime
@@ -56,7 +53,6 @@ class StoreFacts:
     lock: str | None = None
     uploads: tuple[Upload, ...] = ()
     unreadable: tuple[tuple[Issue, str], ...] = ()
-    seconds: float = 0.0
     awaits_table: bool = False
 
 
@@ -136,10 +132,7 @@ def read(
         ("s3:DeleteObject", lambda: store.delete_objects(where.bucket, [key])),
     )
     denied, deletes = None, True
-    began = time.monotonic()
-    requests = 0
     for right, step in steps:
-        requests += 1
         try:
             step()
         except NotOffered:
@@ -154,7 +147,6 @@ def read(
                 break
         finally:
             answered()
-    seconds = (time.monotonic() - began) / requests
     unreadable: list[tuple[Issue, str]] = []
 
     def setting(check: Issue, ask: Callable[[], T]) -> T | None:
@@ -179,7 +171,6 @@ def read(
         lock=setting(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
         uploads=setting(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
         unreadable=tuple(unreadable),
-        seconds=seconds,
     )
 
 
@@ -219,52 +210,36 @@ def failed(environment: Environment, where: Warehouse, failure: AnabranchError) 
     return error(Issue.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
 
 
-def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
+@listed
+def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> Iterator[Finding]:
     subject = f"s3://{where.bucket}/{where.prefix}"
     if not facts.has_bucket:
-        return [
-            warning(
-                Issue.BUCKET_MISSING,
-                f"s3://{where.bucket}",
-                "a bucket",
-                "none",
-                f"anabranch apply {streams[0]}",
-            )
-        ]
+        apply = f"anabranch apply {streams[0]}"
+        yield warning(Issue.BUCKET_MISSING, f"s3://{where.bucket}", "a bucket", "none", apply)
+        return
     if facts.awaits_table:
         found = "none yet: the catalog may allow them for its tables only"
-        return [
-            info(Issue.NOT_EXAMINED, subject, "files in S3", found, f"anabranch apply {streams[0]}")
-        ]
-    made = []
+        apply = f"anabranch apply {streams[0]}"
+        yield info(Issue.NOT_EXAMINED, subject, "files in S3", found, apply)
+        return
     if not facts.deletes:
-        made.append(
-            warning(
-                Issue.S3_RIGHTS,
-                subject,
-                "a store that lists and deletes objects",
-                "none: its own service has to remove unreferenced files",
-                "nothing, if it does; `erase`, `drop` and `apply --register` are refused",
-            )
+        yield warning(
+            Issue.S3_RIGHTS,
+            subject,
+            "a store that lists and deletes objects",
+            "none: its own service has to remove unreferenced files",
+            "nothing, if it does; `erase`, `drop` and `apply --register` are refused",
         )
     if facts.denied is not None and facts.lock is None:
         remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
-        made.append(
-            error(
-                Issue.S3_RIGHTS,
-                subject,
-                f"permission for {facts.denied[0]}",
-                facts.denied[1],
-                remedy,
-            )
+        yield error(
+            Issue.S3_RIGHTS, subject, f"permission for {facts.denied[0]}", facts.denied[1], remedy
         )
     if is_apart(facts.store_time, facts.now):
         apart = f"{abs(facts.store_time - facts.now).total_seconds():.0f} s"
         expected = f"this machine's clock and S3's within {MAX_CLOCK_SKEW.total_seconds():.0f} s"
-        made.append(
-            error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true")
-        )
-    made += [one for rule in facts.rules if (one := _check_rule(where, rule)) is not None]
+        yield error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true")
+    yield from [one for rule in facts.rules if (one := _check_rule(where, rule)) is not None]
     if facts.versioned and not any(r.clears_versions and applies_to(where, r) for r in facts.rules):
         expected = (
             "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no "
@@ -273,10 +248,8 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         remedy = (
             "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
         )
-        made.append(
-            warning(
-                Issue.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy
-            )
+        yield warning(
+            Issue.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy
         )
     if facts.lock is not None:
         expected = "no default retention: `anabranch maintain` cannot delete locked objects"
@@ -286,7 +259,7 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         # sends.
         make_finding = warning if facts.denied is None else error
         found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
-        made.append(make_finding(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy))
+        yield make_finding(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy)
     old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
     if old:
         expected = (
@@ -298,26 +271,16 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
             f"{quote(first.key)} --upload-id {quote(first.id)}"
         )
         found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
-        made.append(warning(Issue.UPLOADS, subject, expected, found, remedy))
-    if facts.seconds > _SLOW:
-        expected = f"an answer within {_SLOW} s: a publish sends about ten requests in sequence"
-        remedy = (
-            "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the "
-            "network to it"
-        )
-        made.append(warning(Issue.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
+        yield warning(Issue.UPLOADS, subject, expected, found, remedy)
     # A setting that the server does not support is harmless; one that may not be read might apply.
     for check, why in facts.unreadable:
-        made.append(
-            info(
-                check,
-                where.bucket,
-                "permission to read this setting of the bucket",
-                f"it cannot be read: {why}",
-                "nothing, if you know the setting",
-            )
+        yield info(
+            check,
+            where.bucket,
+            "permission to read this setting of the bucket",
+            f"it cannot be read: {why}",
+            "nothing, if you know the setting",
         )
-    return made
 
 
 def applies_to(where: Warehouse, rule: LifecycleRule) -> bool:

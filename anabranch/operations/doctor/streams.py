@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.common.errors import AnabranchError, FileGone
@@ -13,7 +13,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import Lost, audit, find_lost
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
     StreamStatus,
@@ -60,71 +60,56 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
     return StreamFacts(view, by_hour, lost)
 
 
-def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
-    view, name, made = facts.status, stream.name, []
+@listed
+def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
+    view, name = facts.status, stream.name
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"
-        made.append(
-            error(
-                Issue.TOPIC_RECREATED,
-                name,
-                expected,
-                "another id, so it was recreated",
-                f"anabranch adopt {name}",
-            )
+        yield error(
+            Issue.TOPIC_RECREATED,
+            name,
+            expected,
+            "another id, so it was recreated",
+            f"anabranch adopt {name}",
         )
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
-        made.append(
-            error(
-                Issue.LEDGER,
-                f"{name} {hour}",
-                "no difference between ledger and files",
-                found,
-                remedy,
-            )
+        yield error(
+            Issue.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy
         )
-    made += _lost_files(stream, facts)
+    yield from _lost_files(stream, facts)
     for hour, left in view.unexplained.items():
         expected = "only explained differences between the layers"
-        made.append(
-            error(
-                Issue.UNEXPLAINED,
-                f"{name} {hour}",
-                expected,
-                unexplained_words(left),
-                f"anabranch explain {name} {hour} --rows",
-            )
+        yield error(
+            Issue.UNEXPLAINED,
+            f"{name} {hour}",
+            expected,
+            unexplained_words(left),
+            f"anabranch explain {name} {hour} --rows",
         )
     for hour in view.refused:
         remedy = f"anabranch explain {name} {hour}"
-        made.append(warning(Issue.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
+        yield warning(Issue.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy)
     for hour in view.refused_restatements:
         found = "its restatement refused; the previous revision is served"
         remedy = f"anabranch explain {name} {hour}"
-        made.append(
-            warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
-        )
+        yield warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
     for hour in view.too_many_dead:
-        made.append(
-            error(
-                Issue.DEAD_LETTERS,
-                f"{name} {hour}",
-                f"at most {percent(stream.quality.max_dead)} dead letters (quality.max_dead)",
-                view.dead_shares[hour].words,
-                f"anabranch dead-letters {name} --hours {hour}",
-            )
+        yield error(
+            Issue.DEAD_LETTERS,
+            f"{name} {hour}",
+            f"at most {percent(stream.quality.max_dead)} dead letters (quality.max_dead)",
+            view.dead_shares[hour].words,
+            f"anabranch dead-letters {name} --hours {hour}",
         )
     for hour, count in view.conflicts.items():
-        made.append(
-            warning(
-                Issue.CONFLICTS,
-                f"{name} {hour}",
-                f"duplicates by {', '.join(stream.key)} with the content of the row they repeat",
-                f"{count:,} with other content",
-                f"anabranch explain {name} {hour} --rows",
-            )
+        yield warning(
+            Issue.CONFLICTS,
+            f"{name} {hour}",
+            f"duplicates by {', '.join(stream.key)} with the content of the row they repeat",
+            f"{count:,} with other content",
+            f"anabranch explain {name} {hour} --rows",
         )
     if view.late and view.speed_has_begun:
         # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.
@@ -134,24 +119,23 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
             else (warning, "")
         )
         expected = f"a speed layer without lag{promised}"
-        made.append(kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}"))
+        yield kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}")
     waiting = [*view.backlog, *view.to_seal]
     if len(waiting) > MAY_WAIT:
         expected = f"at most {MAY_WAIT} hours waiting for the batch layer"
         found = f"{len(waiting)}, from {min(waiting)} on"
-        made.append(warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}"))
+        yield warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}")
     if view.overdue is not None:
         expected = "hours to expire within a day after keep.rows"
         remedy = f"anabranch maintain {name}" + (
             "" if view.overdue.reason is None else " --dry-run"
         )
-        made.append(warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
-    return made
+        yield warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy)
 
 
-def _lost_files(stream: Stream, facts: StreamFacts) -> list[Finding]:
-    """Return a finding for each hour with lost files."""
-    made, waiting = [], {*facts.status.backlog, *facts.status.to_seal, *facts.status.refused}
+def _lost_files(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
+    """Yield a finding for each hour with lost files."""
+    waiting = {*facts.status.backlog, *facts.status.to_seal, *facts.status.refused}
     for is_served, lost in ((True, facts.lost.served), (False, facts.lost.unserved)):
         by_hour: dict[str, list[LostFile]] = {}
         for one in lost:
@@ -164,12 +148,9 @@ def _lost_files(stream: Stream, facts: StreamFacts) -> list[Finding]:
                 remedy += " --restate"
             if not is_served:
                 remedy = "nothing: the batch layer serves the hour"
-            made.append(
-                (error if is_served else info)(
-                    Issue.LOST_FILE, f"{stream.name} {hour}", "its files in storage", found, remedy
-                )
+            yield (error if is_served else info)(
+                Issue.LOST_FILE, f"{stream.name} {hour}", "its files in storage", found, remedy
             )
-    return made
 
 
 def failed(stream: Stream, found: AnabranchError) -> Finding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
 from anabranch.iceberg.table_format import SUPPORTED, unsupported_feature
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
@@ -185,37 +186,28 @@ def _table_names(stream: Stream) -> tuple[str, ...]:
     return (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
 
 
-def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
+@listed
+def findings(catalog: str, stream: Stream, facts: TableFacts) -> Iterator[Finding]:
     """Return the findings. `catalog`: the catalog's name in Spark. Pure."""
     apply = f"anabranch apply {stream.name}"
     if len(facts.missing) == len(_table_names(stream)):
-        return [
-            info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)
-        ]
-    made = [error(Issue.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
-    made += [
-        error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply)
-        for name, branch in facts.branches
-    ]
+        yield info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)
+        return
+    for name in facts.missing:
+        yield error(Issue.TABLE_MISSING, name, "a table", "none", apply)
+    for name, branch in facts.branches:
+        yield error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply)
     for name, feature in facts.features:
-        made.append(
-            error(
-                Issue.FORMAT,
-                name,
-                SUPPORTED,
-                f"{feature}, which another program set",
-                f"{apply}, whose error has the way back",
-            )
+        yield error(
+            Issue.FORMAT,
+            name,
+            SUPPORTED,
+            f"{feature}, which another program set",
+            f"{apply}, whose error has the way back",
         )
     if facts.columns is not None:
-        made.append(
-            error(
-                Issue.COLUMNS,
-                stream.table,
-                "the columns of the stream's file",
-                facts.columns,
-                apply,
-            )
+        yield error(
+            Issue.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply
         )
     for drift in facts.drifts:
         remedy = (
@@ -224,17 +216,13 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         )
         found = "none" if drift.found is None else drift.found
         make_finding = error if drift.key == "write.wap.enabled" else warning
-        made.append(
-            make_finding(
-                Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy
-            )
+        yield make_finding(
+            Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy
         )
     for name, age in facts.ref_ages:
         remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
-        made.append(
-            error(
-                Issue.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy
-            )
+        yield error(
+            Issue.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy
         )
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
@@ -242,7 +230,4 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
             "configure it not to delete files younger than a day (docs/runbooks.md, "
             "`tables.optimizer`)"
         )
-        made.append(
-            info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy)
-        )
-    return made
+        yield info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy)

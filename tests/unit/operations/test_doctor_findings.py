@@ -282,8 +282,7 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert tables.findings("lake", made.stream, facts) == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
-    assert catalog.findings(made.environment.catalog, 0.01) == []
-    assert catalog.read(made.environment) < 60
+    catalog.read(made.environment)
 
 
 def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
@@ -423,7 +422,6 @@ def test_the_next_step_of_an_hour() -> None:
             {Issue.UPLOADS: "warning"},
         ),
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
-        ({"seconds": 0.6}, {Issue.S3_SLOW: "warning"}),
         ({"unreadable": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
     ],
 )
@@ -500,12 +498,6 @@ def test_the_rights_of_a_policy_suffice_for_the_object_of_the_doctor(
 def test_a_subject_that_is_missing() -> None:
     assert checks(registry.findings(STREAM, False)) == {Issue.SUBJECT_MISSING: "warning"}
     assert registry.findings(STREAM, True) == []
-
-
-def test_a_slow_catalog() -> None:
-    environment = new_environment(Path("/nowhere"))
-    found = catalog.findings(environment.catalog, 0.6)
-    assert checks(found) == {Issue.CATALOG_SLOW: "warning"}
 
 
 def test_java_is_missed_by_the_path_and_found_again(
