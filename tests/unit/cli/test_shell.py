@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from conf_folders import write_environment
 
 from anabranch.cli import main
-from anabranch.cli.read import interact
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_statements_are_answered_errors_end_nothing_and_history_is_kept(conf: Pa
         terminal.type("SELECT 17 * 3 AS product;\n")
         terminal.wait_for(" 51 ")
         terminal.wait_for("anabranch> ")
-        terminal.type(".quit\n")
+        terminal.type("exit\n")
     with _shell(conf) as terminal:
         terminal.wait_for("anabranch> ")
         terminal.type("\x1b[A\x1b[A\n")
@@ -105,36 +104,3 @@ def test_without_a_terminal_sql_is_expected(conf: Path) -> None:
     done = CliRunner().invoke(main, ["query", "--conf", str(conf)], input="SELECT 1;")
     assert done.exit_code == 2
     assert "expected SQL" in done.output
-
-
-@pytest.mark.parametrize("word", [r"\q", "exit", "quit", "exit;", "QUIT", ".quit", ".exit"])
-def test_the_words_of_other_shells_leave(tmp_path: Path, word: str) -> None:
-    assert answered(tmp_path, word, "SELECT 1;") == ([], ["SELECT 1;"])
-
-
-@pytest.mark.parametrize("word", [r"\q", ".quit"])
-def test_a_statement_that_was_begun_by_mistake_is_left_too(tmp_path: Path, word: str) -> None:
-    assert answered(tmp_path, "SELECT 1", word, "SELECT 2;") == ([], ["SELECT 2;"])
-
-
-def test_a_name_on_its_own_line_does_not_end_the_shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = ["SELECT", "quit", "FROM t;"]
-    assert answered(tmp_path, *lines) == (["\n".join(lines)], [])
-    assert r"\q or Ctrl-D ends the shell" in capsys.readouterr().err
-
-
-def answered(folder: Path, *lines: str) -> tuple[list[str], list[str]]:
-    """The statements that the shell runs of lines that are typed, and the lines that it leaves
-    unread."""
-    statements: list[str] = []
-    waiting = list(lines)
-
-    def read(prompt: str) -> str:
-        if not waiting:
-            raise EOFError
-        return waiting.pop(0)
-
-    interact(statements.append, folder / "history", read)
-    return statements, waiting
