@@ -17,7 +17,6 @@ from anabranch.cli import (
     jobs,
     lifecycle,
     operate,
-    page,
     read,
     reports,
     topic,
@@ -126,7 +125,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (docs, hours, jobs, lifecycle, operate, page, read, reports, topic):
+for module in (docs, hours, jobs, lifecycle, operate, read, reports, topic):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

@@ -18,7 +18,7 @@ from anabranch.cli.options import (
     output_format,
     stream_argument,
 )
-from anabranch.cli.report import Report, StreamReports, local_report, print_text, report
+from anabranch.cli.report import Report, StreamReports, print_text, report
 from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -255,28 +255,6 @@ def override(
     chosen = "by choice" if served.override else "by the rule"
     now = "now " if served.changed else ""
     return Report(view, [f"{stream}: {hour} is {now}served by {served.layer}, {chosen}"])
-
-
-@click.command()
-@click.argument("folder", metavar="[DIR]", default=".")
-@local_report
-def init(folder: str) -> Report[object]:
-    """Write starter files: configuration, DAGs, containers.
-
-    \b
-    anabranch init shop
-
-    Writes to DIR, by default the current folder: README.md, conf/, dags/, deploy/, a compose file
-    with its Dockerfile. Overwrites nothing.
-    """
-    from pathlib import Path
-
-    from anabranch.cli import starter
-    from anabranch.cli.render.changes import written_text
-
-    written = starter.write(Path(folder))
-    view = {"folder": folder, "files": [str(file) for file in written]}
-    return Report(view, written_text(folder, written))
 
 
 @click.command()

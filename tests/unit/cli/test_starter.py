@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from anabranch.cli import main, starter
+from anabranch.cli import docs, main
 
-README = Path(starter.__file__).resolve().parents[1] / "starter_files" / "README.md"
+README = Path(docs.__file__).resolve().parents[1] / "starter_files" / "README.md"
 
 
 def init(*arguments: str) -> str:
@@ -51,7 +51,7 @@ def test_the_wheel_of_this_installation_comes_along(
         def read_text(self, name: str) -> str | None:
             return json.dumps(origin) if name == "direct_url.json" else None
 
-    monkeypatch.setattr(starter, "distribution", lambda _: Installed())
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
     init(str(tmp_path / "of a wheel"))
     assert (tmp_path / "of a wheel" / "wheels" / wheel.name).read_bytes() == b"a wheel"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from anabranch.cli import main, starter
+from anabranch.cli import docs, main
 from anabranch.spark.home import spark_home
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(
     tmp_path: Path,
 ) -> None:
     """`sh deploy/dotenv.sh`, in a checkout and in a new user's folder."""
-    starter.write(tmp_path)
+    docs.write(tmp_path)
     script = ["sh", str(tmp_path / "deploy" / "dotenv.sh")]
     subprocess.run(script, check=True, capture_output=True)
     file = tmp_path / ".env"
@@ -126,7 +126,7 @@ def test_every_named_volume_is_declared_and_used() -> None:
 def test_mounted_files_exist_are_read_only_and_are_in_a_new_users_folder(tmp_path: Path) -> None:
     mounted = [volume.split(":") for volume in _volumes() if volume.startswith(".")]
     assert len(mounted) == 4
-    starter.write(tmp_path)
+    docs.write(tmp_path)
     for source, _, mode in mounted:
         assert mode == "ro"
         files = {file.relative_to(ROOT) for file in (ROOT / source).rglob("*") if file.is_file()}
