@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from anabranch.common.errors import Refused, TableMissing
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment
 from anabranch.iceberg import file_sink
-from anabranch.iceberg.arrow_types import open_parquet
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
 from anabranch.iceberg.file_io import LakeFileIO, for_tasks
@@ -256,3 +256,16 @@ def parquet_parts(io: FileIO, stored: Stored, name: str) -> list[ParquetPart]:
         replace(whole, groups=tuple(i for i, own in enumerate(of_part) if own == number))
         for number in dict.fromkeys(of_part)
     ]
+
+
+def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
+    """Open a Parquet file. Reads INT96, in which Spark writes timestamps by default, as
+    microseconds: nanoseconds overflow after the year 2262. Raises Refused for an incomplete
+    file."""
+    try:
+        return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
+    except pa.ArrowInvalid as error:
+        raise Refused(
+            f"read {path}: expected a complete Parquet file, found {error}; remove it, or write "
+            "it again"
+        ) from error

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused
-from anabranch.iceberg.arrow_types import may_become, to_type
 from anabranch.iceberg.other_tables import Part
 from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import HOUR_BITS, first_offset
@@ -328,3 +327,45 @@ def _mismatch(part: Part, column: pa.Field, found: str) -> Refused:
         f"import {part.path}: column {column.name}: expected {column.type}{needed}, as the table "
         f"has it, {found}; correct the file, or the stream's schema"
     )
+
+
+def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a file's type keep their meaning in a table's type. An integer type
+    may be wider than the table's: `to_type` checks each value."""
+    t = pa.types
+    if t.is_dictionary(kind):
+        return may_become(kind.value_type, wanted)
+    if t.is_struct(kind) and t.is_struct(wanted):
+        # A field that an old file lacks is null.
+        there = [field for field in wanted if kind.get_field_index(field.name) >= 0]
+        return all(may_become(kind.field(field.name).type, field.type) for field in there)
+    if t.is_map(kind) and t.is_map(wanted):
+        pairs = ((kind.key_type, wanted.key_type), (kind.item_type, wanted.item_type))
+        return all(may_become(*pair) for pair in pairs)
+    if _is_list(kind) and _is_list(wanted):
+        return may_become(kind.value_type, wanted.value_type)
+    same = (
+        t.is_integer,
+        t.is_boolean,
+        t.is_date,
+        t.is_timestamp,
+        t.is_decimal,
+        lambda k: t.is_string(k) or t.is_large_string(k),
+        lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
+    )
+    if t.is_floating(kind) and t.is_floating(wanted):
+        return bool(kind.bit_width <= wanted.bit_width)
+    if t.is_integer(kind) and t.is_decimal(wanted):
+        return True
+    return t.is_null(kind) or any(is_one(kind) and is_one(wanted) for is_one in same)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Cast values to a table's type. Raises ArrowInvalid for a value that does not fit."""
+    if pa.types.is_dictionary(found.type):
+        found = found.dictionary_decode()
+    return found if found.type == wanted else pc.cast(found, wanted)

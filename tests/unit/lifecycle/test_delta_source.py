@@ -22,9 +22,9 @@ from test_importing import LAST, NOW, OLDEST, ids, job_of, stream_that_reads
 
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg.arrow_types import open_parquet
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.delta_source import plan_log
+from anabranch.iceberg.other_tables import open_parquet
 from anabranch.lifecycle.importing import run
 from anabranch.offsets.hours import shift, start_of
 from anabranch.protocol import ledger

@@ -30,7 +30,6 @@ from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg.arrow_types import may_become
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import ParquetPart
@@ -46,7 +45,7 @@ from anabranch.lifecycle.importing.rows import (
     find_known,
     find_repeated_places,
 )
-from anabranch.lifecycle.importing.sources import Numbers, SourceReader, first_number
+from anabranch.lifecycle.importing.sources import Numbers, SourceReader, first_number, may_become
 from anabranch.lifecycle.importing.tasks import HERE, Sums
 from anabranch.lifecycle.retention import expire_rows
 from anabranch.offsets.hours import (
