@@ -19,7 +19,9 @@ def main() -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    files = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    # A link counts once, as the file that it names.
+    paths = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    files = [name for name in paths if not (ROOT / name).is_symlink()]
     source = [name for name in files if name.startswith(SOURCE) and name.endswith(".py")]
     tests = [name for name in files if name.startswith("tests/") and name.endswith(".py")]
     pages = [name for name in files if name.endswith(".md")]
