@@ -99,10 +99,8 @@ def run_streams(
             return outcome
 
     outcomes = []
-    with (
-        ThreadPoolExecutor(len(jobs), "stream") as threads,
-        Progress(LOG, "batch", "streams", len(jobs)) as progress,
-    ):
+    progress = Progress(LOG, "batch", "streams", len(jobs))
+    with ThreadPoolExecutor(len(jobs), "stream") as threads:
         for done in as_completed([threads.submit(run, job) for job in jobs]):
             outcomes.append(done.result())
             progress.step()

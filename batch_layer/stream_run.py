@@ -233,14 +233,14 @@ class StreamRun:
 
     @contextmanager
     def _progress(self, doing: str, hours: int, sizes: tuple[int, ...] = ()) -> Iterator[Progress]:
-        """Show progress over hours; in a job of many streams only in the log, since the job shows
+        """Log progress over hours; in a job of many streams without passes, since the job logs
         its own."""
         name = f"{self._name}: {doing}" if doing else self._name
         progress = Progress(LOG, name, "hours", hours, sizes, "offsets" if sizes else "")
         if self._turns is not None:
             yield progress
             return
-        with progress, self._rebuilder.show_on(progress):
+        with self._rebuilder.show_on(progress):
             yield progress
 
 

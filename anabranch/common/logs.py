@@ -99,19 +99,6 @@ def configure_logging(as_json: bool = False) -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-def readable_handler() -> logging.StreamHandler[TextIO] | None:
-    """Return the handler of this process's log if it writes lines for people, else None."""
-    handlers = logging.getLogger().handlers
-    return next(
-        (
-            h
-            for h in handlers
-            if isinstance(h, logging.StreamHandler) and isinstance(h.formatter, _Plain)
-        ),
-        None,
-    )
-
-
 def _standard_error() -> TextIO:
     """Return the stream to log to. spark-submit joins a Python job's standard error to its standard
     output, which is for results: so our command line names its own, used if it can be opened."""

@@ -281,11 +281,11 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:
         remember(job.lake, job.lake.load(name), own)
     for name, files in orphans.items():
         if files and not dry_run:
-            with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:
-                for first in range(0, len(files), _FILES_AT_ONCE):
-                    some = files[first : first + _FILES_AT_ONCE]
-                    delete_files(found.own[name].io, [f.path for f in some])
-                    progress.step(len(some))
+            progress = Progress(LOG, f"delete orphans of {name}", "files", len(files))
+            for first in range(0, len(files), _FILES_AT_ONCE):
+                some = files[first : first + _FILES_AT_ONCE]
+                delete_files(found.own[name].io, [f.path for f in some])
+                progress.step(len(some))
             LOG.info(
                 "table %s: %d orphan files deleted, %d bytes",
                 name,
@@ -300,13 +300,13 @@ def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tup
     expired snapshots and tags."""
     dropped: tuple[str, ...] = ()
     expired = 0
-    with Progress(LOG, f"drop hours of {publisher.stream.name}", "hours") as progress:
-        while True:
-            hours, gone = _drop_some(publisher, now, dry_run)
-            dropped, expired = (*dropped, *hours), expired + gone
-            if dry_run or len(hours) < _HOURS_A_COMMIT:
-                return dropped, expired
-            progress.step(len(hours))
+    progress = Progress(LOG, f"drop hours of {publisher.stream.name}", "hours")
+    while True:
+        hours, gone = _drop_some(publisher, now, dry_run)
+        dropped, expired = (*dropped, *hours), expired + gone
+        if dry_run or len(hours) < _HOURS_A_COMMIT:
+            return dropped, expired
+        progress.step(len(hours))
 
 
 def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:

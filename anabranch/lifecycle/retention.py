@@ -118,13 +118,13 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
         promise = read_promise(job, state.table, state.expired, due, state, now)
         return RowsExpired(due.leaving, due.kept, promise)
     gone: tuple[str, ...] = ()
-    with Progress(LOG, f"expire hours of {job.stream.name}", "hours") as progress:
-        while True:
-            hours, due = _expire_some(job, publisher, now)
-            gone = (*gone, *hours)
-            if not hours:
-                break
-            progress.step(len(hours))
+    progress = Progress(LOG, f"expire hours of {job.stream.name}", "hours")
+    while True:
+        hours, due = _expire_some(job, publisher, now)
+        gone = (*gone, *hours)
+        if not hours:
+            break
+        progress.step(len(hours))
     if due.kept:
         hour, reason = next(iter(due.kept.items()))
         LOG.warning(

@@ -102,10 +102,10 @@ class Hour:
             reading_failures(f"read hour {self.name}: expected its files", "; run it again"),
             lake_errors(f"read hour {self.name}"),
             connected(_MEMORY) as connection,
-            Progress(LOG, doing, "rows", self.rows) as progress,
         ):
             connection.register("hour", self.files.dataset())
             rows = connection.sql("SELECT * FROM hour ORDER BY kafka_partition, kafka_offset")
+            progress = Progress(LOG, doing, "rows", self.rows)
             yield Batches(rows.to_arrow_reader(_BATCH_ROWS), progress)
 
 

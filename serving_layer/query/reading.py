@@ -84,5 +84,6 @@ class QueryProgress:
             progress.step(done - shown)
             shown = done
 
-        with Progress(LOG, doing, "files") as progress, repeating(update, _UPDATE_SECONDS):
+        progress = Progress(LOG, doing, "files")
+        with repeating(update, _UPDATE_SECONDS):
             yield

@@ -88,28 +88,28 @@ def fill(lake: Lake, stream: Stream, view: View) -> int:
     when `apply` has not created the view's table for its definition; Transient.
     """
     done = refusals = 0
-    with Progress(LOG, f"view {stream.view_table(view)}", "hours") as progress:
-        while refusals < _REFUSALS:
-            state = load_state(lake, stream.table)
-            hours = partial_hours(lake, stream, view, state)
-            if not (some := hours.lacking[:_HOURS_A_COMMIT]):
-                return done
-            progress.expect(done + len(hours.lacking))
-            partials = compute(stream, view, state, hours, some)
-            reach(Step.VIEW_COMPUTED)
-            if not _replace(lake, stream, view, hours, partials):
-                refusals += 1
-                continue
-            reach(Step.VIEW_FILLED)
-            done, refusals = done + len(some), 0
-            LOG.info(
-                "view %s: filled hours first=%s last=%s", stream.view_table(view), some[0], some[-1]
-            )
-            progress.step(len(some))
-        raise Transient(
-            f"fill view {stream.view_table(view)}: expected to commit in {_REFUSALS} attempts, "
-            "found each refused; run it again"
+    progress = Progress(LOG, f"view {stream.view_table(view)}", "hours")
+    while refusals < _REFUSALS:
+        state = load_state(lake, stream.table)
+        hours = partial_hours(lake, stream, view, state)
+        if not (some := hours.lacking[:_HOURS_A_COMMIT]):
+            return done
+        progress.expect(done + len(hours.lacking))
+        partials = compute(stream, view, state, hours, some)
+        reach(Step.VIEW_COMPUTED)
+        if not _replace(lake, stream, view, hours, partials):
+            refusals += 1
+            continue
+        reach(Step.VIEW_FILLED)
+        done, refusals = done + len(some), 0
+        LOG.info(
+            "view %s: filled hours first=%s last=%s", stream.view_table(view), some[0], some[-1]
         )
+        progress.step(len(some))
+    raise Transient(
+        f"fill view {stream.view_table(view)}: expected to commit in {_REFUSALS} attempts, "
+        "found each refused; run it again"
+    )
 
 
 def compute(

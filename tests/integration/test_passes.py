@@ -37,7 +37,7 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
 
     progress = Progress(LOG, "stream s", "hours", 1)
     worker = threading.Thread(target=work)
-    with progress, passes.show_on(progress):
+    with passes.show_on(progress):
         worker.start()
         deadline = time.monotonic() + 60
         while "tasks" not in progress.line() and time.monotonic() < deadline:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import re
 import unicodedata
 import zlib
@@ -30,7 +29,6 @@ from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.types import PrimitiveType, StringType
 
 from anabranch.common.errors import Terminal
-from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.files import list_files, list_versions
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 
     from anabranch.job import Job
 
-LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 # Iceberg's writers truncate the bounds of texts to this many characters.
@@ -96,10 +93,7 @@ def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
         search = ValueSearch(schema, values, name == job.stream.table, beside)
         found = list(_objects(job, table))
         read = partial(_search, job, table, search)
-        with (
-            Progress(LOG, f"scan {name}", "objects", len(found)) as progress,
-            ThreadPoolExecutor(_AT_ONCE) as pool,
-        ):
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             for one, (content, where) in zip(found, pool.map(read, found), strict=True):
                 objects, versions = (
                     objects + (one.version is None),
@@ -107,7 +101,6 @@ def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
                 )
                 size += content
                 hits += [one.hit(each) for each in where]
-                progress.step()
     return ScanResult(
         objects,
         versions,

@@ -252,8 +252,8 @@ def find_unreferenced(job: Job, names: Sequence[str], before: datetime) -> Unref
     while own != (wider := {n: own_files(lake, lake.load(n), paths[n]) for n in names}):
         own = wider
         # List files first: files published after this are either referenced or not in the list.
-        with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
-            listed = {n: list_table(own[n], progress.step) for n in names}
+        progress = Progress(LOG, f"list the files of {stream.name}", "files")
+        listed = {n: list_table(own[n], progress.step) for n in names}
         paths = {name: list(references(lake.load(name))) for name in names}
     referenced = {path for of_table in paths.values() for path in of_table}
     referenced |= named_files(load_state(lake, stream.table))

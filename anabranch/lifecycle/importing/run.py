@@ -252,12 +252,10 @@ class _Import:
         """The parts of the source with their numbers of rows by hour."""
         counted = list[CountedPart]()
         parts = [part for table in self._tables for part in table.parts]
-        with Progress(
-            LOG, f"count rows of {self._request.source}", "files", len(parts)
-        ) as progress:
-            for some in count_parts(self._workers, self._reader, parts):
-                counted += some
-                progress.step(len(some))
+        progress = Progress(LOG, f"count rows of {self._request.source}", "files", len(parts))
+        for some in count_parts(self._workers, self._reader, parts):
+            counted += some
+            progress.step(len(some))
         return counted
 
     def _files(self, counted: Iterable[CountedPart]) -> int:
@@ -490,23 +488,21 @@ class _Import:
         state = publisher.recover()
         todo = self.plan(state)
         done = Imported(todo)
-        with Progress(
-            LOG, f"import hours of {self._stream.name}", "hours", len(todo.hours)
-        ) as progress:
-            for _ in range(_ATTEMPTS + len(todo.hours)):
-                state = load_state(self._lake, self._stream.table)
-                hours = [h for h in todo.hours if h < state.timeline.first]
-                if not hours:
-                    return done
-                if hours[0] != shift(state.timeline.first, -1):
-                    raise Transient(
-                        f"import hours of {self._stream.name}: expected the hours that it has "
-                        "imported, found that they were taken back meanwhile; run it again"
-                    )
-                written = self._write(state, _hours_of_commit(hours, todo.hours), todo.hours)
-                if self._publish(publisher, written):
-                    done = done.plus(written.hours)
-                    progress.step(len(written.hours))
+        progress = Progress(LOG, f"import hours of {self._stream.name}", "hours", len(todo.hours))
+        for _ in range(_ATTEMPTS + len(todo.hours)):
+            state = load_state(self._lake, self._stream.table)
+            hours = [h for h in todo.hours if h < state.timeline.first]
+            if not hours:
+                return done
+            if hours[0] != shift(state.timeline.first, -1):
+                raise Transient(
+                    f"import hours of {self._stream.name}: expected the hours that it has "
+                    "imported, found that they were taken back meanwhile; run it again"
+                )
+            written = self._write(state, _hours_of_commit(hours, todo.hours), todo.hours)
+            if self._publish(publisher, written):
+                done = done.plus(written.hours)
+                progress.step(len(written.hours))
         raise Transient(
             f"import hours of {self._stream.name}: expected no conflicting publish in one of "
             f"{_ATTEMPTS} attempts, found one each time; run the command again: it continues"

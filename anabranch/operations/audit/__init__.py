@@ -77,12 +77,10 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
     audited = []
-    with Progress(
-        LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets"
-    ) as progress:
-        for hour in chosen:
-            audited.append(_audit(job, lake, hour, topic, with_kafka, progress))
-            progress.step()
+    progress = Progress(LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets")
+    for hour in chosen:
+        audited.append(_audit(job, lake, hour, topic, with_kafka, progress))
+        progress.step()
     more = check_adjacent_cuts(
         {h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline
     )

@@ -257,15 +257,14 @@ def _read_log(
     last = running if hours is None else min(running, shift(hours[1], 1))
     wanted = hours_between(first, last)
     ends: dict[str, Offsets] = {}
-    with Progress(LOG, f"cut the hours of {topic.name}", "hours", len(wanted)) as progress:
-        for hour in wanted:
-            [answers] = answer_hours(kafka, topic, [hour], {}, lows, stable, now).values()
-            lows = {
-                p: plan_boundary(answers.get(p), stable.get(p, 0), low, now)
-                for p, low in lows.items()
-            }
-            ends[hour] = lows
-            progress.step()
+    progress = Progress(LOG, f"cut the hours of {topic.name}", "hours", len(wanted))
+    for hour in wanted:
+        [answers] = answer_hours(kafka, topic, [hour], {}, lows, stable, now).values()
+        lows = {
+            p: plan_boundary(answers.get(p), stable.get(p, 0), low, now) for p, low in lows.items()
+        }
+        ends[hour] = lows
+        progress.step()
     if last == running:
         ends[running] = stable
     return _Log(topic, starts, stable, kafka.accepted_ends(topic, stable), ends)
@@ -415,21 +414,21 @@ def _count_hours(
     partitions = sorted({p for _, ranges in audited for p in ranges})
     of = {p: [(hour, *ranges[p]) for hour, ranges in audited if p in ranges] for p in partitions}
     sizes = tuple(sum(end - start for _, start, end in pieces) for pieces in of.values())
-    with Progress(LOG, doing, "partitions", sizes=sizes, contents="offsets") as progress:
-        for p, pieces in of.items():
-            for some in plan_slices(pieces):
-                first, last = some[0][1], some[-1][2]
-                counts, codes = places.count(p, first, last), None
-                if log.topic is not None:
-                    every = {p: Missing(first, np.ones(last - first, bool))}
-                    codes = kafka.explain_missing(log.topic.name, every)[p].codes
-                for hour, start, end in some:
-                    part = slice(start - first, end - first)
-                    one = count_slice(start, counts[part], None if codes is None else codes[part])
-                    known = by_hour[hour].get(p)
-                    by_hour[hour][p] = one if known is None else known.plus(one)
-                progress.part(last - first)
-            progress.step()
+    progress = Progress(LOG, doing, "partitions", sizes=sizes, contents="offsets")
+    for p, pieces in of.items():
+        for some in plan_slices(pieces):
+            first, last = some[0][1], some[-1][2]
+            counts, codes = places.count(p, first, last), None
+            if log.topic is not None:
+                every = {p: Missing(first, np.ones(last - first, bool))}
+                codes = kafka.explain_missing(log.topic.name, every)[p].codes
+            for hour, start, end in some:
+                part = slice(start - first, end - first)
+                one = count_slice(start, counts[part], None if codes is None else codes[part])
+                known = by_hour[hour].get(p)
+                by_hour[hour][p] = one if known is None else known.plus(one)
+            progress.part(last - first)
+        progress.step()
     return [HourCounts(hour, found) for hour, found in by_hour.items()]
 
 
@@ -546,9 +545,9 @@ def read_places(table: OtherTable, columns: PlaceColumns, topic: str) -> Iterato
     wanted = list(dict.fromkeys(c.reads for c in columns.all)) or table.schema.names[:1]
     with connected(_MEMORY) as connection:
         places = Places(connection, topic)
-        with Progress(LOG, f"read {table.what.partition(',')[0]}", "files", len(table.parts)) as at:
-            for part in table.parts:
-                for batch in part.iter_batches(_BATCH_ROWS, wanted):
-                    places.add(batch, columns)
-                at.step()
+        at = Progress(LOG, f"read {table.what.partition(',')[0]}", "files", len(table.parts))
+        for part in table.parts:
+            for batch in part.iter_batches(_BATCH_ROWS, wanted):
+                places.add(batch, columns)
+            at.step()
         yield places

@@ -153,21 +153,21 @@ def _wait(
         [of.registry for of in readings],
     ]
     status = [of.status for of in readings]
-    with Progress(LOG, "examine", "services and streams", 4 + 4 * len(readings)) as progress:
+    progress = Progress(LOG, "examine", "services and streams", 4 + 4 * len(readings))
 
-        def end(kind: Sequence[TimedRead[Any] | None], seconds: float) -> None:
-            wait_for_all([reading for reading in kind if reading is not None], limit or seconds)
-            progress.step(len(kind))
+    def end(kind: Sequence[TimedRead[Any] | None], seconds: float) -> None:
+        wait_for_all([reading for reading in kind if reading is not None], limit or seconds)
+        progress.step(len(kind))
 
-        for kind in services:
-            end(kind, _SERVICE_SECONDS)
-        for of in readings:
-            # The stream's state requires an answer from each of these.
-            needed = (object_store, catalog_read, of.kafka, of.tables)
-            if any(reading is not None and reading.is_given_up for reading in needed):
-                of.status.give_up()
-        for kind in (status, [machine], [airflow_read]):
-            end(kind, _LONG_SECONDS)
+    for kind in services:
+        end(kind, _SERVICE_SECONDS)
+    for of in readings:
+        # The stream's state requires an answer from each of these.
+        needed = (object_store, catalog_read, of.kafka, of.tables)
+        if any(reading is not None and reading.is_given_up for reading in needed):
+            of.status.give_up()
+    for kind in (status, [machine], [airflow_read]):
+        end(kind, _LONG_SECONDS)
 
 
 def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
