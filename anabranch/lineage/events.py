@@ -20,7 +20,6 @@ from openlineage.client.facet_v2 import (
     catalog_dataset,
     column_lineage_dataset,
     data_quality_assertions_dataset,
-    data_quality_metrics_dataset,
     dataset_type_dataset,
     dataset_version_dataset,
     documentation_job,
@@ -40,12 +39,7 @@ from pyiceberg.types import StructType
 from anabranch.common.version import VERSION
 from anabranch.config import Catalog, Environment, Kafka, Stream
 from anabranch.lineage.parents import ParentRun
-from anabranch.lineage.runs import (
-    HourRun,
-    assertions_of,
-    hour_facts,
-    null_counts,
-)
+from anabranch.lineage.runs import HourRun, assertions_of, hour_facts
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.protocol.ledger_row import LedgerRow
 
@@ -278,8 +272,6 @@ def _table_facets(subject: Subject, row: LedgerRow) -> dict[str, Any]:
     facets["columnLineage"] = _column_lineage(subject, schema)
     if row.decision == "accepted" and row.snapshot_id is not None:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
-    if row.good is not None:
-        facets["dataQualityMetrics"] = _metrics(subject, row)
     if assertions := assertions_of(row):
         facets["dataQualityAssertions"] = (
             data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
@@ -351,21 +343,3 @@ def _column_lineage(
         ]
         lineage[name] = column_lineage_dataset.Fields(sources)
     return column_lineage_dataset.ColumnLineageDatasetFacet(lineage)
-
-
-def _metrics(
-    subject: Subject, row: LedgerRow
-) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
-    required = tuple(column.name for column in subject.stream.columns if not column.nullable)
-    columns = {
-        name: data_quality_metrics_dataset.ColumnMetrics(nullCount=n, quantiles=None)
-        for name, n in null_counts(row, required).items()
-    }
-    run = row.run
-    return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
-        columnMetrics=columns,
-        rowCount=row.good,
-        bytes=run.bytes if run is not None else None,
-        fileCount=run.files if run is not None else None,
-        lastUpdated=row.recorded_at.isoformat(),
-    )

@@ -145,21 +145,3 @@ def _actual(entry: Mapping[str, Any]) -> str | None:
         )
     observed = entry.get("observed")
     return str(observed) if observed is not None else None
-
-
-_NOT_NULL = "expect_column_values_to_not_be_null"
-
-
-def null_counts(row: LedgerRow, required: tuple[str, ...]) -> dict[str, int]:
-    """Return the number of nulls by column, for columns whose nulls were counted; `required`
-    columns have none."""
-    counts = dict.fromkeys(required, 0)
-    quality = row.quality or QualityResult(True)
-    for entry in quality.met:
-        kwargs = entry.get("kwargs") or {}
-        if entry["type"] == _NOT_NULL and kwargs.get("mostly") in (None, 1, 1.0):
-            counts[kwargs["column"]] = 0
-    for entry in (*quality.failed, *quality.warnings):
-        if entry["type"] == _NOT_NULL and entry.get("unexpected_count") is not None:
-            counts[entry["kwargs"]["column"]] = entry["unexpected_count"]
-    return counts
