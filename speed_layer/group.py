@@ -35,7 +35,9 @@ from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.offsets.position import Offsets, Ranges, Topic
 from anabranch.records.staged import Certain
 from anabranch.spark.session import explain_spark, explained, new_session
-from speed_layer.group_plan import (
+from speed_layer.group_staging import stage_group
+from speed_layer.micro_batch import MicroBatches, PreparedBatch
+from speed_layer.plan import (
     Waiting,
     is_behind,
     is_due,
@@ -43,8 +45,6 @@ from speed_layer.group_plan import (
     plan_waiting,
     unique_topics,
 )
-from speed_layer.group_staging import stage_group
-from speed_layer.micro_batch import MicroBatches, PreparedBatch
 from speed_layer.starting import StreamStart
 
 LOG = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.decode.reading import Reading, found
-from anabranch.decode.values import MICROS, dates_of, in_the_calendar
+from anabranch.decode.reading import Errors, Reading, found
+from anabranch.decode.values import MICROS, dates_of, in_the_calendar, texts
 from anabranch.decode.wire import UnlistedSchema, WriterSchema
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.hours import start_of
@@ -255,8 +255,6 @@ def _reader(spec: DecodeSpec) -> Reader:
 
         return CsvReader(spec.columns, spec.delimiter, spec.header)
     if spec.format == "raw":
-        from anabranch.decode.raw import RawReader
-
         return RawReader(types)
     if spec.format == "avro":
         from anabranch.decode.avro import AvroReader
@@ -303,3 +301,27 @@ def _falses(mask: pa.Array) -> list[int]:
 
 def _nulls(values: pa.Array) -> list[int]:
     return pc.indices_nonzero(values.is_null()).to_pylist() if values.null_count else []
+
+
+class RawReader:
+    """The record's value, and its key if there is a column for it, unchanged and unparsed.
+
+    BINARY takes any bytes; STRING takes UTF-8. A null value is null like any other: NOT NULL of the
+    column decides.
+    """
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._types = dict(columns)
+
+    def read(self, batch: pa.RecordBatch) -> Reading:
+        """Read `value` and `key` of a batch."""
+        errors, columns = Errors(), {}
+        for place, (name, type) in enumerate(self._types.items()):
+            columns[name] = batch.column(name)
+            if type == "string":
+                columns[name], bad = texts(columns[name])
+                for i in bad:
+                    errors.add(
+                        i, place, "invalid_utf8", f"{name}: {found('UTF-8', 'bytes that are not')}"
+                    )
+        return Reading(columns, errors, lambda name, i: str(columns[name][i].as_py()))

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from anabranch.common.elapsed import Compared, elapsed_seconds
 from anabranch.common.errors import Transient
 from anabranch.config import Environment
-from anabranch.iceberg.s3 import bucket_of, open_store
+from anabranch.iceberg.s3 import Compared, bucket_of, elapsed_seconds, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
 # Without a time server, both the machine's clock and the monotonic clock drift.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +19,32 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
-from anabranch.common.elapsed import Compared, elapsed_seconds
 from anabranch.common.errors import ConfigurationError, NoAnswer, NotOffered, Transient
 from anabranch.common.remote_errors import explain
 from anabranch.iceberg.vended import KeySource
+
+
+def elapsed_seconds() -> float:
+    """Return the seconds of the monotonic clock; on Linux it also counts while the machine
+    sleeps."""
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison: the other clock's time, and the monotonic clock in seconds at that moment."""
+
+    time: datetime
+    elapsed: float
+
+    def says(self, elapsed: float) -> datetime:
+        """Return the other clock's time when the monotonic clock is at `elapsed` seconds."""
+        return self.time + timedelta(seconds=elapsed - self.elapsed)
+
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000

@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger_row, millis
 from values import replace
 
-from anabranch.common.elapsed import Compared
 from anabranch.common.errors import PositionError, Refused, Transient
 from anabranch.iceberg import commit_status
 from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commit_status import CommitFate
 from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.s3 import Compared
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.iceberg.staging import Written
 from anabranch.lifecycle import maintenance

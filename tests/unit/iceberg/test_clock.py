@@ -13,11 +13,11 @@ from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.table import Transaction
 from pyiceberg.types import StringType
 
-from anabranch.common.elapsed import Compared
 from anabranch.common.errors import Transient
 from anabranch.iceberg import admin
 from anabranch.iceberg.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, should_compare
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.s3 import Compared
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Decision, Publish, new_id, run

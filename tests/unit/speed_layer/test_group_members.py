@@ -25,7 +25,7 @@ from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position, Ranges, Topic
 from speed_layer import starting
 from speed_layer.group import GroupJob, Member, Work, _Turns
-from speed_layer.group_plan import Waiting
+from speed_layer.plan import Waiting
 
 
 class Session:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.config import Speed
-from speed_layer.group_plan import (
+from speed_layer.group_staging import runs_of
+from speed_layer.plan import (
     Waiting,
     is_behind,
     is_due,
@@ -18,7 +19,6 @@ from speed_layer.group_plan import (
     plan_waiting,
     unique_topics,
 )
-from speed_layer.group_staging import runs_of
 
 
 def test_nothing_waits_where_the_log_ends_at_the_position() -> None:
