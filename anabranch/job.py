@@ -170,10 +170,7 @@ class StreamFolder:
         names = (
             [name for name in self._named if not self._is_gone(name, members)]
             if self._named
-            else (
-                *config.stream_names(self._conf),
-                *members,
-            )
+            else (*config.stream_names(self._conf), *members)
         )
         self._read = {name: self._current(name, members.get(name)) for name in names}
         self._shared = self._find_shared(members)

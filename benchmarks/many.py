@@ -39,14 +39,7 @@ from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
 from registry import running_registry
-from runs import (
-    anabranch,
-    children_cpu,
-    end_by_signals,
-    format_of,
-    log_events,
-    write_environment,
-)
+from runs import anabranch, children_cpu, end_by_signals, format_of, log_events, write_environment
 from shapes import SHAPES, Registered, Shape
 
 from anabranch import config
@@ -56,13 +49,7 @@ from anabranch.job import open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import apply
 
-COMMANDS = (
-    ("status",),
-    ("hours",),
-    ("audit",),
-    ("maintain", "--dry-run"),
-    ("doctor",),
-)
+COMMANDS = (("status",), ("hours",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
 KINDS = ("driver", "java", "workers")
 _PARTITIONS = 2
 _DRAIN_SECONDS = 180.0
@@ -251,12 +238,7 @@ def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Itera
         file.write_text(whole)
 
 
-def measure(
-    services: Services,
-    folder: Path,
-    plan: Plan,
-    catalog: str | None,
-) -> None:
+def measure(services: Services, folder: Path, plan: Plan, catalog: str | None) -> None:
     environment = os.environ | configure(folder, services, plan, catalog)
     conf = str(folder / "conf")
     began = time.monotonic()

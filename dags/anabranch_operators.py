@@ -24,12 +24,7 @@ from typing import IO, Any
 from airflow.configuration import conf
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from anabranch_assets import (
-    group_hours_asset,
-    hours_asset,
-    partitions_asset,
-    restated_days_asset,
-)
+from anabranch_assets import group_hours_asset, hours_asset, partitions_asset, restated_days_asset
 from anabranch_streams import CONF, Stream, streams
 
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75

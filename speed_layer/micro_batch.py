@@ -57,13 +57,7 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.reshape import fit_to_table
-from anabranch.records.staged import (
-    Certain,
-    Tables,
-    TaskSpec,
-    stage_certain,
-    task_spec,
-)
+from anabranch.records.staged import Certain, Tables, TaskSpec, stage_certain, task_spec
 from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
 from speed_layer.compaction import Compaction
 from speed_layer.dead_share import DeadShare
@@ -550,11 +544,7 @@ class MicroBatches:
         return self._meter.to_properties(state.branch_properties["main"], seconds)
 
     def _stage(
-        self,
-        frame: DataFrame,
-        plan: Plan,
-        decided: ResolvedState,
-        dead: DataFrame | None = None,
+        self, frame: DataFrame, plan: Plan, decided: ResolvedState, dead: DataFrame | None = None
     ) -> StagedBatch:
         """Stage a plan's rows and dead letters, for the topic and columns of the decision. `dead`:
         dead letters beside those of `frame`."""

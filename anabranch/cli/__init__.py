@@ -10,17 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from anabranch.cli import (
-    dev,
-    docs,
-    hours,
-    jobs,
-    lifecycle,
-    operate,
-    read,
-    reports,
-    topic,
-)
+from anabranch.cli import dev, docs, hours, jobs, lifecycle, operate, read, reports, topic
 from anabranch.cli.options import explain
 from anabranch.cli.report import print_error
 from anabranch.common import process

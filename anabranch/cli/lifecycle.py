@@ -206,12 +206,7 @@ def erase(
         return Report(view, found_text(stream, found))
     done = run.erase(job, Publisher(job.lake, job.stream), order)
     return Report(
-        {
-            "stream": stream,
-            "erasure": done.erasure,
-            "removed": done.removed,
-            "left": done.left,
-        },
+        {"stream": stream, "erasure": done.erasure, "removed": done.removed, "left": done.left},
         erased_text(stream, done),
     )
 
@@ -261,9 +256,7 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
     help="The version of a Delta table; default: the newest.",
 )
 @click.option(
-    "--hours",
-    metavar="A..B",
-    help="The hours to import; A.. ends before the stream's first hour.",
+    "--hours", metavar="A..B", help="The hours to import; A.. ends before the stream's first hour."
 )
 @click.option(
     "--takeover",
@@ -319,12 +312,7 @@ def import_(
     --undo takes all imported hours back, so that the import can be repeated, while egress has
     delivered none of them and no later hour was accepted without duplicates of their rows.
     """
-    from anabranch.cli.render.changes import (
-        imported_text,
-        imported_view,
-        plan_view,
-        planned_text,
-    )
+    from anabranch.cli.render.changes import imported_text, imported_view, plan_view, planned_text
     from anabranch.lifecycle.importing import run, tasks
     from anabranch.protocol.publisher import Publisher
     from anabranch.spark import in_process

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from anabranch.cli.options import (
-    DURATION,
-    conf_folder,
-    conf_option,
-    open_stream,
-    stream_argument,
-)
+from anabranch.cli.options import DURATION, conf_folder, conf_option, open_stream, stream_argument
 from anabranch.cli.report import Event, Report, print_text, report
 from anabranch.common.errors import AnabranchError
 

@@ -199,10 +199,7 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
         "examined": done.examined,
     }
     return Report(
-        view,
-        doctor_text(done),
-        exit_code=not done.ready,
-        errors=(*selected.unanswered, *broken),
+        view, doctor_text(done), exit_code=not done.ready, errors=(*selected.unanswered, *broken)
     )
 
 

@@ -54,10 +54,7 @@ _DENIED = {
     (
         "the keys of the standard AWS chain, and what they may do in Glue "
         "(docs/how-to/deploy/services.md)"
-    ): (
-        "perform: glue:",
-        "UnrecognizedClientException",
-    ),
+    ): ("perform: glue:", "UnrecognizedClientException"),
     "catalog.properties: token or credential, and what they may do": (
         "UnauthorizedError",
         "ForbiddenError",

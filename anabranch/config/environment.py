@@ -85,10 +85,7 @@ class Catalog(Frozen):
             "none for glue."
         ),
     )
-    warehouse: str = Field(
-        pattern=r"^(s3|file)://",
-        description="The root folder of all tables.",
-    )
+    warehouse: str = Field(pattern=r"^(s3|file)://", description="The root folder of all tables.")
     properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = Field(
         default={},
         description="Properties of the catalog, for Spark and PyIceberg.",
@@ -139,8 +136,7 @@ class S3(Frozen):
     keys are set. `ca` is for Python clients; Java uses its trust store."""
 
     endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = Field(
-        default=None,
-        description="The URL of the S3 server, unless it is Amazon's.",
+        default=None, description="The URL of the S3 server, unless it is Amazon's."
     )
     region: str = Field(default="us-east-1", description="The bucket's region.")
     access_key: SecretStr | None = Field(
@@ -186,7 +182,7 @@ class Registry(Frozen):
         description=(
             "The URL of the schema registry (Confluent's API) for the formats avro, "
             "json_schema and protobuf; several servers of one registry with commas between them."
-        ),
+        )
     )
     user: str | None = Field(
         default=None,
@@ -227,9 +223,7 @@ class SearchCluster(Frozen):
         web_address(
             "https://search.example.com:9200", "search.user and search.password, or search.api_key"
         ),
-    ] = Field(
-        description="The URL of Elasticsearch or OpenSearch, for egress to an index.",
-    )
+    ] = Field(description="The URL of Elasticsearch or OpenSearch, for egress to an index.")
     user: str | None = Field(
         default=None,
         min_length=1,
@@ -256,14 +250,11 @@ class Lineage(Frozen):
     url: Annotated[
         str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)
     ] = Field(
-        default="",
-        description="The URL of the receiver of OpenLineage events; empty for none.",
+        default="", description="The URL of the receiver of OpenLineage events; empty for none."
     )
     api_key: SecretStr | None = Field(default=None, description="The API key of the receiver.")
     namespace: str = Field(
-        default="anabranch",
-        pattern=r"^\S+$",
-        description="The namespace of the jobs.",
+        default="anabranch", pattern=r"^\S+$", description="The namespace of the jobs."
     )
 
 

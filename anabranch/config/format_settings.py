@@ -60,9 +60,7 @@ class FormatSettings(Frozen):
         examples=["shop.Order"],
     )
     delimiter: str = Field(
-        default=",",
-        pattern=r'^[^"\r\n]$',
-        description="With csv: the separator of fields.",
+        default=",", pattern=r'^[^"\r\n]$', description="With csv: the separator of fields."
     )
 
     header: Annotated[tuple[str, ...], AfterValidator(_each_once)] = Field(

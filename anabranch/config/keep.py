@@ -59,7 +59,7 @@ class Archive(Frozen):
         description=(
             "How long the batch layer keeps each hour's raw records, 1 day or more, or `for "
             "ever`. Default: no archive."
-        ),
+        )
     )
 
 

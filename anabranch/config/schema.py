@@ -68,8 +68,7 @@ class ColumnSettings(Frozen):
         examples=["payload.after.id", '["event.action"]'],
     )
     unit: Literal["seconds", "millis", "micros", "nanos", "days"] | None = Field(
-        default=None,
-        description=("TIMESTAMPs are numbers of this unit since 1970, DATEs of days."),
+        default=None, description=("TIMESTAMPs are numbers of this unit since 1970, DATEs of days.")
     )
     format: Annotated[str, AfterValidator(_pattern)] | None = Field(
         default=None,

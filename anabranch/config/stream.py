@@ -118,21 +118,17 @@ class Speed(Frozen):
     """Settings of the speed layer."""
 
     trigger: Duration = Field(
-        default=timedelta(seconds=2),
-        description="The interval between starts of micro-batches.",
+        default=timedelta(seconds=2), description="The interval between starts of micro-batches."
     )
     max_offsets_per_trigger: int = Field(
-        default=250_000,
-        gt=0,
-        description="The maximum number of offsets that a micro-batch reads.",
+        default=250_000, gt=0, description="The maximum number of offsets that a micro-batch reads."
     )
     lost_offsets: Literal["stop", "continue"] = Field(
         default="stop",
         description="The behavior when retention has deleted records after the position.",
     )
     roll_up: bool = Field(
-        default=True,
-        description="Whether small files of the running hour are compacted.",
+        default=True, description="Whether small files of the running hour are compacted."
     )
 
 
@@ -190,8 +186,7 @@ class Files(Frozen):
     """How an hour's files are written."""
 
     target: Annotated[ByteSize, Field(ge=1_000_000)] = Field(
-        default=ByteSize(256_000_000),
-        description="The maximum size of a file of the batch layer.",
+        default=ByteSize(256_000_000), description="The maximum size of a file of the batch layer."
     )
     sort: Names = Field(default=(), description="The columns by which rows are sorted in files.")
     bloom: Names = Field(default=(), description="Columns with Bloom filters.")
@@ -343,8 +338,7 @@ class Stream(Frozen):
     )
     event_time: EventTime | None = None
     start: Literal["earliest", "latest"] = Field(
-        default="earliest",
-        description="The position at which a new stream starts in the topic.",
+        default="earliest", description="The position at which a new stream starts in the topic."
     )
     unknown: Literal["ignore", "count", "rescue", "refuse"] = Field(
         default="count",

@@ -55,10 +55,7 @@ _DAY = (
     "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 )
 _CLOCK = "[T ]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
-_PLAIN = {
-    MICROS: f"^{_DAY}{_CLOCK}(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$",
-    pa.date32(): f"^{_DAY}$",
-}
+_PLAIN = {MICROS: f"^{_DAY}{_CLOCK}(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$", pa.date32(): f"^{_DAY}$"}
 _LOCAL = f"^{_DAY}{_CLOCK}$"
 # Of a number that its type surely has, without the first.
 _WHOLE_DIGITS = {pa.int32(): 8, pa.int64(): 17}

@@ -15,11 +15,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import (
-    AssertRefSnapshotId,
-    TableRequirement,
-    TableUpdate,
-)
+from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.remote_errors import explain, lake_errors

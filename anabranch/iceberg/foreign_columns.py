@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema, index_by_id, index_name_by_id
-from pyiceberg.table.update import (
-    AddSchemaUpdate,
-    AssertCurrentSchemaId,
-    SetCurrentSchemaUpdate,
-)
+from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from anabranch.common.errors import Refused

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionField, PartitionSpec, partition_record_value
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
-from pyiceberg.transforms import (
-    BucketTransform,
-    IdentityTransform,
-    Transform,
-    TruncateTransform,
-)
+from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform
 
 from anabranch.config.partition import parse_field
 from anabranch.iceberg.manifests import own_spec_id

@@ -27,15 +27,7 @@ from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import files_before
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.s3 import bucket_of, open_store
-from anabranch.iceberg.snapshots import (
-    BRANCHES,
-    PROVEN,
-    PUBLISHED,
-    STAGING,
-    head,
-    heads,
-    made_at,
-)
+from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISHED, STAGING, head, heads, made_at
 from anabranch.offsets.hours import shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.expired import Expired

@@ -22,12 +22,7 @@ from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of,
 from anabranch.iceberg.partitions import OF_TIME, fields_of
 from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
-from anabranch.iceberg.snapshots import (
-    BRANCHES,
-    STAGING,
-    branch_properties,
-    snapshot_properties,
-)
+from anabranch.iceberg.snapshots import BRANCHES, STAGING, branch_properties, snapshot_properties
 from anabranch.iceberg.table_format import require_writable
 from anabranch.iceberg.table_schemas import (
     archive_schema,

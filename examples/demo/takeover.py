@@ -63,11 +63,7 @@ def _send(story: Story, job: Job) -> Sent:
     until = hours.start_of(hours.hour_of(datetime.now(UTC)))
     with story.awaiting(f"sending {EVENTS:,} events"):
         sent = produce_events(
-            job.environment.kafka,
-            job.stream.topic,
-            events=EVENTS,
-            hours=PAST_HOURS,
-            until=until,
+            job.environment.kafka, job.stream.topic, events=EVENTS, hours=PAST_HOURS, until=until
         )
     if sent.acknowledged != EVENTS:
         raise Terminal(f"expected {EVENTS} acknowledged events, found {sent.acknowledged}")

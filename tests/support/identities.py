@@ -139,9 +139,7 @@ def _properties(
         "sasl.kerberos.service.name": "kafka",
         "security.providers": "MskIam",
         **_sasl(
-            "msk",
-            "AWS_MSK_IAM",
-            "org.apache.kafka.common.security.plain.PlainLoginModule required",
+            "msk", "AWS_MSK_IAM", "org.apache.kafka.common.security.plain.PlainLoginModule required"
         ),
     }
 

@@ -183,8 +183,7 @@ def generate(context: click.Context, check: bool, out: Path) -> None:
         elif not page.is_file() or page.read_text(encoding="utf-8") != expected:
             stale = True
             click.echo(
-                f"{page}: expected what the code says, found otherwise (run: make docs)",
-                err=True,
+                f"{page}: expected what the code says, found otherwise (run: make docs)", err=True
             )
     if stale:
         context.exit(1)

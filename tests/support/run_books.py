@@ -8,12 +8,7 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    "runbooks",
-    "how-to/change-a-schema",
-    "how-to/deploy/monitoring",
-    "reference/quality-gate",
-)
+PAGES = ("runbooks", "how-to/change-a-schema", "how-to/deploy/monitoring", "reference/quality-gate")
 """The pages whose commands a test runs as printed."""
 PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
 TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)

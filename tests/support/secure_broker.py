@@ -73,11 +73,7 @@ class SecureBroker:
         self.grant(ResourceType.GROUP, group, ACLOperation.READ)
 
     def grant(
-        self,
-        kind: ResourceType,
-        name: str,
-        *operations: ACLOperation,
-        users: Sequence[str] = USERS,
+        self, kind: ResourceType, name: str, *operations: ACLOperation, users: Sequence[str] = USERS
     ) -> None:
         """Grant users these operations."""
         admin = KafkaAdminClient(bootstrap_servers=self.plain)

@@ -156,11 +156,7 @@ def json_cases() -> dict[str, Case]:
             "",
         ),
         "other names": (event(",".join(f'"f{i}":1' for i in range(SIZE // 10))), None, ""),
-        "one name again and again": (
-            event(",".join(['"x":1'] * (SIZE // 6))),
-            None,
-            "",
-        ),
+        "one name again and again": (event(",".join(['"x":1'] * (SIZE // 6))), None, ""),
         "items": (event('"tags":[' + ",".join(['""'] * (SIZE // 3)) + "]"), None, ""),
         "blanks before an array": ((" " * SIZE + "[]").encode(), "not_an_object", ""),
         "blanks before a letter": ((" " * SIZE + "x").encode(), "malformed_json", ""),

@@ -131,9 +131,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
     """Eight nights of maintenance, the first of which could not list the bucket; two days of hours
     wait for batch."""
     runs = []
-    folders = {
-        "temporary folders": MaintainedFolder(Size(4, 81_000)),
-    }
+    folders = {"temporary folders": MaintainedFolder(Size(4, 81_000))}
     for back in range(8):
         ended = as_of.replace(hour=2, minute=41, second=7 + back) - timedelta(days=back)
         of_rows = MaintainedTable(

@@ -103,12 +103,7 @@ def record(one: StreamLake, *rows: LedgerRow) -> None:
 
 
 def rebuild(
-    one: StreamLake,
-    hour: str,
-    cut: Cut,
-    revision: int,
-    rows: list[dict[str, Any]],
-    **values: Any,
+    one: StreamLake, hour: str, cut: Cut, revision: int, rows: list[dict[str, Any]], **values: Any
 ) -> None:
     """Rebuild an hour as the batch layer does: publish with all tags, then record in the ledger.
     `values` are further ones of its account, and its reason."""

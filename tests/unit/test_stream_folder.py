@@ -81,10 +81,7 @@ def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wron
     file.write_text(right)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     # One that never was is a mistake in the command.
-    assert kinds(StreamFolder(str(conf), ["a", "none"]).jobs()) == {
-        "a": "job",
-        "none": "error",
-    }
+    assert kinds(StreamFolder(str(conf), ["a", "none"]).jobs()) == {"a": "job", "none": "error"}
 
 
 def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -> None:
@@ -103,10 +100,7 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
     (conf / "defaults.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "error"}
     # A process that starts then knows no group of `b`.
-    assert kinds(StreamFolder(str(conf), group="small").jobs()) == {
-        "a": "error",
-        "b": "error",
-    }
+    assert kinds(StreamFolder(str(conf), group="small").jobs()) == {"a": "error", "b": "error"}
     (conf / "defaults.yaml").write_text("group: small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
 

@@ -25,13 +25,7 @@ from anabranch.decode import Decoder, DecodeSpec
 from anabranch.decode.csv import split
 from anabranch.decode.values import arrow_type
 from anabranch.iceberg.files import Stored
-from anabranch.iceberg.other_tables import (
-    FilePart,
-    MakeParts,
-    Part,
-    folder_values,
-    parquet_parts,
-)
+from anabranch.iceberg.other_tables import FilePart, MakeParts, Part, folder_values, parquet_parts
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn
 

@@ -432,7 +432,7 @@ FORMS = (
                 f"TRY_CAST(regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', "
                 r"'.-'), ' ([+-])', '\1') AS TIMESTAMPTZ)",
                 "TIMESTAMP",
-            ),
+            )
         },
         "ts",
     ),

@@ -16,13 +16,7 @@ from anabranch.offsets.hours import Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.diff import speed_rows_reason
 from anabranch.protocol.counts import Counts, ranges_of
-from anabranch.protocol.decisions import (
-    DecisionFacts,
-    Tagged,
-    history_rows,
-    hour_query,
-    tagged,
-)
+from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, hour_query, tagged
 from anabranch.protocol.ledger import newest
 from anabranch.protocol.ledger_row import (
     Account,

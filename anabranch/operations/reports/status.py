@@ -288,10 +288,7 @@ def status(
 
 
 def status_of(
-    job: Job,
-    state: State,
-    late_after: timedelta | None = None,
-    note: Note = lambda waits_for: None,
+    job: Job, state: State, late_after: timedelta | None = None, note: Note = lambda waits_for: None
 ) -> StreamStatus:
     now = datetime.now(UTC)
     note(KAFKA)

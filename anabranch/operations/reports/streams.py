@@ -108,10 +108,5 @@ def position_of(job: Job) -> ConsumerPosition:
     waiting = sum(size(part) for _, part in seam.waiting)
     between = {p: (o, seam.start.get(p, o)) for p, o in lowest.items()}
     return ConsumerPosition(
-        job.stream.name,
-        job.stream.topic,
-        position.topic_id,
-        at,
-        lowest,
-        size(between) - waiting,
+        job.stream.name, job.stream.topic, position.topic_id, at, lowest, size(between) - waiting
     )

@@ -110,11 +110,7 @@ def test_credentials_come_from_the_configuration_only(
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @pytest.mark.parametrize(("ask", "keys", "expected", "url_key"), CLIENTS)
 def test_a_redirect_is_not_followed(
-    ask: Callable[..., None],
-    keys: dict[str, str],
-    expected: str | None,
-    url_key: str,
-    status: int,
+    ask: Callable[..., None], keys: dict[str, str], expected: str | None, url_key: str, status: int
 ) -> None:
     """Else another host gets the credentials, and a POST becomes a GET whose answer counts as
     sent."""

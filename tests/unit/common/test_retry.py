@@ -123,8 +123,7 @@ def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
 
     began = time.monotonic()
     with pytest.raises(
-        Transient,
-        match=r"stream s: given up after \d+ tries within 0:00:01: ask S3",
+        Transient, match=r"stream s: given up after \d+ tries within 0:00:01: ask S3"
     ):
         _retry(timedelta(seconds=1), timedelta(milliseconds=200)).call("stream s", always)
     assert time.monotonic() - began < 2

@@ -51,12 +51,7 @@ def test_a_step_is_armed_at_its_nth_time_only() -> None:
     assert [
         armed.is_now(s)
         for s in (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)
-    ] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    ] == [False, False, True, False]
 
 
 def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,7 @@ def test_a_list_of_the_stream_replaces_that_of_the_defaults(conf: Path) -> None:
 
 
 def test_null_takes_a_default_away(conf: Path) -> None:
-    write(
-        conf,
-        {"archive": {"raw": "30 days"}, "group": "small"},
-        archive=None,
-        group=None,
-    )
+    write(conf, {"archive": {"raw": "30 days"}, "group": "small"}, archive=None, group=None)
     stream = load_stream("s", conf)
     assert (stream.archive, stream.group) == (None, None)
 

@@ -81,11 +81,7 @@ def test_nested_values() -> None:
     assert dict(row["scores"]) == {"a": 1.0, "b": None}
     assert (row["raw"], row["small"]) == (b"hi", 0.5)
     nothing = {"n": None, "cost": None, "at": None}
-    assert row["items"] == [
-        {"n": 1, "cost": Decimal("2.001"), "at": START},
-        None,
-        nothing,
-    ]
+    assert row["items"] == [{"n": 1, "cost": Decimal("2.001"), "at": START}, None, nothing]
 
 
 @pytest.mark.parametrize(

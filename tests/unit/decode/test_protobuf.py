@@ -19,14 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protos import HEAD, descriptors, indexed, type_of
 
-from anabranch.decode import (
-    Decoded,
-    DecodeSpec,
-    UnlistedSchema,
-    WriterSchema,
-    protobuf,
-    values,
-)
+from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, protobuf, values
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.wire import DESCRIPTOR
 

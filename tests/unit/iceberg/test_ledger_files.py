@@ -21,14 +21,7 @@ from anabranch.common.errors import Transient
 from anabranch.iceberg import ledger_files
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.ledger_files import (
-    File,
-    PerFile,
-    Span,
-    plan_fold,
-    plan_merge,
-    tiered,
-)
+from anabranch.iceberg.ledger_files import File, PerFile, Span, plan_fold, plan_merge, tiered
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger

@@ -33,13 +33,7 @@ from anabranch.iceberg import admin, parquet_writer, table_schemas, vended
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO, write_files
 from anabranch.iceberg.manifests import own_spec_id
-from anabranch.iceberg.parquet_writer import (
-    FileWriter,
-    Output,
-    data_file_of,
-    target_of,
-    write_all,
-)
+from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of, write_all
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, by_own_spec
 from anabranch.offsets.hours import shift
@@ -176,8 +170,7 @@ def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
 def test_an_upper_bound_steps_over_surrogates(tmp_path: Path, length: int) -> None:
     """U+D7FF is the last character before them: by its successor, the bound is no text."""
     table = wide_table(
-        new_lake(tmp_path),
-        **{"write.metadata.metrics.column.id": f"truncate({length})"},
+        new_lake(tmp_path), **{"write.metadata.metrics.column.id": f"truncate({length})"}
     )
     letters = "a" * (length - 1)
     for text, bound in (
@@ -302,8 +295,7 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
         day, hour = output.partition
         mine = rows.filter(
             pc.and_(
-                pc.equal(rows["ingest_hour"], hour),
-                pc.equal(rows["event_date"].cast("int32"), day),
+                pc.equal(rows["ingest_hour"], hour), pc.equal(rows["event_date"].cast("int32"), day)
             )
         )
         file = data_file_of(table, output)

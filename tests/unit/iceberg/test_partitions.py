@@ -110,10 +110,7 @@ def test_each_row_is_in_the_partition_that_icebergs_transforms_give_it(
     [
         {},
         {"write.object-storage.enabled": "true"},
-        {
-            "write.object-storage.enabled": "true",
-            "write.object-storage.partitioned-paths": "false",
-        },
+        {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"},
     ],
     ids=["folders", "objects", "flat"],
 )

@@ -35,12 +35,7 @@ OF_TRANSACTION = ("_updates", "_requirements")
             ("impl",),
             "s3.retry-strategy-impl of catalog.properties",
         ),
-        (
-            PyArrowFileIO,
-            "_initialize_fs",
-            ("self", "scheme", "netloc"),
-            "every file on S3",
-        ),
+        (PyArrowFileIO, "_initialize_fs", ("self", "scheme", "netloc"), "every file on S3"),
         (
             SqlCatalog,
             "_convert_orm_to_iceberg",

@@ -463,11 +463,7 @@ def test_the_remedy_of_a_job_whose_table_is_behind_its_file_works(tmp_path: Path
 
 @pytest.mark.parametrize(
     "evolved",
-    [
-        f"{BOTH}, colour STRING",
-        "id STRING NOT NULL, n BIGINT",
-        f"{BOTH}, s STRUCT<a: INT>",
-    ],
+    [f"{BOTH}, colour STRING", "id STRING NOT NULL, n BIGINT", f"{BOTH}, s STRUCT<a: INT>"],
 )
 def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(
     tmp_path: Path, evolved: str

@@ -22,13 +22,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import (
-    admin,
-    expiry,
-    orphans,
-    snapshots,
-    state_properties,
-)
+from anabranch.iceberg import admin, expiry, orphans, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.snapshots import CONTENT, MERGED
@@ -473,9 +467,7 @@ def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
     assert (properties["owner"], properties["anabranch.turn.1"]) == ("x", "{}")
 
 
-def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(
-    long: StreamLake,
-) -> None:
+def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(long: StreamLake) -> None:
     """Iceberg's own remove_orphan_files leaves only metadata, manifest lists, manifests and data
     files."""
     before = long.state()

@@ -56,12 +56,7 @@ def test_not_null_is_required_and_all_else_is_nullable() -> None:
     assert [
         c.nullable
         for c in parse_columns("a STRING NOT NULL, b STRING, c STRING NULL, d INT NOT NULL")
-    ] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    ] == [False, True, True, False]
 
 
 def test_columns_keep_their_order_and_case() -> None:

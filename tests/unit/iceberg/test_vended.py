@@ -32,11 +32,7 @@ def rest(tmp_path: Path) -> Iterator[Rest]:
 
 def vend(rest: Rest, token: str, life: float | None = LIFE) -> None:
     """Let the catalog vend a token with each load from now on."""
-    rest.config = {
-        "s3.access-key-id": "a",
-        "s3.secret-access-key": "b",
-        "s3.session-token": token,
-    }
+    rest.config = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.session-token": token}
     if life is not None:
         end = str(int(1000 * (vended.time.time() + life)))
         rest.config["s3.session-token-expires-at-ms"] = end

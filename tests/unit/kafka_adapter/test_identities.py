@@ -87,7 +87,7 @@ def kafka(**security: Any) -> config.Kafka:
             {
                 JAAS: f'software.amazon.msk.auth.iam.IAMLoginModule required awsRoleArn="{ROLE}" '
                 'awsRoleSessionName="anabranch" awsStsRegion="eu-central-1" '
-                'awsAddDefaultProviders="false";',
+                'awsAddDefaultProviders="false";'
             },
             {},
         ),

@@ -334,10 +334,7 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
 
 @pytest.mark.parametrize(
     ("feature", "found"),
-    [
-        ("variantType", "found variantType"),
-        ("aNewOne", "Feature 'aNewOne' is not supported"),
-    ],
+    [("variantType", "found variantType"), ("aNewOne", "Feature 'aNewOne' is not supported")],
 )
 def test_features_that_are_not_supported_are_refused(
     lake: StreamLake, feature: str, found: str

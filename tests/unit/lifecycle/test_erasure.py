@@ -634,10 +634,7 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
     assert [
         (v.column, v.ranges, v.matches("anna"), v.matches("bert"))
         for v in (*first.values, *second.values)
-    ] == [
-        ("id", {0: (0, 8)}, True, False),
-        ("id", {0: (8, 12)}, True, False),
-    ]
+    ] == [("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False)]
     # A micro-batch of later records is staged as ever.
     assert (
         load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})

@@ -880,10 +880,7 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
     rows = ledger.newest(lake.ledger.history())
     assert [
         (rows[h].offsets, rows[h].good, rows[h].duplicate, rows[h].erased) for h in sorted(IMPORTED)
-    ] == [
-        (2, 1, 0, 1),
-        (2, 0, 1, 1),
-    ]
+    ] == [(2, 1, 0, 1), (2, 0, 1, 1)]
     assert audit(job, None, with_kafka=False).agrees
 
 

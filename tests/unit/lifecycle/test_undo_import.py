@@ -184,9 +184,7 @@ def test_a_branch_that_is_set_back_brings_no_row_back(lake: StreamLake, branch: 
     assert ids(lake, "main") == IMPORTED | OF_KAFKA and ids(lake, "batch") == IMPORTED
 
 
-def test_rows_that_main_alone_has_since_batch_was_set_back_are_taken_back(
-    lake: StreamLake,
-) -> None:
+def test_rows_that_main_alone_has_since_batch_was_set_back_are_taken_back(lake: StreamLake) -> None:
     before = heads(lake.table())["batch"]
     import_in(lake.folder)
     table = lake.table()

@@ -139,12 +139,7 @@ def test_offsets_behind_the_decided_hours_have_no_hour_yet() -> None:
 
 @pytest.mark.parametrize(
     ("needed", "at_most", "wanted"),
-    [
-        (None, 9, [H4]),
-        ({0: 4}, 9, []),
-        ({0: 5}, 9, [H4]),
-        ({0: 4, 1: 1}, 9, [H4]),
-    ],
+    [(None, 9, [H4]), ({0: 4}, 9, []), ({0: 5}, 9, [H4]), ({0: 4, 1: 1}, 9, [H4])],
 )
 def test_hours_are_decided_as_they_are_needed(
     needed: dict[int, int] | None, at_most: int, wanted: list[str]

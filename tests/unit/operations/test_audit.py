@@ -46,12 +46,7 @@ from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
 from anabranch.operations.audit import clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from anabranch.operations.audit.count import (
-    FileCounts,
-    OffsetCounts,
-    count_returned,
-    recount,
-)
+from anabranch.operations.audit.count import FileCounts, OffsetCounts, count_returned, recount
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
@@ -80,9 +75,7 @@ def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str
     return messages
 
 
-def test_an_hour_that_equals_its_ledger_row_agrees(
-    one: StreamLake,
-) -> None:
+def test_an_hour_that_equals_its_ledger_row_agrees(one: StreamLake) -> None:
     report = count_again(job(one), None, with_kafka=False)
     view = report.as_dict()
     assert view["agrees"]

@@ -32,9 +32,7 @@ CONF = Path(__file__).parents[3] / "conf"
 
 
 def drafted(
-    values: list[object],
-    topic: str = "shop.orders",
-    **more: Any,
+    values: list[object], topic: str = "shop.orders", **more: Any
 ) -> tuple[Draft, list[dict[str, Any]]]:
     """Return the draft of a topic with these values, and the rows that it makes of them."""
     records = [

@@ -133,9 +133,7 @@ def _revisions_of_audit(of: Job) -> list[int]:
     "revisions", [_revisions_of_history, _revisions_of_explain, _revisions_of_audit]
 )
 def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
-    one: StreamLake,
-    revisions: Callable[[Job], list[int]],
-    before: bool,
+    one: StreamLake, revisions: Callable[[Job], list[int]], before: bool
 ) -> None:
     """Just before or after the first load of the rows' table, an hour is accepted, its row is
     recorded, and the next publish removes the decision from the branches."""

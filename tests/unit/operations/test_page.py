@@ -281,10 +281,7 @@ def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     assert [
         (year, [(m.month, m.remarkable) for m in months if m.remarkable])
         for year, months in month.years
-    ] == [
-        ("2026", [("2026-11", 4)]),
-        ("2025", []),
-    ]
+    ] == [("2026", [("2026-11", 4)]), ("2025", [])]
     first = calendar_month(view, "2025-12", STATUS_NOW)
     assert [c.hour if c else None for c in first.days[0].cells][4:6] == [None, "2025-12-30T05"]
     assert (first.earlier, first.later, [d.date for d in first.days]) == (

@@ -21,11 +21,7 @@ TIMELINE = Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 8}, sealed={HOUR: CUT})
 
 
 def diff(
-    missing: int = 0,
-    extra: int = 0,
-    changed: int = 0,
-    duplicate: int = 0,
-    unread: int = 0,
+    missing: int = 0, extra: int = 0, changed: int = 0, duplicate: int = 0, unread: int = 0
 ) -> Diff:
     return Diff(missing, extra, changed, duplicate, unread, ())
 

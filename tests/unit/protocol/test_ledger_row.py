@@ -85,10 +85,7 @@ def test_a_decision_waits_as_json_and_comes_back(row: LedgerRow, text: str) -> N
 
 @pytest.mark.parametrize(
     "run",
-    [
-        RunFacts(NOW),
-        RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b"),
-    ],
+    [RunFacts(NOW), RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b")],
 )
 def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
     row = ledger.decision(

@@ -82,8 +82,7 @@ def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name
     before = locations(tmp_path)
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
     with pytest.raises(
-        AnotherStreamsTable,
-        match=rf"games\.{name}: expected a stream's table .*, found none",
+        AnotherStreamsTable, match=rf"games\.{name}: expected a stream's table .*, found none"
     ):
         apply(tmp_path, taken, Broker(id="r"))
     assert locations(tmp_path) == before

@@ -61,10 +61,7 @@ def test_every_step_of_egress_is_killed_at() -> None:
 def job_of(folder: Path) -> Job:
     """A job whose stream is delivered to a folder beside the lake's."""
     environment = new_environment(folder)
-    target = {
-        "name": "export",
-        "root": f"file://{folder}/export",
-    }
+    target = {"name": "export", "root": f"file://{folder}/export"}
     stream = new_stream(egress=[target])
     return Job(environment, stream, Lake(environment), KafkaAdapter(environment.kafka))
 
@@ -366,33 +363,18 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
-        (
-            [{"name": "a", "root": "/tmp/x"}],
-            "expected s3://BUCKET/FOLDER or file:///FOLDER",
-        ),
+        ([{"name": "a", "root": "/tmp/x"}], "expected s3://BUCKET/FOLDER or file:///FOLDER"),
         ([{"name": "a", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
-        (
-            [{"name": "a", "root": "hdfs:///x"}],
-            "expected s3://BUCKET/FOLDER",
-        ),
-        (
-            [{"name": "a", "root": "file:///x/../y"}],
-            "expected s3://BUCKET/FOLDER",
-        ),
+        ([{"name": "a", "root": "hdfs:///x"}], "expected s3://BUCKET/FOLDER"),
+        ([{"name": "a", "root": "file:///x/../y"}], "expected s3://BUCKET/FOLDER"),
         ([{"name": "a b", "root": "file:///x"}], "name"),
         ([{"name": "a"}], "expected one of root, topic and index"),
         (
             [{"name": "a", "root": "file:///x", "topic": "t"}],
             "expected one of root, topic and index",
         ),
-        (
-            [{"name": n, "root": "file:///x"} for n in "ab"],
-            "expected each place once",
-        ),
-        (
-            [{"name": "a", "root": f"file:///{n}"} for n in "xy"],
-            "expected each name once",
-        ),
+        ([{"name": n, "root": "file:///x"} for n in "ab"], "expected each place once"),
+        ([{"name": "a", "root": f"file:///{n}"} for n in "xy"], "expected each name once"),
         (
             [{"name": n, "root": f"file:///x{r}"} for n, r in (("a", ""), ("b", "/y"))],
             "expected no target's folder within another's",

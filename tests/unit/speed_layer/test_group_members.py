@@ -283,10 +283,7 @@ def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(
 
 @pytest.mark.parametrize("available_now", [True, False])
 def test_only_a_run_of_what_is_there_ends_without_its_topic(
-    lake: StreamLake,
-    members: list[Member],
-    monkeypatch: pytest.MonkeyPatch,
-    available_now: bool,
+    lake: StreamLake, members: list[Member], monkeypatch: pytest.MonkeyPatch, available_now: bool
 ) -> None:
     """The hazard: `speed --all --available-now` never ends, for one topic without records."""
     state = dataclasses.replace(lake.state(), position=Position("", {}))

@@ -120,11 +120,7 @@ def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
         ),
         (
             "id STRING NOT NULL, s STRUCT<a: INT, gone: STRING>, l ARRAY<BIGINT>",
-            [
-                ID,
-                ("l", {"type": "array", "items": "int"}),
-                ("s", NESTED),
-            ],
+            [ID, ("l", {"type": "array", "items": "int"}), ("s", NESTED)],
             "id STRING NOT NULL, s STRUCT<a:BIGINT,gone:STRING,z:INT>, l ARRAY<BIGINT>",
         ),
     ],
