@@ -54,9 +54,7 @@ _SHOWN_ROWS = 200
 @click.option("--hour", metavar="HOUR", help="Hour of --revision.")
 @click.option("--explain", is_flag=True, help="Print the columns, files and bytes that were read.")
 @click.option(
-    "--provenance",
-    is_flag=True,
-    help="Print the hours and event dates read, and whether they are complete.",
+    "--provenance", is_flag=True, help="Print the hours read, and whether they are complete."
 )
 @conf_option
 def query(

@@ -117,8 +117,8 @@ class StreamTable:
         return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
-        """Return the provenance of the rows: ingest hours and event dates, serving layers, and
-        whether more rows may come."""
+        """Return the provenance of the rows: ingest hours, serving layers, and whether more rows
+        may come."""
         with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
             for _ in answer.rows:
                 pass

@@ -1,32 +1,23 @@
-"""Provenance of a result: the hours and event dates of its files, their serving layers and
-revisions, and whether more rows may come."""
+"""Provenance of a result: the hours of its files, their serving layers and revisions, and whether
+more rows may come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from functools import partial
-from typing import TypeVar
+from datetime import datetime
 
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table
 
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import made_at
-from anabranch.offsets.hours import hours_between, shift
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.completeness import plan_hours
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from serving_layer.query.datasets import TableFiles
 from serving_layer.reader.selection import Selection, Shown, shown
-
-K = TypeVar("K")
-
-_EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -45,27 +36,13 @@ class HourProvenance:
 
 
 @dataclass(frozen=True)
-class DateProvenance:
-    """An event date in the opened files. `hours`: the number of ingest hours with such files.
-    `complete`: every hour that can contain records of the date is accepted."""
-
-    event_date: date
-    hours: int
-    complete: bool
-    note: str | None
-    files: int
-    rows: int
-
-
-@dataclass(frozen=True)
 class Provenance:
-    """Provenance of a result in one table: the snapshot, and its hours and event dates in order."""
+    """Provenance of a result in one table: the snapshot, and its hours in order."""
 
     table: str
     snapshot_id: int
     as_of: datetime
     hours: Sequence[HourProvenance]
-    event_dates: Sequence[DateProvenance]
 
 
 def provenance(
@@ -92,10 +69,9 @@ def _provenance(
     )
     assert snapshot is not None
     opened = list({file.file_path: file for scan in planned.scans for file in scan.files}.values())
-    by_hour, by_date = (
-        _grouped(opened, partial(hour_of_file, table)),
-        _grouped(opened, partial(_date_of, table)),
-    )
+    by_hour: dict[str, list[DataFile]] = {}
+    for file in opened:
+        by_hour.setdefault(hour_of_file(table, file), []).append(file)
     if (revision := selection.revision) is not None:
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
@@ -107,20 +83,7 @@ def _provenance(
         snapshot.snapshot_id,
         made_at(snapshot),
         [_hour(seen, hour, revisions, files) for hour, files in sorted(by_hour.items())],
-        [_date(stream, seen, day, table, files) for day, files in sorted(by_date.items())],
     )
-
-
-def _grouped(files: Iterable[DataFile], key: Callable[[DataFile], K]) -> dict[K, list[DataFile]]:
-    groups: dict[K, list[DataFile]] = {}
-    for file in files:
-        groups.setdefault(key(file), []).append(file)
-    return groups
-
-
-def _date_of(table: Table, file: DataFile) -> date:
-    names = [field.name for field in table.specs()[file.spec_id].fields]
-    return _EPOCH + timedelta(days=file.partition[names.index("event_date")])
 
 
 def accepted_revisions(
@@ -166,50 +129,4 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
         ) else "served by speed by choice"
     if (accepted := state.accepted.get(hour)) is not None and accepted.unread:
         return True, f"rebuilt once the speed layer has read {', '.join(accepted.unread)}"
-    return True, None
-
-
-def _date(
-    stream: Stream, seen: Shown, day: date, table: Table, files: Sequence[DataFile]
-) -> DateProvenance:
-    complete, note = date_completeness(stream, seen, day)
-    hours = {hour_of_file(table, file) for file in files}
-    return DateProvenance(
-        day, len(hours), complete, note, len(files), sum(file.record_count for file in files)
-    )
-
-
-def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
-    """Return whether all hours that can contain records of an event date are accepted, and the
-    reason if not. Pure."""
-    bounds, begin = stream.event_time, datetime.combine(day, time(), UTC)
-    first = last = None
-    if bounds is not None:
-        first, last = plan_hours(bounds, begin, begin + timedelta(days=1))
-    if first is None or last is None or stream.most_event_dates is None:
-        return False, "its late records have no bound (event_time.past, event_time.future)"
-    timeline = seen.state.timeline
-    if last >= timeline.open:
-        return False, f"records of it may come until {last}"
-    waiting = [
-        h
-        for h in hours_between(max(first, timeline.first), shift(last, 1))
-        if not seen.is_accepted(h)
-    ]
-    if waiting:
-        return (
-            False,
-            f"{len(waiting)} hours that may contain it are not accepted, the first is {waiting[0]}",
-        )
-    gone = [
-        h
-        for h in hours_between(max(first, timeline.first), shift(last, 1))
-        if seen.state.is_expired(h)
-    ]
-    if gone:
-        return (
-            False,
-            f"{len(gone)} hours that may contain it have expired (keep.rows), the last is "
-            f"{gone[-1]}",
-        )
     return True, None

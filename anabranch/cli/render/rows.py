@@ -245,7 +245,7 @@ def opened_text(found: Iterable[Opened]) -> Text:
 
 
 def provenance_text(found: Sequence[Provenance]) -> Text:
-    """Return the hours and event dates that a query read, and whether they are complete."""
+    """Return the hours that a query read, and whether they are complete."""
     if not found:
         yield "no rows of a stream were read"
     for one in found:
@@ -253,21 +253,18 @@ def provenance_text(found: Sequence[Provenance]) -> Text:
         yield Table(
             ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
             [
-                (h.hour, h.layer, h.revision, _yes(h.complete), h.files, h.rows, h.note)
+                (
+                    h.hour,
+                    h.layer,
+                    h.revision,
+                    "yes" if h.complete else "no",
+                    h.files,
+                    h.rows,
+                    h.note,
+                )
                 for h in one.hours
             ],
         )
-        yield Table(
-            ("event date", "hours", "complete", "files", "rows", "note"),
-            [
-                (d.event_date, d.hours, _yes(d.complete), d.files, d.rows, d.note)
-                for d in one.event_dates
-            ],
-        )
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _shown(value: object) -> str:

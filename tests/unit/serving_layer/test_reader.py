@@ -20,7 +20,7 @@ import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
 from conf_folders import write_environment
-from lakes import DDL, StreamLake, decide, new_lake, new_state, new_stream
+from lakes import DDL, StreamLake, decide, new_lake
 from proofs import (
     BEFORE,
     CUT,
@@ -39,20 +39,16 @@ from proofs import (
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import EventTime
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
-from anabranch.offsets.hours import Cut, Timeline, hour_of, hours_between, shift, start_of
+from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
-from anabranch.protocol.completeness import completeness
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import start_from
-from serving_layer.reader.provenance import accepted_revisions, date_completeness
-from serving_layer.reader.selection import Shown, find_snapshot, shown
+from serving_layer.reader.provenance import accepted_revisions
+from serving_layer.reader.selection import Shown, find_snapshot
 
 OPEN = shift(HOUR, 2)
 COUNT = "SELECT count(*) AS n FROM games.events"
@@ -257,7 +253,7 @@ def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
     assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
 
 
-def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
+def test_provenance_by_ingest_hour(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
     assert [(h.hour, h.layer, h.revision, h.complete, h.rows) for h in found.hours] == [
         (HOUR, "batch", 1, True, 4),
@@ -269,10 +265,6 @@ def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
         "not accepted yet",
         "the hour is not sealed: more may come",
     ]
-    assert [(d.event_date, d.hours, d.complete, d.rows) for d in found.event_dates] == [
-        (date(2026, 11, 20), 1, False, 3), (date(2026, 11, 21), 3, False, 8),
-    ]  # fmt: skip
-    assert "late records have no bound" in str(found.event_dates[0].note)
     done = ask(one, f"{COUNT} WHERE ingest_hour = '{HOUR}'", "--provenance")
     assert [HOUR, "batch", "1", "yes", "1", "4"] in [
         line.split() for line in done.stdout.splitlines()
@@ -310,43 +302,6 @@ def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> Non
     assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {
         HOUR: 5
     }
-
-
-def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(
-    one: StreamLake,
-) -> None:
-    columns = parse_columns("id STRING NOT NULL, at TIMESTAMP NOT NULL")
-    bounds = EventTime(column="at", past="2 hours", future="1 hour")
-    stream = one.stream.model_copy(update={"columns": columns, "event_time": bounds})
-    seen = shown(one.table(), None)
-    assert date_completeness(stream, seen, date(2026, 11, 21)) == (
-        False,
-        "records of it may come until 2026-11-22T01",
-    )
-    complete, note = date_completeness(stream, seen, date(2026, 11, 20))
-    assert (complete, note) == (
-        False,
-        f"1 hours that may contain it are not accepted, the first is {NEXT}",
-    )
-    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    assert date_completeness(stream, shown(one.table(), None), date(2026, 11, 20)) == (True, None)
-
-
-@pytest.mark.parametrize("accepted", ["19T21 to 21T00", "19T22 to 21T00", "19T22 to 20T23"])
-def test_provenance_and_the_command_complete_agree_about_a_date(accepted: str) -> None:
-    """The hazard: an ingest hour too many, at midnight of each end."""
-    first, last = (f"2026-11-{hour}" for hour in accepted.split(" to "))
-    bounds = EventTime(column="at", past="1 hour", future="1 hour")
-    ddl = "id STRING NOT NULL, at TIMESTAMP NOT NULL"
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl), event_time=bounds)
-    hours = hours_between(first, shift(last, 1))
-    state = new_state(
-        Timeline("2026-11-19T21", shift(last, 1), {0: 0}),
-        accepted={hour: Accepted(1, Cut("t", {})) for hour in hours},
-    )
-    complete, _ = date_completeness(stream, Shown(state), date(2026, 11, 20))
-    assert complete == completeness(stream, state, "2026-11-20").complete
-    assert complete == (last == "2026-11-21T00")
 
 
 def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
