@@ -20,9 +20,8 @@ A failed step does not stop the next. A run records its result in the table at i
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,13 +49,7 @@ from anabranch.lifecycle.retention import (
 )
 from anabranch.offsets.hours import Timeline, end_of
 from anabranch.protocol import archive, ledger
-from anabranch.protocol.maintained import (
-    MaintainedFolder,
-    MaintainedTable,
-    MaintenanceRun,
-    Size,
-    record_run,
-)
+from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered
@@ -72,7 +65,6 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TEMPORARY = "temporary folders"
 # The hours that one commit drops from a branch: well under a second, since they have few manifests.
 _HOURS_A_COMMIT = 48
 # The most objects that S3 deletes in one request.
@@ -82,9 +74,9 @@ _FILES_AT_ONCE = 1000
 @dataclass(frozen=True)
 class Maintained:
     """Deleted data (in a dry run, data to delete): hours, and snapshots and files by table.
-    `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
-    files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, have expired.
-    `ledger`: expired files of the ledger."""
+    `merged`: files saved by merging. `spared`: unreferenced files below the minimum age.
+    `temporary`: files that killed processes left on this machine. `rows`, `letters`: hours whose
+    rows, or dead letters, have expired. `ledger`: expired files of the ledger."""
 
     speed_hours: tuple[str, ...]
     rows: RowsExpired
@@ -92,9 +84,9 @@ class Maintained:
     ledger: LedgerExpired
     expired: dict[str, int]
     orphans: dict[str, list[Stored]]
-    merged: dict[str, int] = field(default_factory=dict)
-    spared: dict[str, Size] = field(default_factory=dict)
-    folders: dict[str, MaintainedFolder] = field(default_factory=dict)
+    merged: dict[str, int]
+    spared: dict[str, Size]
+    temporary: Size
 
 
 def plan_drop(
@@ -188,8 +180,7 @@ def maintain(
     if not dry_run:
         steps.run("versions", lambda: end.end_versions(job, now), 0)
         steps.run("erasures", lambda: end.forget(job, publisher, finished(job, now), now), 0)
-    left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
-    folders = {TEMPORARY: MaintainedFolder(left_behind)}
+    temporary = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
     done = Maintained(
         dropped,
         rows,
@@ -199,10 +190,10 @@ def maintain(
         found.old,
         merged,
         found.young,
-        folders,
+        temporary,
     )
     if not dry_run:
-        run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
+        run = plan_run(done, began, lake.clock.now(), steps.reasons)
         steps.run("record", lambda: record_run(lake, stream.table, run), None)
     if steps.failed:
         raise steps.failed[0]
@@ -210,11 +201,7 @@ def maintain(
 
 
 def plan_run(
-    done: Maintained,
-    began: datetime,
-    ended: datetime,
-    seconds: Mapping[str, float],
-    failed: Mapping[str, str],
+    done: Maintained, began: datetime, ended: datetime, failed: Mapping[str, str]
 ) -> MaintenanceRun:
     """Return the record of a run for the table. Pure."""
     tables = {
@@ -226,28 +213,17 @@ def plan_run(
         )
         for name, expired in done.expired.items()
     }
-    return MaintenanceRun(
-        began,
-        ended,
-        len(done.speed_hours),
-        tables,
-        dict(seconds),
-        dict(failed),
-        done.folders,
-        len(done.rows.hours),
-    )
+    return MaintenanceRun(began, ended, len(done.speed_hours), tables, dict(failed))
 
 
 class _Steps:
-    """A runner of independent steps; records their durations in seconds and their failures."""
+    """A runner of independent steps; records their failures."""
 
     def __init__(self) -> None:
         self.failed: list[AnabranchError] = []
         self.reasons: dict[str, str] = {}
-        self.seconds: dict[str, float] = {}
 
     def run(self, name: str, step: Callable[[], T], otherwise: T) -> T:
-        began = time.monotonic()
         try:
             return step()
         except AnabranchError as error:
@@ -255,8 +231,6 @@ class _Steps:
             self.failed.append(error)
             self.reasons.setdefault(name, str(error))
             return otherwise
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
 
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> end.Unreferenced:

@@ -67,26 +67,15 @@ class MaintainedTable:
 
 
 @dataclass(frozen=True)
-class MaintainedFolder:
-    """The temporary files of killed processes that a run deleted."""
-
-    gone: Size = Size()
-
-
-@dataclass(frozen=True)
 class MaintenanceRun:
-    """A run of maintenance: the number of hours that it removed from the speed branch
-    (`speed_hours`) and from every branch (`expired_hours`), its changes by table and by temporary
-    folder, the duration in seconds and the reason of failure by step."""
+    """A run of maintenance: the number of hours that it removed from the speed branch, its changes
+    by table, and the reason of failure by step."""
 
     began: datetime
     ended: datetime
     speed_hours: int = 0
     tables: Mapping[str, MaintainedTable] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
-    folders: Mapping[str, MaintainedFolder] = field(default_factory=dict)
-    expired_hours: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -100,11 +89,9 @@ class MaintenanceRun:
 
     def to_json(self) -> str:
         """Return the value of the table property: some hundred bytes."""
-        seconds = {step: round(value, 3) for step, value in self.seconds.items()}
         failed = {step: reason[:_LONGEST_REASON] for step, reason in self.failed.items()}
-        values = asdict(self) | {"seconds": seconds, "failed": failed}
-        values |= {"began": self.began.isoformat(), "ended": self.ended.isoformat()}
-        return json.dumps(values, separators=(",", ":"))
+        times = {"began": self.began.isoformat(), "ended": self.ended.isoformat()}
+        return json.dumps(asdict(self) | {"failed": failed} | times, separators=(",", ":"))
 
 
 def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:

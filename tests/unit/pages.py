@@ -16,7 +16,7 @@ from anabranch.operations.page.app import Page, Settings
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
 from anabranch.operations.reports.reading import Readings, TimedValue, utc_now
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
+from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -131,7 +131,6 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
     """Eight nights of maintenance, the first of which could not list the bucket; two days of hours
     wait for batch."""
     runs = []
-    folders = {"temporary folders": MaintainedFolder(Size(4, 81_000))}
     for back in range(8):
         ended = as_of.replace(hour=2, minute=41, second=7 + back) - timedelta(days=back)
         of_rows = MaintainedTable(
@@ -141,11 +140,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
         failed = (
             {"orphans": "list s3://lake/games: expected an answer, found none"} if back == 7 else {}
         )
-        runs.append(
-            MaintenanceRun(
-                ended - timedelta(seconds=42), ended, 24, did, {"orphans": 31.0}, failed, folders
-            )
-        )
+        runs.append(MaintenanceRun(ended - timedelta(seconds=42), ended, 24, did, failed))
     tables = {
         f"games.{name}": TableGrowth(412_331, 131, 169, 318, 61_204, 9_812_004_117, 31),
         f"games.{name}_dead_letters": TableGrowth(120_554, 104, 0, 41, 988, 4711, 4),
@@ -155,7 +150,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
         hour: 31 - i
         for i, hour in enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
     }
-    return Maintenance(runs, tables, files, shift(hour_of(as_of), -24 * 90))
+    return Maintenance(runs, tables, files)
 
 
 def show(page: Page, as_of: datetime, *views: Readings) -> None:

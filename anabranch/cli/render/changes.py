@@ -249,8 +249,8 @@ def maintained_text(
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
             f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
         )
-    for folder, did in done["folders"].items():
-        yield f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes"
+    left = done["temporary"]
+    yield f"{stream}: temporary folders: {left.files} files {would}deleted, {left.bytes} bytes"
     if known is not None:
         yield from maintenance_text(known)
 

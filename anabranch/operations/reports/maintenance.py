@@ -12,7 +12,6 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
-from anabranch.iceberg.manifests import list_manifests
 from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
@@ -45,15 +44,13 @@ class TableGrowth:
 @dataclass(frozen=True)
 class Maintenance:
     """The recorded runs, newest first, and the current state. `speed_files`: the number of speed
-    files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `oldest_dead_letter`: the
-    first hour with dead letters in `main`. `letters_wait_since`: the time of the oldest publish of
-    rows whose dead letters are not published yet. `unread`: the error of each table that could not
-    be read."""
+    files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `letters_wait_since`:
+    the time of the oldest publish of rows whose dead letters are not published yet. `unread`: the
+    error of each table that could not be read."""
 
     runs: Sequence[MaintenanceRun] = ()
     tables: Mapping[str, TableGrowth] = field(default_factory=dict)
     speed_files: Mapping[str, int] = field(default_factory=dict)
-    oldest_dead_letter: str | None = None
     letters_wait_since: datetime | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,7 +79,6 @@ class Maintenance:
             "waits": {
                 "speed_files": self.speed_files,
                 "spared": self.spared,
-                "oldest_dead_letter": self.oldest_dead_letter,
                 "letters_wait_since": self.letters_wait_since,
             },
             "tables": self.tables,
@@ -97,7 +93,6 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
     lake, stream = job.lake, job.stream
     pending = state.dead_letters
     tables, unread = {stream.table: _of_branches(state.table, now)}, {}
-    oldest = None
     for name in (*stream.branched_tables, *stream.plain_tables):
         try:
             table = lake.load(name)
@@ -107,7 +102,6 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
             is_of_letters = name == stream.dead_letters_table
             tables[name] = _of_branches(table, now, state.waiting_letters if is_of_letters else ())
             if is_of_letters:
-                oldest = _oldest_hour(table)
                 # The table of rows names published sets until its next publish.
                 pending = tuple(item for item in pending if not is_done(table, item))
         except AnabranchError as error:
@@ -117,18 +111,9 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
         runs=read_runs(state.table.properties),
         tables=tables,
         speed_files=_speed_files(state, now),
-        oldest_dead_letter=oldest,
         letters_wait_since=since.replace(tzinfo=since.tzinfo or UTC) if since is not None else None,
         unread=unread,
     )
-
-
-def _oldest_hour(table: Table) -> str | None:
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        return min(
-            (m.first for m in list_manifests(table, head(table, "main"))[0] if m.first),
-            default=None,
-        )
 
 
 def _of_branches(table: Table, now: datetime, waiting: Collection[str] = ()) -> TableGrowth:

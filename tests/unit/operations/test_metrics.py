@@ -105,9 +105,7 @@ CONTENT = MainContent(
 
 
 AT = NOW - timedelta(hours=2)
-DONE = MaintenanceRun(
-    AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))}, {"orphans": 1.5}
-)
+DONE = MaintenanceRun(AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))})
 MAINTENANCE = Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
     tables={"events": TableGrowth(9000, 40, 3, 12, 80, 100, 6)},

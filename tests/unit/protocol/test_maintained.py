@@ -31,7 +31,6 @@ RUN = MaintenanceRun(
         "games.events": MaintainedTable(96, 0, Size(3, 4096), Size(1, 10)),
         "games.events_hours": MaintainedTable(5, 31),
     },
-    {"speed hours": 7.5, "orphans": 1.25},
 )
 
 
