@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -188,7 +189,7 @@ def produce(
     from anabranch import config
     from anabranch.common.errors import ConfigurationError, Transient
     from anabranch.dev.producers import produce as producing
-    from anabranch.dev.producers.events import expected
+    from anabranch.dev.producers.events import Ack
 
     if stream != producing.STREAM:
         raise ConfigurationError(
@@ -199,11 +200,12 @@ def produce(
     topic = config.load_stream(stream, conf_folder()).topic
     kafka = config.load_environment(conf_folder()).kafka
     began = time.monotonic()
-    total = sum(expected(events, dirty).values())
-    with (
-        producing.stopped_by_signals() as (stop, signals),
-        producing.acknowledgement_callback(total, acks) as on_ack,
-    ):
+
+    def on_ack(ack: Ack) -> None:
+        if acks is not None:
+            acks.write(json.dumps(ack._asdict()) + "\n")
+
+    with producing.stopped_by_signals() as (stop, signals):
         sent = producing.produce_events(
             kafka,
             topic,

@@ -3,7 +3,6 @@ a file."""
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -14,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import IO, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import Any
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
@@ -229,30 +225,6 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
         for hour, counts in sent.by_hour().items():
             lines.append(f"{hour:<14}" + "".join(f"{counts[kind]:>11,}" for kind in KINDS))
     return "\n".join(lines)
-
-
-@contextmanager
-def acknowledgement_callback(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
-    """Provide a callback for acknowledgements, which writes a line to the file and advances a
-    progress bar (on a terminal only)."""
-    console = Console(stderr=True)
-    columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as progress:
-        task = progress.add_task("acknowledged", total=total)
-        unseen = 0
-
-        def on_ack(ack: Ack) -> None:
-            nonlocal unseen
-            if file is not None:
-                file.write(json.dumps(ack._asdict()) + "\n")
-            unseen += 1
-            if unseen >= 500 or total < 5000:
-                progress.advance(task, unseen)
-                unseen = 0
-
-        yield on_ack
 
 
 @contextmanager
