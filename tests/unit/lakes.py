@@ -111,7 +111,6 @@ class StreamLake:
 
     def stage(self, rows: Iterable[Row], wap_id: str | None = None) -> Staged:
         """Rows in files of their own and one snapshot that no branch points to."""
-        schema = schema_to_pyarrow(self.table().schema())
         values = [
             {
                 "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
@@ -120,30 +119,15 @@ class StreamLake:
             }
             for hour, p, o in rows
         ]  # fmt: skip
-        return stage(self.lake, self.name, pa.Table.from_pylist(values, schema=schema), wap_id)
+        return stage(self.lake, self.name, values, wap_id)
 
     def stage_dead(
         self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True
     ) -> Staged:  # fmt: skip
         """Dead letters in files of their own and one snapshot, which a branch protects unless
         another program dropped it."""
-        name = self.stream.dead_letters_table
-        schema = schema_to_pyarrow(self.lake.load(name).schema())
-        values = [
-            {
-                "topic_id": "t",
-                "kafka_partition": p,
-                "kafka_offset": o,
-                "ingest_hour": hour,
-                "value": b"{",
-                "error_code": "malformed",
-                "layer": layer,
-            }
-            for hour, p, o in rows
-        ]
-        return stage(
-            self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id, protected
-        )
+        values = [record(*row, layer=layer) for row in rows]
+        return stage(self.lake, self.stream.dead_letters_table, values, wap_id, protected)
 
     def rows(self, branch: str) -> list[Row]:
         """Every row of a branch, sorted; a row that is there twice is there twice."""
@@ -238,24 +222,7 @@ def new_lake(
     )
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
-    says = {TIMELINE: first.to_json(), POSITION: position.to_json()}
-    owned = {OWNER: Owner(owner or name, name, "cluster").to_json()}
-    tables = (
-        NewTable(
-            stream.table,
-            table_schemas.rows_schema(stream),
-            ("event_date", "ingest_hour"),
-            owned,
-            says,
-        ),
-        NewTable(
-            stream.dead_letters_table,
-            table_schemas.dead_letters_schema(),
-            ("ingest_hour",),
-            branches={},
-        ),
-        NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
-    )
+    tables = tables_of(stream, first, position, owner)
     if s3 is None and not catalog:
         return copied_lake(folder, stream, tables)
     environment = new_environment(folder, s3, **catalog)
@@ -273,6 +240,25 @@ class NewTable:
     partitioned_by: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     branches: dict[str, str] | None = None
+
+
+def tables_of(
+    stream: config.Stream, timeline: Timeline, position: Position, owner: str | None = None
+) -> tuple[NewTable, ...]:
+    """A stream's tables as `apply` makes them."""
+    owned = {OWNER: Owner(owner or stream.name, stream.topic, "cluster").to_json()}
+    first = {TIMELINE: timeline.to_json(), POSITION: position.to_json()}
+    by_hour: Any = {"partitioned_by": ("ingest_hour",), "branches": {}}
+    rows, letters = table_schemas.rows_schema(stream), table_schemas.dead_letters_schema()
+    return (
+        NewTable(stream.table, rows, ("event_date", "ingest_hour"), owned, first),
+        NewTable(stream.dead_letters_table, letters, **by_hour),
+        NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
+        *(
+            NewTable(stream.partials_table(v), table_schemas.partials_schema(stream, v), **by_hour)
+            for v in stream.views
+        ),
+    )
 
 
 def _create(lake: Lake, tables: Iterable[NewTable]) -> None:
@@ -346,12 +332,26 @@ def decide(
     return replace(LedgerRow.from_waiting(row.as_waiting() | values), **columns)
 
 
+def record(
+    hour: str, partition: int, offset: int, value: bytes = b"{", **values: Any
+) -> dict[str, Any]:
+    """A record in the archive, and as a dead letter."""
+    place = {"ingest_hour": hour, "kafka_partition": partition, "kafka_offset": offset}
+    return {"topic_id": "t", **place, "value": value, "error_code": "malformed"} | values
+
+
 def stage(
-    lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, protected: bool = False
+    lake_: Lake,
+    name: str,
+    values: Iterable[dict[str, Any]],
+    wap_id: str | None = None,
+    protected: bool = False,
 ) -> Staged:
+    """Rows of a table in files and one snapshot that no branch points to, unless `protected`."""
     wap_id = wap_id or new_id()
     table = lake_.load(name)
     tx = Transaction(table)
+    frame = pa.Table.from_pylist(list(values), schema=schema_to_pyarrow(table.schema()))
     tx.append(frame, snapshot_properties={WAP_ID: wap_id}, branch=None)
     updates = list(tx._updates)
     if protected:

@@ -8,11 +8,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from brokers import Broker
-from lakes import DDL, FIRST, new_lake, new_stream, stage
+from lakes import DDL, FIRST, new_lake, new_stream, record, stage
 from pydantic import SecretStr
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch import config
 from anabranch.config.environment import ErasureKeys
@@ -75,7 +73,6 @@ class People:
             tx.set_properties({k: v.format(table=name) for k, v in self._properties.items()})
 
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
-        schema = schema_to_pyarrow(self.lake.table().schema())
         values = [
             {
                 "id": NAMES[o % 4],
@@ -89,26 +86,12 @@ class People:
             }
             for hour, o in rows
         ]
-        return stage(self.lake.lake, self.lake.name, pa.Table.from_pylist(values, schema=schema))
+        return stage(self.lake.lake, self.lake.name, values)
 
     def _dead(self, letters: Letters, layer: str) -> Any:
-        name = self.lake.stream.dead_letters_table
-        schema = schema_to_pyarrow(self.lake.lake.load(name).schema())
-        values = [
-            {
-                "topic_id": "t",
-                "kafka_partition": 0,
-                "kafka_offset": o,
-                "ingest_hour": hour,
-                "value": value,
-                "error_code": "malformed_json",
-                "layer": layer,
-            }
-            for hour, o, value in letters
-        ]
-        return stage(
-            self.lake.lake, name, pa.Table.from_pylist(values, schema=schema), protected=True
-        )
+        code = {"layer": layer, "error_code": "malformed_json"}
+        values = [record(hour, 0, o, value, **code) for hour, o, value in letters]
+        return stage(self.lake.lake, self.lake.stream.dead_letters_table, values, protected=True)
 
     def _speed(self, rows: list[tuple[str, int]], end: int, dead: Any) -> None:
         staged = self._rows(rows)
@@ -163,18 +146,7 @@ class People:
     def archive(self, offsets: Iterable[int], values: Mapping[int, bytes]) -> None:
         """A commit of records of the hour."""
         lake, name = self.lake.lake, self.lake.stream.archive_table
-        records = [
-            {
-                "topic_id": "t",
-                "kafka_partition": 0,
-                "kafka_offset": o,
-                "ingest_hour": FIRST,
-                "value": values[o],
-            }
-            for o in offsets
-        ]
-        schema = schema_to_pyarrow(lake.load(name).schema())
-        staged = stage(lake, name, pa.Table.from_pylist(records, schema=schema))
+        staged = stage(lake, name, [record(FIRST, 0, o, values[o]) for o in offsets])
         commit = Commit(new_id(), heads(lake.load(name)), (Change("main", staged.files),))
         assert lake.commit(lake.load(name), commit) is Outcome.LANDED
 

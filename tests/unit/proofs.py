@@ -8,9 +8,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Commit, Outcome
@@ -45,8 +43,7 @@ def event(p: int, o: int, hour: str = NEXT, **values: Any) -> dict[str, Any]:
 
 
 def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:
-    schema = schema_to_pyarrow(one.table().schema())
-    return stage(one.lake, one.name, pa.Table.from_pylist(list(rows), schema=schema))
+    return stage(one.lake, one.name, rows)
 
 
 def job(one: StreamLake) -> Job:

@@ -45,11 +45,8 @@ def apply(one: StreamLake, stream: Stream) -> list[str]:
 
 def publish(one: StreamLake, offset: int, **values: Any) -> None:
     own = {"kafka_partition": 0, "kafka_offset": offset, "ingest_hour": FIRST, "event_date": 1}
-    schema = schema_to_pyarrow(one.table().schema())
-    rows = pa.Table.from_pylist([own | values], schema=schema)
-    assert (
-        one.publish(one.speed(stage(one.lake, one.name, rows), {0: offset + 1})) is Outcome.LANDED
-    )
+    staged = stage(one.lake, one.name, [own | values])
+    assert one.publish(one.speed(staged, {0: offset + 1})) is Outcome.LANDED
 
 
 @pytest.fixture

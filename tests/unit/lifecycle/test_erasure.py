@@ -10,17 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from erasure_scan import scan
 from killed import kill_at
-from lakes import DDL, FIRST, new_environment, new_lake, new_state, stage
+from lakes import DDL, FIRST, new_environment, new_lake, new_state, record, stage
 from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 
@@ -760,23 +758,9 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
     """The hazard: the topic was made again with fewer partitions, and adopted."""
     left = Adoption(FIRST, "old", {0: 0})
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, NEXT, {0: 0}, adoptions=(left,)))
-    schema = schema_to_pyarrow(lake.lake.load(lake.stream.dead_letters_table).schema())
-    letter = {
-        "topic_id": "old",
-        "kafka_partition": 7,
-        "kafka_offset": 1,
-        "ingest_hour": FIRST,
-        "value": b"7-0 and more",
-        "error_code": "malformed_json",
-        "layer": "speed",
-    }
-    dead = stage(
-        lake.lake,
-        lake.stream.dead_letters_table,
-        pa.Table.from_pylist([letter], schema=schema),
-        None,
-        True,
-    )
+    code = {"topic_id": "old", "layer": "speed", "error_code": "malformed_json"}
+    letter = record(FIRST, 7, 1, b"7-0 and more", **code)
+    dead = stage(lake.lake, lake.stream.dead_letters_table, [letter], protected=True)
     staged = lake.stage([(FIRST, 7, 0), (FIRST, 0, 0)])
     publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
     assert lake.publish(publish) is Outcome.LANDED

@@ -21,6 +21,7 @@ from lakes import (
     new_lake,
     new_state,
     new_stream,
+    record,
     rows,
     snapshots,
     stage,
@@ -557,10 +558,7 @@ def test_maintenance_ends_with_more_snapshots_of_the_archive_than_it_keeps(
     kept, given = hour_of(NOW), table_schemas.archive_schema()
     admin.create(lake.lake, name, given, ("ingest_hour",), admin.TABLE_PROPERTIES)
     admin.add_branches(lake.lake, name, {})
-    schema = schema_to_pyarrow(lake.lake.load(name).schema())
-    columns = {"topic_id": "t", "kafka_partition": 0, "kafka_offset": 0, "value": b"{"}
-    records = [columns | {"ingest_hour": hour} for hour in (H[0], H[1], kept)]
-    staged = stage(lake.lake, name, pa.Table.from_pylist(records, schema=schema))
+    staged = stage(lake.lake, name, [record(hour, 0, 0) for hour in (H[0], H[1], kept)])
     add_snapshots(lake.lake, name, 9, staged.files)
     before = snapshots(lake.lake, name)
     limit_commits(monkeypatch, 6)

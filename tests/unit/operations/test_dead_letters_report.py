@@ -6,11 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.cli.render.rows import letters_text
 from anabranch.cli.report import print_text
@@ -29,7 +27,6 @@ def one(tmp_path: Path) -> StreamLake:
 
 def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("main",)) -> None:
     name = one.stream.dead_letters_table
-    schema = schema_to_pyarrow(one.lake.load(name).schema())
     given = {
         "topic_id": "t",
         "kafka_partition": 0,
@@ -37,9 +34,7 @@ def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("m
         "error_code": "malformed_json",
         "layer": "x",
     }
-    staged = stage(
-        one.lake, name, pa.Table.from_pylist([given | row for row in rows], schema=schema)
-    )
+    staged = stage(one.lake, name, [given | row for row in rows])
     table = one.lake.load(name)
     changes = tuple(Change(b, staged.files) for b in branches)
     assert one.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED

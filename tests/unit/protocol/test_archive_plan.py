@@ -6,10 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from lakes import FIRST, Row, StreamLake, new_lake, rows, stage
-from pyiceberg.io.pyarrow import schema_to_pyarrow
+from lakes import FIRST, Row, StreamLake, new_lake, record, rows, stage
 
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Outcome
@@ -46,18 +44,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def staged(lake: StreamLake, records: list[Row]) -> Staged:
     name = lake.stream.archive_table
-    values = [
-        {
-            "topic_id": "t",
-            "kafka_partition": p,
-            "kafka_offset": o,
-            "ingest_hour": hour,
-            "value": b"{}",
-        }
-        for hour, p, o in records
-    ]
-    schema = schema_to_pyarrow(lake.lake.load(name).schema())
-    return stage(lake.lake, name, pa.Table.from_pylist(values, schema=schema))
+    return stage(lake.lake, name, [record(*one) for one in records])
 
 
 def land(

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 from budget import budget
@@ -25,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from killed import run_armed
 from lakes import (
-    NewTable,
     StreamLake,
     add_snapshots,
     copied_lake,
@@ -35,9 +33,9 @@ from lakes import (
     new_stream,
     snapshots,
     stage,
+    tables_of,
 )
 from proofs import job
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from scale import measured
@@ -45,7 +43,6 @@ from scale import measured
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
-from anabranch.common.json_values import from_json
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
@@ -53,7 +50,6 @@ from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.schema_evolution import Columns
 from anabranch.iceberg.snapshots import head, heads
@@ -69,7 +65,7 @@ from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import POSITION, TIMELINE, Accepted, Confirmed, State
+from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
@@ -109,35 +105,7 @@ def with_views(**views: Any) -> Stream:
 
 
 def new_lake(folder: Path, stream: Stream) -> StreamLake:
-    first = {
-        POSITION: Position("t", {0: 0}).to_json(),
-        TIMELINE: Timeline(FIRST, FIRST, {0: 0}).to_json(),
-    }
-    tables = (
-        NewTable(
-            stream.table,
-            table_schemas.rows_schema(stream),
-            ("event_date", "ingest_hour"),
-            {OWNER: Owner(stream.name, stream.topic, "cluster").to_json()},
-            first,
-        ),
-        NewTable(
-            stream.dead_letters_table,
-            table_schemas.dead_letters_schema(),
-            ("ingest_hour",),
-            branches={},
-        ),
-        NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
-        *(
-            NewTable(
-                stream.partials_table(v),
-                table_schemas.partials_schema(stream, v),
-                ("ingest_hour",),
-                branches={},
-            )
-            for v in stream.views
-        ),
-    )
+    tables = tables_of(stream, Timeline(FIRST, FIRST, {0: 0}), Position("t", {0: 0}))
     return copied_lake(folder, stream, tables)
 
 
@@ -158,22 +126,12 @@ class Story:
         return self.one.state().timeline.open
 
     def step(self, moment: int) -> None:
-        opening = (
-            *3 * (self.receive, self.seal, self.accept),
-            self.fill_late,
-            self.receive,
-            self.fill,
-            self.give,
-        )
+        first = 3 * (self.receive, self.seal, self.accept)
+        opening = (*first, self.fill_late, self.receive, self.fill, self.give)
         actions = {
-            self.receive: 4,
-            self.seal: 2,
-            self.accept: 4,
-            self.restate: 2,
-            self.fill: 2,
-            self.fill_late: 2,
-            self.give: 1,
-        }
+            self.receive: 4, self.seal: 2, self.accept: 4, self.restate: 2, self.fill: 2,
+            self.fill_late: 2, self.give: 1,
+        }  # fmt: skip
         [drawn] = self.dice.choices(list(actions), list(actions.values()))
         action = opening[moment] if moment < len(opening) else drawn
         if action() is not None:
@@ -219,10 +177,8 @@ class Story:
             start={0: self.offset},
             sealed=before.sealed | {hour: self.cuts[hour]},
         )
-        assert (
-            self.one.publish(Publish(new_id(), (Change("speed"),), timeline), state)
-            is Outcome.LANDED
-        )
+        publish = Publish(new_id(), (Change("speed"),), timeline)
+        assert self.one.publish(publish, state) is Outcome.LANDED
         return True
 
     def accept(self) -> bool | None:
@@ -239,22 +195,12 @@ class Story:
         rows = [row for row in self.rows[hour] if self.dice.random() < 0.8]
         state = self.one.state()
         self.revisions[hour] += 1
-        counts = {
-            "good": len(rows),
-            "dead": 0,
-            "duplicate": 0,
-            "gap": 0,
-            "gaps": {},
-            "speed_rows": 0,
-        }
+        counts = HourAccount(good=len(rows), dead=0, duplicate=0, gap=0, gaps={}, speed_rows=0)
         accepted = Accepted(self.revisions[hour], self.cuts[hour])
-        built = Rebuilt(hour, accepted, self._stage(rows), (), from_json(HourAccount, counts), None)
+        built = Rebuilt(hour, accepted, self._stage(rows), (), counts, None)
         state = self.one.state()
-        ids = (
-            frozenset(row.decision_id for row in state.decisions)
-            if self.dice.random() < 0.5
-            else frozenset()
-        )
+        is_confirmed = self.dice.random() < 0.5
+        ids = frozenset(row.decision_id for row in state.decisions if is_confirmed)
         if ids:
             self.one.ledger.record_waiting(state)
         publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=Confirmed(ids))
@@ -302,8 +248,7 @@ class Story:
         return state is not None
 
     def _stage(self, rows: list[dict[str, Any]]) -> Any:
-        schema = schema_to_pyarrow(self.one.table().schema())
-        return stage(self.one.lake, self.one.name, pa.Table.from_pylist(rows, schema=schema))
+        return stage(self.one.lake, self.one.name, rows)
 
 
 def main_rows(one: StreamLake) -> list[dict[str, Any]]:
@@ -360,12 +305,8 @@ def aggregated(
 
 def reader(one: StreamLake) -> Reader:
     stream = one.stream
-    names = (
-        stream.table,
-        stream.dead_letters_table,
-        stream.hours_table,
-        *map(stream.partials_table, stream.views),
-    )
+    views = map(stream.partials_table, stream.views)
+    names = (stream.table, stream.dead_letters_table, stream.hours_table, *views)
     return Reader(one.lake, dict.fromkeys(names, stream))
 
 

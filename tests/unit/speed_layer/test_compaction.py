@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import FIRST, StreamLake, new_lake, new_state, new_stream
 from lakes import stage as stage_rows
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -243,11 +242,10 @@ def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
     stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
     name, schema = stream.table, table_schemas.rows_schema(stream)
     admin.create(lake.lake, name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
-    arrow = schema_to_pyarrow(lake.lake.load(name).schema())
     files: list[DataFile] = []
     for start in range(0, 60, 12):
         rows = [value(i) for i in range(start, start + 12)]
-        files += stage_rows(lake.lake, name, pa.Table.from_pylist(rows, schema=arrow)).files
+        files += stage_rows(lake.lake, name, rows).files
     return name, tuple(files)
 
 
