@@ -10,7 +10,7 @@ from people import job_of
 from proofs import NOW
 
 from anabranch import config
-from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -33,7 +33,7 @@ def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
     one = new_lake(folder, timeline=timeline, s3=s3)
     rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
-    assert one.publish(one.speed(one.stage(rows), {0: 40})) is Outcome.LANDED
+    one.land(one.speed(one.stage(rows), {0: 40}))
     return one
 
 
@@ -65,7 +65,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
         publish = replace(
             publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),)
         )
-    assert lake.publish(publish, state) is Outcome.LANDED
+    lake.land(publish, state)
     if record:
         lake.ledger.record_waiting(lake.state())
 
@@ -82,10 +82,7 @@ def confirm(lake: StreamLake) -> None:
     state = lake.state()
     known = lake.ledger.record_waiting(state)
     changes = tuple(Change(b) for b in ("speed", "batch", "main"))
-    assert (
-        lake.publish(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state)
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state)
 
 
 def expire(lake: StreamLake) -> None:

@@ -38,6 +38,7 @@ from anabranch.iceberg.snapshots import WAP_ID, Staged, find_staged, heads, stag
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol import apply, ledger
+from anabranch.protocol.dead_letters import roll_forward
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
@@ -174,6 +175,21 @@ class StreamLake:
         return (lake_ or self.lake).commit(
             state.table, to_commit(state, publish, datetime.now(UTC))
         )
+
+    def land(self, publish: Publish, state: State | None = None) -> None:
+        """Publish; fails if another publish was first, or if it was refused."""
+        assert self.publish(publish, state) is Outcome.LANDED
+
+    def roll(self) -> frozenset[str]:
+        """Publish the dead letters that wait."""
+        return roll_forward(self.lake, self.stream.dead_letters_table, self.state())
+
+    def add_archive(self) -> str:
+        """Create the archive's table, and return its name."""
+        name, schema = self.stream.archive_table, table_schemas.archive_schema()
+        admin.create(self.lake, name, schema, ("ingest_hour",), admin.TABLE_PROPERTIES)
+        admin.add_branches(self.lake, name, {})
+        return name
 
     def move(self, branch: str) -> None:
         """Move one branch's head by an empty publish of another publisher."""

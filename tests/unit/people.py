@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from anabranch import config
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
@@ -96,7 +95,7 @@ class People:
     def _speed(self, rows: list[tuple[str, int]], end: int, dead: Any) -> None:
         staged = self._rows(rows)
         letters = {"dead_letters": (waiting_speed(dead, NOW),)} if dead is not None else {}
-        assert self.lake.publish(self.lake.speed(staged, {0: end}, **letters)) is Outcome.LANDED
+        self.lake.land(self.lake.speed(staged, {0: end}, **letters))
 
     def _accept(self, letters: Letters) -> None:
         staged, dead = (
@@ -129,17 +128,12 @@ class People:
             timeline=replace(state.timeline, sealed={}),
             dead_letters=waiting,
         )
-        assert self.lake.publish(accepted, state) is Outcome.LANDED
+        self.lake.land(accepted, state)
 
     def _archive(self) -> None:
         """The archive of the hour, in two files: a row's name is escaped in its record, and a
         duplicate has no row."""
-        lake, name = self.lake.lake, self.lake.stream.archive_table
-        admin.create(
-            lake, name, table_schemas.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES
-        )
-        admin.add_branches(lake, name, {})
-        self.set_properties(name)
+        self.set_properties(self.lake.add_archive())
         self.archive(range(4), ARCHIVED)
         self.archive(range(4, 8), ARCHIVED)
 

@@ -60,7 +60,7 @@ def new_proof(folder: Path, name: str = "events", **timeline: Any) -> StreamLake
 
 def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int]) -> None:
     """The speed layer publishes rows, and its position."""
-    assert one.publish(one.speed(stage_rows(one, rows), offsets)) is Outcome.LANDED
+    one.land(one.speed(stage_rows(one, rows), offsets))
 
 
 def accept(
@@ -75,7 +75,7 @@ def accept(
     """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
     rows = list(rows)
     publish = one.accept(stage_rows(one, rows), hour, Accepted(revision, cut))
-    assert one.publish(publish) is Outcome.LANDED
+    one.land(publish)
     letters = [(hour, p, o) for p, o in dead]
     if letters:
         bury(one, letters)
@@ -110,7 +110,7 @@ def rebuild(
     built = Rebuilt(hour, Accepted(revision, cut), staged, (), account, values.get("reason"))
     # The tag of a replaced revision ends a week after the publish.
     publish = plan_publish(state, [built], NOW if revision == 1 else datetime.now(UTC))
-    assert one.publish(publish, state) is Outcome.LANDED
+    one.land(publish, state)
     record(one, *publish.decisions)
 
 
@@ -126,12 +126,8 @@ def spoil(
     added = stage_rows(one, rows).files if rows else ()
     state = one.state()
     removed = files_of(state.table, branch, remove_hour) if remove_hour else ()
-    assert (
-        one.publish(
-            Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline),
-            state,
-        )
-        is Outcome.LANDED
+    one.land(
+        Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline), state
     )
 
 

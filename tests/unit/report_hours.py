@@ -9,7 +9,7 @@ from typing import Any
 from lakes import StreamLake, decide
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, record, stage_rows
 
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.offsets.position import Topic
 from anabranch.protocol import override
@@ -101,10 +101,7 @@ def sealed(one: StreamLake) -> None:
 
 def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts: Any) -> None:
     """Publish and record an acceptance of NEXT. Its dead letter is at offset 6."""
-    assert (
-        one.publish(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT)))
-        is Outcome.LANDED
-    )
+    one.land(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT)))
     record(one, decide(NEXT, "accepted", revision, CUT, NOW, served="batch", **facts))
 
 
@@ -134,10 +131,7 @@ def a_full_hour(one: StreamLake) -> None:
     override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()
-    assert (
-        one.publish(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)
-        is Outcome.LANDED
-    )
+    one.land(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)
 
 
 def an_old_hour(one: StreamLake) -> None:
@@ -165,7 +159,7 @@ def an_expired_hour(one: StreamLake) -> None:
     publish = plan_expire(
         state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER
     )
-    assert one.publish(publish, state) is Outcome.LANDED
+    one.land(publish, state)
     hold(Publisher(one.lake, one.stream), NEXT, NEXT, "case 7")
 
 

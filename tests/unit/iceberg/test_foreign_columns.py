@@ -18,7 +18,6 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Stru
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.foreign_columns import plan_foreign_changes, restored
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns
@@ -46,7 +45,7 @@ def apply(one: StreamLake, stream: Stream) -> list[str]:
 def publish(one: StreamLake, offset: int, **values: Any) -> None:
     own = {"kafka_partition": 0, "kafka_offset": offset, "ingest_hour": FIRST, "event_date": 1}
     staged = stage(one.lake, one.name, [own | values])
-    assert one.publish(one.speed(staged, {0: offset + 1})) is Outcome.LANDED
+    one.land(one.speed(staged, {0: offset + 1}))
 
 
 @pytest.fixture

@@ -40,12 +40,12 @@ def lake(tmp_path: Path) -> StreamLake:
     an operator."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 0}))
     for i, row in enumerate(ROWS):
-        assert lake.publish(lake.speed(lake.stage([row]), {0: i + 1})) is Outcome.LANDED
+        lake.land(lake.speed(lake.stage([row]), {0: i + 1}))
     sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
     accept = lake.accept(
         lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed
     )
-    assert lake.publish(accept) is Outcome.LANDED
+    lake.land(accept)
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     assert lake.state().overrides == {FIRST: "speed"}
     return lake
@@ -55,7 +55,7 @@ def goes_on(lake: StreamLake) -> None:
     """Both layers and the operator go on, and `main` is exact."""
     state = lake.state()
     assert (state.overrides, state.position.offsets) == ({FIRST: "speed"}, {0: 3})
-    assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4}))
     rows = [*ROWS, (NEXT, 0, 3)]
     assert lake.rows("main") == lake.rows("speed") == rows
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
@@ -64,7 +64,7 @@ def goes_on(lake: StreamLake) -> None:
     accept = lake.accept(
         lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later
     )
-    assert lake.publish(accept) is Outcome.LANDED
+    lake.land(accept)
     merge(lake.lake, lake.stream, everything=True)
     assert lake.rows("main") == lake.rows("batch") == rows
 
@@ -314,12 +314,12 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
         dice.choice(operations)()
         if moves and dice.random() < 0.5:
             rows.append((NEXT, 0, len(rows)))
-            assert lake.publish(lake.speed(lake.stage(rows[-1:]), {0: len(rows)})) is Outcome.LANDED
+            lake.land(lake.speed(lake.stage(rows[-1:]), {0: len(rows)}))
         assert lake.rows("main") == lake.rows("speed") == rows
         assert lake.rows("batch") == ROWS[:2]
         assert lake.state().overrides == {FIRST: "speed"}
     accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(2, Cut("t", {0: (0, 2)})))
-    assert lake.publish(accept) is Outcome.LANDED
+    lake.land(accept)
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
     merge(lake.lake, lake.stream, everything=True)
     assert (lake.rows("main"), lake.rows("batch")) == (rows, ROWS[:2])

@@ -39,7 +39,7 @@ def lake(glue: Glue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamL
 def test_a_stale_publisher_is_refused_before_its_request(lake: StreamLake, glue: Glue) -> None:
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
-    assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
+    lake.land(lake.speed(staged[0], {0: 1}, state), state)
     updates = len(glue.updates)
     assert (
         lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
@@ -90,7 +90,7 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
 ) -> None:
     staged = lake.stage([(FIRST, 0, 0)])
     glue.lose = 1
-    assert lake.publish(lake.speed(staged, {0: 1})) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 1}))
     # The hazard: the answer to the repetition was that another commit was first.
     assert (glue.lose, glue.refused) == (0, 1)
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, 0)]
@@ -106,10 +106,7 @@ def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(
     timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))
     turn = Turn("1", 1, 10.0)
     lake.table().transaction().set_properties(turn.to_properties()).commit_transaction()
-    assert (
-        lake.publish(Publish(new_id(), (Change("speed"), Change("main")), timeline), state)
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), (Change("speed"), Change("main")), timeline), state)
     held = lake.table().properties
     assert any(k.startswith(STATE) for k in held)
     assert any(k.startswith("anabranch.turn") for k in held)
@@ -131,7 +128,7 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(
     with pytest.raises(Transient, match="; renew the temporary keys of Glue; "):
         lake.state()
     renew("second")
-    assert lake.publish(lake.speed(staged, {0: 1}, state), state) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 1}, state), state)
     assert lake.rows("main") == [(FIRST, 0, 0)]
     # What keeps our properties out of Glue's record is not lost with the first client.
     assert not [

@@ -119,7 +119,7 @@ def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(
     outcome = lake.publish(lake.speed(staged, {0: 3}, state), state)
     assert outcome is (Outcome.LANDED if lake.rows("main") else Outcome.REFUSED)
     if outcome is Outcome.REFUSED:
-        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+        lake.land(lake.speed(staged, {0: 3}))
     assert lake.rows("main") == ROWS
     assert snapshots.find_staged(lake.table(), other.wap_id) is not None
 
@@ -132,7 +132,7 @@ def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: St
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
     assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
     assert (lake.rows("main"), lake.state().position.offsets) == ([], {0: 0})
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     delete_quietly(lake.table(), deletes)
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert not [name for name in lake.table().metadata.refs if name.startswith(snapshots.STAGED)]
@@ -157,7 +157,7 @@ def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_not
 
     lake.lake.catalog.commit_table = asked_again  # type: ignore[method-assign]
     if others == 1:
-        assert lake.publish(publish, state) is Outcome.LANDED
+        lake.land(publish, state)
     else:
         with pytest.raises(Transient, match="expected to learn whether it landed"):
             lake.publish(publish, state)
@@ -169,7 +169,7 @@ def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_not
 def test_a_refused_publish_leaves_its_manifests_to_maintenance(lake: StreamLake) -> None:
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
-    assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
+    lake.land(lake.speed(staged[0], {0: 1}, state), state)
     assert (
         lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
     )

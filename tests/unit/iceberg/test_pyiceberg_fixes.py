@@ -42,7 +42,6 @@ from scale import ScaledStream
 
 from anabranch.common.errors import MetadataGone
 from anabranch.iceberg import pyiceberg_fixes
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifest_writer import ManifestWriter
 from anabranch.iceberg.pyiceberg_fixes import LISTS_OF_PARTS, PARTS
@@ -55,7 +54,7 @@ def test_the_shared_parts_of_metadata_are_frozen() -> None:
 
 def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
-    assert one.publish(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
     before = one.table().metadata
     written = before.model_dump_json()
     after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
@@ -95,7 +94,7 @@ def _is_of_parts(kind: Any) -> bool:
 
 def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
-    assert one.publish(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
     [snapshot, *_] = one.table().snapshots()
     statistics: dict[str, Any] = {
         "snapshot-id": snapshot.snapshot_id, "statistics-path": "a", "file-size-in-bytes": 1,
@@ -128,7 +127,7 @@ def test_metadata_is_parsed_once_and_read_each_time(
     assert len(parsed) == 1
     said = first.metadata.model_dump_json()
     # What this process wrote is not parsed.
-    assert one.publish(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
     table = one.table()
     assert table.metadata is not first.metadata
     assert first.metadata.model_dump_json() == said
@@ -252,9 +251,7 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = new_lake(tmp_path)
-    assert (
-        one.publish(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2})) is Outcome.LANDED
-    )
+    one.land(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2}))
     one.ledger.record([decide(FIRST, "sealed", 0, None, datetime.now(UTC))])
     # One with partitions and one without.
     tables = [one.table(), one.lake.load(one.stream.hours_table)]

@@ -84,7 +84,7 @@ def publish_row(one: StreamLake) -> None:
     staged, timeline = one.stage([(FIRST, 0, 1)]), one.state().timeline
     files = (Change("speed", staged.files), Change("main"))
     publish = Publish(staged.wap_id, files, timeline, staged={staged.wap_id: staged.snapshot_id})
-    assert one.publish(publish) is Outcome.LANDED
+    one.land(publish)
 
 
 def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
@@ -406,7 +406,7 @@ def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_p
         require_columns(one.state().table, one.stream)
     # A publisher that decides again with the current columns publishes the rows that were staged
     # before.
-    assert one.publish(one.speed(staged, {0: 6})) is Outcome.LANDED
+    one.land(one.speed(staged, {0: 6}))
     assert one.rows("main") == one.rows("speed") == [("2026-11-21T00", 0, 5)]
     assert one.table().schema().column_names[:3] == ["id", "n", "colour"]
     assert [r["n"] for r in one.table().scan().to_arrow().to_pylist()] == [5]

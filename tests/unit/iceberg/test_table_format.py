@@ -16,7 +16,7 @@ from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.iceberg import admin
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.rewriting import opened
 from anabranch.operations.doctor import tables as doctor
 from anabranch.operations.doctor.finding import Issue, Severity
@@ -29,7 +29,7 @@ from anabranch.protocol.publish import Publish, new_id
 def one(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path)
     staged = made.stage([(FIRST, 0, 1)])
-    assert made.publish(made.speed(staged, {0: 2})) is Outcome.LANDED
+    made.land(made.speed(staged, {0: 2}))
     return made
 
 
@@ -75,7 +75,7 @@ def test_a_table_of_version_3_is_refused_and_comes_back_by_its_last_file(one: St
     admin.register(one.lake, one.name, file)
     require_columns(one.table(), one.stream)
     assert one.rows("main") == [(FIRST, 0, 1)]
-    assert one.publish(one.speed(one.stage([(FIRST, 0, 3)]), {0: 4})) is Outcome.LANDED
+    one.land(one.speed(one.stage([(FIRST, 0, 3)]), {0: 4}))
 
 
 def test_rows_that_were_written_since_need_a_restore(one: StreamLake) -> None:

@@ -22,7 +22,6 @@ from test_importing import LAST, NOW, OLDEST, ids, job_of, stream_that_reads
 
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.delta_source import plan_log
 from anabranch.iceberg.other_tables import open_parquet
 from anabranch.lifecycle.importing import run
@@ -109,10 +108,7 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
         "yes BOOLEAN"
     )
     lake = new_lake(tmp_path, ddl=ddl)
-    assert (
-        lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
-        is Outcome.LANDED
-    )
+    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
     rows = rows_of((id, n, OLDEST) for n, id in enumerate("abc"))
     at = datetime(2020, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     values = {

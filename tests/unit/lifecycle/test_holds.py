@@ -16,7 +16,6 @@ from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours, set
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.common.fail_points import Step
-from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES
@@ -150,11 +149,7 @@ def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_sta
     tmp_path: Path,
 ) -> None:
     lake = new_lake(tmp_path)
-    name, letters = lake.stream.archive_table, lake.stream.dead_letters_table
-    admin.create(
-        lake.lake, name, table_schemas.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES
-    )
-    admin.add_branches(lake.lake, name, {})
+    name, letters = lake.add_archive(), lake.stream.dead_letters_table
     state, now = lake.state(), datetime.now(UTC)
     of_letters, of_archive = lake.lake.load(letters), lake.lake.load(name)
     commit = plan_expire_letters(of_letters, state, [FIRST], {FIRST}, "letters", now, 240)

@@ -30,7 +30,7 @@ from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import ParquetPart
 from anabranch.iceberg.parquet_writer import FileWriter, Output
@@ -106,7 +106,7 @@ def stream_that_reads(folder: Path) -> StreamLake:
     """A stream whose first hour is FIRST, of which it has read two records."""
     lake = new_lake(folder)
     staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
-    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
     return lake
 
 
@@ -330,7 +330,7 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
     ddl = f"{DDL}, own TIMESTAMP"
     lake = new_lake(tmp_path, ddl=ddl)
     staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 9)])
-    assert lake.publish(lake.speed(staged, {0: 10}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 10}, read_until=NOW))
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
     path = tmp_path / "source/b.parquet"
     write(path, [("0-9", 9, FIRST, 1), ("b", 2, OLDEST, 6)])
@@ -358,7 +358,7 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
     staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
     # Nothing has to be fresh: offsets decide.
-    assert lake.publish(lake.speed(staged, {0: 7})) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 7}))
     # Of the hour in which the stream begins two records were gone; a micro-batch was written twice;
     # a key is null.
     places = [
@@ -386,10 +386,7 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
 
 def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}), ddl="id STRING, n INT")
-    assert (
-        lake.publish(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW))
-        is Outcome.LANDED
-    )
+    lake.land(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW))
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
     job = replace(job_of(tmp_path), stream=lake.stream)
@@ -403,7 +400,7 @@ def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path
     adopted = Adoption(LAST, "another", {0: 5})
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}, adoptions=(adopted,)))
     staged = lake.stage([(FIRST, 0, 5)])
-    assert lake.publish(lake.speed(staged, {0: 6}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 6}, read_until=NOW))
     with_places(tmp_path / "source/a.parquet", [("a", OLDEST, 0, 99)])
     assert "by id in 1 files" in import_in(tmp_path).plan.notes[-1]
     assert [a.topic_id for a in lake.state().timeline.adoptions] == ["import", "another"]
@@ -432,7 +429,7 @@ def test_a_record_is_found_in_any_hour_of_kafka(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 9), 0, 1)])
     read = lake.speed(staged, {0: 2}, read_until=NOW)
-    assert lake.publish(read) is Outcome.LANDED
+    lake.land(read)
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     assert import_in(tmp_path).good == 1
     assert ids(lake, "main").get(LAST) is None
@@ -444,7 +441,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path, own: bool) ->
     ddl = f"{DDL}, {name} TIMESTAMP"
     lake = new_lake(tmp_path, ddl=ddl)
     staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 1)])
-    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
     path = tmp_path / "source/a.parquet"
     write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     pq.write_table(pq.read_table(path).rename_columns(["id", "n", name]), path)
@@ -459,7 +456,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path, own: bool) ->
 def test_rows_without_a_key_in_hours_of_kafka_are_refused(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, ddl="id STRING, n INT")
     staged = lake.stage([(FIRST, 0, 0)])
-    assert lake.publish(lake.speed(staged, {0: 1}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 1}, read_until=NOW))
     write(
         tmp_path / "source/a.parquet", [(None, 1, FIRST, 1), ("", 1, FIRST, 1), ("a", 1, FIRST, 2)]
     )
@@ -486,7 +483,7 @@ def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> N
 
 def test_rows_are_not_judged_by_the_key_before_the_table_has_them(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}))
     write(tmp_path / "source/c.parquet", [("late", 9, FIRST, 1)])
     with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
         import_in(tmp_path)

@@ -33,7 +33,7 @@ from anabranch.cli.render.changes import maintenance_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
-from anabranch.iceberg import admin, expiry, ledger_files, table_schemas
+from anabranch.iceberg import expiry, ledger_files, table_schemas
 from anabranch.iceberg import lake as lakes_module
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.files import Stored, same_file
@@ -48,7 +48,7 @@ from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.operations.reports.maintenance import last_run_words, read_maintenance
 from anabranch.protocol import ledger
 from anabranch.protocol.coverage import uncovered_reason
-from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.maintained import read_runs
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
@@ -73,8 +73,8 @@ def lake(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
     letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
     rows = made.stage([r for hour in SPEED.values() for r in hour])
-    assert made.publish(made.speed(rows, {0: 9}, dead_letters=letters)) is Outcome.LANDED
-    roll_forward(made.lake, made.stream.dead_letters_table, made.state())
+    made.land(made.speed(rows, {0: 9}, dead_letters=letters))
+    made.roll()
     for i in (0, 1):
         accept(made, i)
     return made
@@ -87,7 +87,7 @@ def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
     publish = lake.accept(
         lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,)
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     lake.ledger.record([row])
 
 
@@ -139,10 +139,7 @@ def orphan(lake: StreamLake) -> Staged:
 def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -> None:
     state = lake.state()
     tag = Tag("kept", state.heads["main"], 86_400_000)
-    assert (
-        lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
     left = paths_of(orphan(lake))
     stray = Path(lake.table().location().removeprefix("file://")) / "metadata" / "left-m0.avro"
     stray.write_bytes(b"a refused publish's manifest")
@@ -196,7 +193,7 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
     publish = Publish(
         new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     maintain(lake)
     paused: list[int] = []
 
@@ -212,7 +209,7 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
         row = ledger.decision(H[3], "sealed", 0, CUTS[3], NOW, "late")
         assert lake.ledger.record([row]) == {"late"}
     else:
-        roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+        lake.roll()
         assert (H[3], 0, 9) in lake.dead("main")
     assert paused[1:] and paused[1] > 0, "the hazard did not happen"
     assert all_readable(lake)
@@ -263,7 +260,7 @@ def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands
     assert lake.publish(publish, state) is Outcome.REFUSED, (
         "it was decided on heads that maintenance has moved"
     )
-    assert lake.publish(lake.speed(paused, {0: 10})) is Outcome.LANDED
+    lake.land(lake.speed(paused, {0: 10}))
     assert lake.rows("main")[-1] == (H[3], 0, 9)
     assert all_readable(lake)
 
@@ -274,7 +271,7 @@ def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLa
     publish = Publish(
         new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     lake.lake.discard(lake.stream.dead_letters_table, staged)
     age(files(lake))
     maintain(lake)
@@ -369,7 +366,7 @@ def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
     def list_table(*args: Any) -> list[Stored]:
         stored = real(*args)
         if paths_of(late) & {f.path.removeprefix("file://") for f in stored}:
-            assert lake.publish(replace(lake.speed(late, {0: 10}), staged={})) is Outcome.LANDED
+            lake.land(replace(lake.speed(late, {0: 10}), staged={}))
         return stored
 
     monkeypatch.setattr(end, "list_table", list_table)
@@ -554,10 +551,8 @@ def test_maintenance_ends_with_more_snapshots_of_the_archive_than_it_keeps(
     """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
     monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
-    name, stream = lake.stream.archive_table, new_stream(archive={"raw": "2 days"})
-    kept, given = hour_of(NOW), table_schemas.archive_schema()
-    admin.create(lake.lake, name, given, ("ingest_hour",), admin.TABLE_PROPERTIES)
-    admin.add_branches(lake.lake, name, {})
+    name, stream = lake.add_archive(), new_stream(archive={"raw": "2 days"})
+    kept = hour_of(NOW)
     staged = stage(lake.lake, name, [record(hour, 0, 0) for hour in (H[0], H[1], kept)])
     add_snapshots(lake.lake, name, 9, staged.files)
     before = snapshots(lake.lake, name)
@@ -640,7 +635,7 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
     publish = Publish(
         new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     view = read_maintenance(job(lake), lake.state(), NOW)
     assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
@@ -663,7 +658,7 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
     done = maintain(lake, dry_run=True)
     assert expirable == done.expired
     # Published, while the table of rows still names them: its next publish forgets them.
-    roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+    lake.roll()
     assert lake.state().dead_letters
     assert read_maintenance(job(lake), lake.state(), NOW).letters_wait_since is None
 

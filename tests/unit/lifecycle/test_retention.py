@@ -39,7 +39,7 @@ from anabranch.offsets.position import Position
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.protocol import deliveries, ledger
-from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.erased import Erasure, Erasures
@@ -115,7 +115,7 @@ class Past:
         end = cuts[hours[-1]].ends
         timeline = replace(state.timeline, open=shift(hours[-1], 1), start=end)
         publish = Publish(new_id(), changes, timeline, Position("t", end))
-        assert self.lake.publish(publish, state) is Outcome.LANDED
+        self.lake.land(publish, state)
         self.lake.ledger.record(
             ledger.decision(h, "accepted", 1, cuts[h], end_of(h), served="batch", account=ACCOUNT)
             for h in hours
@@ -396,7 +396,7 @@ def test_the_audit_recounts_no_expired_hour_and_finds_one_that_came_back(past: P
     assert report.agrees and report.expired == len(gone) and report.hours == ()
     state = past.lake.state()
     back = Change("batch", (past.write(gone[1], 400),)), Change("main", (past.write(gone[2], 400),))
-    assert past.lake.publish(Publish(new_id(), back, state.timeline), state) is Outcome.LANDED
+    past.lake.land(Publish(new_id(), back, state.timeline), state)
     found = audit(past.job, (gone[0], gone[-1]), False).disagreements
     assert [(d.hour, d.what) for d in found] == [(gone[1], "batch"), (gone[2], "main")]
     # What came back leaves again, and the ledger says nothing new.
@@ -431,7 +431,7 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_overri
     state, hour = past.lake.state(), past.hours[3]
     files = (past.write(hour, 300),)
     publish = Publish(new_id(), (Change("speed", files), Change("main")), state.timeline)
-    assert past.lake.publish(publish, state) is Outcome.LANDED
+    past.lake.land(publish, state)
     publisher = Publisher(past.lake.lake, past.lake.stream)
     serve_hour(publisher, hour, "speed", "test")
     assert list(files_by_hour(past.lake.table(), "main")[hour]) == [files[0].file_path]
@@ -562,7 +562,7 @@ def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
     assert audit(past.job, (past.hours[0], past.hours[5]), False).agrees
     assert state.branch_properties["main"]["anabranch.complete-through"] == past.hours[-1]
     back = (Change("main", (past.write(past.hours[2], 400),)),)
-    assert past.lake.publish(Publish(new_id(), back, state.timeline), state) is Outcome.LANDED
+    past.lake.land(Publish(new_id(), back, state.timeline), state)
     assert [
         d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements
     ] == [past.hours[2]]
@@ -675,8 +675,8 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
         state.timeline,
         dead_letters=(waiting_speed(late, NOW),),
     )
-    assert past.lake.publish(publish, state) is Outcome.LANDED
-    roll_forward(past.lake.lake, past.lake.stream.dead_letters_table, past.lake.state())
+    past.lake.land(publish, state)
+    past.lake.roll()
     assert [h for h, _, _ in past.lake.dead("speed")] == [hours[2]]
     assert past.maintain().letters.hours == ()
 

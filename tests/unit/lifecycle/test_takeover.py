@@ -19,7 +19,6 @@ from test_importing import LAST, NOW, OLDEST, STEPS, ids, job_of, with_places, w
 
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
-from anabranch.iceberg.commits import Outcome
 from anabranch.lifecycle.importing import run
 from anabranch.lifecycle.importing.stated import stated
 from anabranch.offsets.hours import Timeline, start_of
@@ -33,7 +32,7 @@ def lake(tmp_path: Path) -> StreamLake:
     """A stream that began at offset 5 and read two records; Kafka had deleted those before."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
     staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
-    assert lake.publish(lake.speed(staged, {0: 7}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 7}, read_until=NOW))
     return lake
 
 
@@ -153,7 +152,7 @@ def test_without_places_and_key_the_seam_is_the_content(tmp_path: Path) -> None:
     ddl = "id STRING, n INT"
     lake = new_lake(tmp_path, ddl=ddl)
     staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
-    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
     [known, _] = sorted(lake.table().scan().to_arrow().to_pylist(), key=lambda r: r["kafka_offset"])
     rows = [(known["id"], known["n"], FIRST, 1), ("old", 1, OLDEST, 1), ("gone", 1, FIRST, 2)]
     write(tmp_path / "source/a.parquet", rows)

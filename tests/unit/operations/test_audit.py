@@ -37,7 +37,7 @@ from pydantic import SecretStr
 
 from anabranch.cli.render.hours import audit_text
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.hour_files import files_of
 from anabranch.kafka.batches import Explanation, Missing, spans
 from anabranch.lifecycle.erasure import run as erasing
@@ -149,7 +149,7 @@ def test_a_row_whose_file_has_another_hour(one: StreamLake) -> None:
     staged = stage_misplaced(one)
     state = one.state()
     publish = Publish(new_id(), (Change("main", staged),), state.timeline)
-    assert one.publish(publish, state) is Outcome.LANDED
+    one.land(publish, state)
     messages = sentences(one)
     assert (
         f"hour {HOUR}, partition 0: rows of main: expected only rows of this hour, found 1 of "
@@ -220,7 +220,7 @@ def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
     spoil(one, remove_hour=NEXT, branch="batch")
 
     publish = one.accept(stage_rows(one, [event(0, 4), event(0, 5)]), NEXT, Accepted(1, CUT))
-    assert one.publish(publish) is Outcome.LANDED
+    one.land(publish)
     lie = {"good": 2, "dead": 1, "duplicate": 2, "gap": 1, "gaps": {"control": 1}}
     record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
@@ -256,7 +256,7 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
     publish = one.accept(
         stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE)
     )
-    assert one.publish(replace(publish, decisions=(row,))) is Outcome.LANDED
+    one.land(replace(publish, decisions=(row,)))
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
@@ -266,7 +266,7 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
         timeline,
         confirmed=Confirmed(frozenset({row.decision_id})),
     )
-    assert one.publish(confirmed) is Outcome.LANDED
+    one.land(confirmed)
     assert sentences(one) == [
         (
             f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, "
@@ -529,7 +529,7 @@ def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_r
     publish = Publish(
         new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
     )
-    assert one.publish(publish, state) is Outcome.LANDED
+    one.land(publish, state)
     assert sentences(one) == []
     expected = (
         f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 "
@@ -545,5 +545,5 @@ def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> N
     publish = Publish(
         new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
     )
-    assert one.publish(publish, state) is Outcome.LANDED
+    one.land(publish, state)
     assert "main: expected the files of the batch layer" in sentences(one)[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, Row, StreamLake, new_lake, record, rows, stage
 
-from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshots import Staged
@@ -31,14 +30,7 @@ RECORDS = [(FIRST, 0, 0), (FIRST, 0, 1)]
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT}))
-    admin.create(
-        made.lake,
-        made.stream.archive_table,
-        table_schemas.archive_schema(),
-        ("ingest_hour",),
-        admin.TABLE_PROPERTIES,
-    )
-    admin.add_branches(made.lake, made.stream.archive_table, {})
+    made.add_archive()
     return made
 
 

@@ -60,7 +60,7 @@ def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
     publish = Publish(
         new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(item,)
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     return lake.state()
 
 
@@ -68,7 +68,7 @@ def batch_said(lake: StreamLake, staged: Staged | None, revision: int, at: datet
     rows = lake.stage([(FIRST, 0, 0)])
     item = waiting_batch(staged, FIRST, revision, at)
     publish = lake.accept(rows, FIRST, Accepted(revision, CUT), dead_letters=(item,))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     return lake.state()
 
 
@@ -109,7 +109,7 @@ def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
         state.timeline,
         confirmed=Confirmed(letters=done),
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert (
         waiting(lake.state(), "speed", DEAD_LETTERS)
         == waiting(lake.state(), "main", DEAD_LETTERS)
@@ -126,7 +126,7 @@ def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake
     publish = plan_publish(
         lake.state(), [Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())], NOW
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, (
         "the hazard did not happen"
     )
@@ -177,7 +177,7 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters
 ) -> None:
     roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
     override = Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})})
-    assert lake.publish(Publish(new_id(), (override,), lake.state().timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (override,), lake.state().timeline))
     roll(lake, batch_said(lake, lake.stage_dead(D[:1], "batch"), 1))
     assert lake.dead("main") == D
     assert lake.dead("batch") == D[:1]

@@ -11,7 +11,7 @@ from brokers import Broker
 from lakes import StreamLake, new_lake
 
 from anabranch.common.errors import PositionError
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Timeline, hour_of, shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish, new_id
@@ -34,7 +34,7 @@ def clock(lake: StreamLake, broker: Broker) -> BoundaryResolver:
 def bind(lake: StreamLake, position: Position) -> None:
     """Another publisher moves the position."""
     publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, position)
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
 
 
 def test_a_partition_that_is_added_and_published_between_the_question_and_the_load_is_no_contradiction(

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg import lake as lake_module
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
@@ -69,14 +69,14 @@ def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
     timeline = lake.state().timeline
     publish = Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert history(lake) == [], "the hazard did not happen"
     confirmed = record(lake, *lake.state().decisions)
     assert confirmed == {row.decision_id}
     assert record(lake, *lake.state().decisions) == confirmed
     assert [r.decision_id for r in history(lake)] == [row.decision_id]
     publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(confirmed))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert lake.state().decisions == ()
     assert record(lake) == frozenset()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -132,13 +132,8 @@ def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
 def lake(tmp_path: Path) -> StreamLake:
     """Hour 0 accepted, hour 1 of the speed layer, `main` right."""
     made = new_lake(tmp_path, timeline=TIMELINE)
-    assert (
-        made.publish(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5}))
-        is Outcome.LANDED
-    )
-    assert (
-        made.publish(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0))) is Outcome.LANDED
-    )
+    made.land(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5}))
+    made.land(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0)))
     return made
 
 
@@ -147,17 +142,14 @@ RIGHT = [(H0, 0, 0), (H1, 0, 3)]
 
 def say(lake: StreamLake, overrides: dict[str, str]) -> None:
     change = Change("main", properties={OVERRIDES: json.dumps(overrides)})
-    assert lake.publish(Publish(new_id(), (change,), lake.state().timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (change,), lake.state().timeline))
 
 
 def wreck(lake: StreamLake) -> None:
     """Take all that `main` holds, as a restored branch may."""
     state = lake.state()
     files = tuple(f for hour in files_by_hour(state.table, "main").values() for f in hour.values())
-    assert (
-        lake.publish(Publish(new_id(), (Change("main", remove=files),), state.timeline))
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), (Change("main", remove=files),), state.timeline))
 
 
 def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
@@ -202,7 +194,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     and the speed layer reads them again."""
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
     before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
-    assert lake.publish(lake.speed(lake.stage(rows), {0: 2})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(rows), {0: 2}))
     lake.table().manage_snapshots().create_branch(before, "speed").commit()
     assert needs_merge(lake.state()), "the hazard did not happen"
     merge(lake.lake, lake.stream)
@@ -217,7 +209,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
         assert plan.next is Next.PUBLISH
         assert batch.rows is not None
         hours = {f.file_path: H0 for f in batch.rows.files}
-        assert lake.publish(plan_publish(decided, plan, batch, hours), state) is Outcome.LANDED
+        lake.land(plan_publish(decided, plan, batch, hours), state)
         assert lake.rows("main") == rows, "published a second time"
     merge(lake.lake, lake.stream)
     state = lake.state()

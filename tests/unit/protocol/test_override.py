@@ -50,14 +50,10 @@ def lake(tmp_path: Path) -> StreamLake:
     now = datetime.now(UTC)
     letters = (waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
     rows = made.stage([*SPEED[0], *SPEED[1]])
-    assert made.publish(made.speed(rows, {0: 6}, dead_letters=letters)) is Outcome.LANDED
-    roll(made)
+    made.land(made.speed(rows, {0: 6}, dead_letters=letters))
+    made.roll()
     accept(made, 1)
     return made
-
-
-def roll(lake: StreamLake) -> None:
-    roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
 
 
 def accept(lake: StreamLake, revision: int) -> None:
@@ -74,8 +70,8 @@ def accept(lake: StreamLake, revision: int) -> None:
     )
     if state.overrides.get(H[0], "batch") != "batch":
         publish = replace(publish, changes=(publish.changes[0], Change("main")))
-    assert lake.publish(publish) is Outcome.LANDED
-    roll(lake)
+    lake.land(publish)
+    lake.roll()
 
 
 def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was wrong") -> Served:
@@ -183,7 +179,7 @@ def test_a_layer_that_does_not_cover_the_hour_is_refused(
 def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
     state = lake.state()
     skipped = replace(state.timeline, skipped=(H[0],))
-    assert lake.publish(Publish(new_id(), (Change("speed"),), skipped)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("speed"),), skipped))
     heads = lake.state().heads
     with pytest.raises(Refused, match="batch keeps serving it"):
         choose(lake, "speed")
@@ -232,7 +228,7 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(
     )
     stale = lake.state()
     for _ in range(2):
-        roll(lake)
+        lake.roll()
         assert lake.dead("main") == DEAD_SPEED
     choose(lake, "auto")
     # A process that read the first swap before the second must not undo the second.
@@ -250,7 +246,7 @@ def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(
         "batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
     )
     publish = Publish(new_id(), (forgotten, Change("main")), lake.state().timeline)
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert lake.state().accepted == {}, "the hazard did not happen"
     choose(lake, "speed")
     assert lake.state().accepted == {H[0]: Accepted(3, CUTS[0])}

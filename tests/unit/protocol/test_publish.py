@@ -78,7 +78,7 @@ def test_rows_and_position_become_visible_in_one_commit_on_two_branches(lake: St
     before = lake.table().metadata_location
     staged = lake.stage(ROWS)
     staged_at = lake.table().metadata_location
-    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 3}))
     assert (lake.rows("speed"), lake.rows("main"), lake.rows("batch")) == (ROWS, ROWS, [])
     assert lake.state().position.offsets == {0: 3}
     log = [entry.metadata_file for entry in lake.table().metadata.metadata_log]
@@ -122,7 +122,7 @@ def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(
 
 
 def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> None:
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     staged = lake.stage(ROWS)
     state = lake.state()
     publish = lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})), state)
@@ -130,10 +130,7 @@ def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> 
     files = lake.metadata_files()
     assert lake.publish(publish, state) is Outcome.REFUSED
     assert lake.metadata_files() == files
-    assert (
-        lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)}))))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)}))))
     assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
     (main,) = hour_files.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
@@ -144,7 +141,7 @@ def test_two_publishers_of_the_same_range_never_both_land(lake: StreamLake) -> N
     first, second = lake.stage(ROWS), lake.stage(ROWS)
     other, state = lake.again(), lake.state()
     theirs = load_state(other, lake.name)
-    assert lake.publish(lake.speed(first, {0: 3}, state), state) is Outcome.LANDED
+    lake.land(lake.speed(first, {0: 3}, state), state)
     assert lake.publish(lake.speed(second, {0: 3}, theirs), theirs, other) is Outcome.REFUSED
     assert lake.rows("main") == ROWS
 
@@ -176,15 +173,15 @@ def test_a_publish_with_a_lost_answer_is_found_behind_newer_publishes(lake: Stre
         raise TimeoutError("read timed out")
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    assert lake.publish(publish, state) is Outcome.LANDED
+    lake.land(publish, state)
 
 
 def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
     first = Publish(
         new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline
     )
-    assert lake.publish(first) is Outcome.LANDED
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(first)
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     lake.move("batch")
     lake.move("speed")
     properties = lake.state().branch_properties
@@ -195,7 +192,7 @@ def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
 
 def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     """The hazard: `rewrite_manifests` and other engines leave heads without our properties."""
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     for branch in ("speed", "main", "speed"):
         lake.foreign_commit(branch)
     head = snapshots.head(lake.table(), "speed")
@@ -203,7 +200,7 @@ def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     assert head.summary.get(POSITION) is None, "the hazard did not happen"
     assert lake.state().position.offsets == {0: 3}
     assert lake.state().is_merged
-    assert lake.publish(lake.speed(lake.stage(MORE), {0: 5})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(MORE), {0: 5}))
     assert lake.state().position.offsets == {0: 5}
 
 
@@ -227,7 +224,7 @@ def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(
 ) -> None:
     """The hazard: made again from `main` at the stream's first position, it would publish every row
     a second time."""
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
@@ -240,7 +237,7 @@ def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(
 
 def test_a_publish_expires_published_snapshots_and_retains_waiting_ones(lake: StreamLake) -> None:
     mine, waits = lake.stage(ROWS), lake.stage(MORE)
-    assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(mine, {0: 3}))
     table = lake.table()
     assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, (
         "its rows are published: it has done its work"
@@ -259,7 +256,7 @@ def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_
         lake.move(branch)
     tag = Tag("kept", lake.state().heads["speed"], 3_600_000)
     publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, tags=(tag,))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     for _ in range(4):
         lake.move("speed")
     table = lake.table()
@@ -274,7 +271,7 @@ def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_
 def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> None:
     """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the
     branch said."""
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     lake.foreign_commit("main")
     lake.foreign_commit("main")
     properties = lake.state().branch_properties["main"]
@@ -325,7 +322,7 @@ def test_expiring_a_snapshot_that_was_discarded_meanwhile_is_refused(lake: Strea
     commit = replace(commit, expire=(*commit.expire, abandoned.snapshot_id))
     lake.lake.discard(lake.name, abandoned)
     assert lake.lake.commit(state.table, commit) is Outcome.REFUSED
-    assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(mine, {0: 3}))
     assert lake.rows("main") == ROWS
 
 
@@ -360,14 +357,11 @@ def test_metadata_files_that_fell_out_of_the_log_are_deleted(lake: StreamLake) -
 
 
 def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLake) -> None:
-    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
     state = lake.state()
     tag = Tag("main-then", state.heads["main"], 60_000)
-    assert (
-        lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
-        is Outcome.LANDED
-    )
-    assert lake.publish(lake.speed(lake.stage(MORE), {0: 5})) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
+    lake.land(lake.speed(lake.stage(MORE), {0: 5}))
     ref = lake.table().metadata.refs["main-then"]
     assert ref.snapshot_ref_type == SnapshotRefType.TAG
     assert lake.table().scan(snapshot_id=ref.snapshot_id).to_arrow().num_rows == 3
@@ -394,7 +388,7 @@ def test_a_publish_that_changes_a_layers_rows_must_state_the_new_main(lake: Stre
 def test_main_records_its_sources(lake: StreamLake) -> None:
     assert lake.state().is_merged
     staged = lake.stage(ROWS)
-    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    lake.land(lake.speed(staged, {0: 3}))
     state = lake.state()
     assert state.is_merged
     assert state.content == {"speed": staged.wap_id, "batch": ""}
@@ -408,15 +402,12 @@ def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake)
     timeline = lake.state().timeline
     for i in ("a", "b"):
         row = ledger.decision(FIRST, "sealed", 0, None, NOW, i)
-        assert (
-            lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,)))
-            is Outcome.LANDED
-        )
+        lake.land(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,)))
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
     assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
     publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(frozenset({"a"})))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert [row.decision_id for row in lake.state().decisions] == ["b"]
 
 

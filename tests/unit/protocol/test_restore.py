@@ -54,10 +54,7 @@ def lake(tmp_path: Path) -> StreamLake:
     layer."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
-    assert (
-        made.publish(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9}))
-        is Outcome.LANDED
-    )
+    made.land(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9}))
     for i in (0, 1):
         accept(made, i)
     return made
@@ -67,10 +64,7 @@ def accept(lake: StreamLake, i: int, revision: int = 1) -> None:
     timeline = lake.state().timeline
     rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
     staged = lake.stage(BATCH[i])
-    assert (
-        lake.publish(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest))
 
 
 def drop(lake: StreamLake, branch: str) -> None:
@@ -84,7 +78,7 @@ def apply(lake: StreamLake) -> list[str]:
 def give_to_speed(lake: StreamLake, i: int) -> None:
     """An override, and the swap that goes with it."""
     change = Change("main", properties={OVERRIDES: json.dumps({H[i]: "speed"})})
-    assert lake.publish(Publish(new_id(), (change,), lake.state().timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (change,), lake.state().timeline))
     merge(lake.lake, lake.stream, everything=True)
 
 
@@ -226,7 +220,7 @@ def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(
         )
         # The lifted override gives it to no other layer; and a publish in between loses no state.
         lifted = Change("main", properties={OVERRIDES: "{}"})
-        assert lake.publish(Publish(new_id(), (lifted,), state.timeline)) is Outcome.LANDED
+        lake.land(Publish(new_id(), (lifted,), state.timeline))
         merge(lake.lake, lake.stream, everything=True)
         assert lake.rows("main") == served
     accept(lake, 1)
@@ -252,7 +246,7 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     give_to_speed(lake, 1)
     empty = Cut("t", {0: (9, 9)})
     sealed = replace(lake.state().timeline, open=shift(H[3], 1), start={0: 9}, sealed={H[3]: empty})
-    assert lake.publish(Publish(new_id(), (Change("main"),), sealed)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("main"),), sealed))
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     before, rows = lake.state(), lake.rows("main")
@@ -270,10 +264,7 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
     assert lake.lake.land(lake.table(), fence) is not None
     assert lake.state().timeline == before.timeline
-    assert (
-        lake.publish(Publish(new_id(), (Change("speed"), Change("main")), state.timeline))
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), (Change("speed"), Change("main")), state.timeline))
     assert not lake.state().is_merged
     merge(lake.lake, lake.stream)
     state = lake.state()
@@ -293,11 +284,11 @@ def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(
     timeline = replace(
         lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty}
     )
-    assert lake.publish(Publish(new_id(), (Change("main"),), timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("main"),), timeline))
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     # It writes the hour as one that waits.
-    assert lake.publish(Publish(new_id(), (Change("speed"),), timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("speed"),), timeline))
     assert lake.state().timeline.sealed == {H[2]: CUTS[2]}
     assert lake.state().is_accepted(H[3])
 
@@ -306,7 +297,7 @@ def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing
     tmp_path: Path,
 ) -> None:
     lake = new_lake(tmp_path)
-    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}))
     drop(lake, "batch")
     apply(lake)
     assert lake.state().accepted == {}
@@ -379,7 +370,7 @@ def test_a_dropped_ledger_is_written_again_from_the_branches(lake: StreamLake) -
 def test_a_waiting_decision_has_more_detail_than_a_restored_one(lake: StreamLake) -> None:
     row = ledger.decision(H[2], "refused", 1, CUTS[2], NOW, reason="the gate")
     publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, decisions=(row,))
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert restore_ledger(lake.lake, lake.stream) == 2
     assert ledger.newest(history(lake))[H[2]].reason == "the gate"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.iceberg import snapshots
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
@@ -207,16 +207,13 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     before = len(lake.table().metadata.snapshots)
     word = end_of(at(1)) + timedelta(minutes=1)
     rows = lake.stage([(at(0), 0, 3), (at(1), 0, 12), (at(2), 0, 21)])
-    assert lake.publish(replace(lake.speed(rows, {0: 22}), read_until=word)) is Outcome.LANDED
+    lake.land(replace(lake.speed(rows, {0: 22}), read_until=word))
     assert stated(lake) == (Watermarks(None, word), Watermarks(None, word))
 
     state = lake.state()
     hour = lake.stage([(at(0), 0, 3)])
     sealed = replace(state.timeline, sealed={at(1): cut(1)})
-    assert (
-        lake.publish(lake.accept(hour, at(0), Accepted(1, cut(0)), timeline=sealed))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(hour, at(0), Accepted(1, cut(0)), timeline=sealed))
     assert stated(lake) == (Watermarks(at(0), word), Watermarks(at(0), word))
 
     # A seal changes no row of main: the table alone says what it adds.
@@ -227,7 +224,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
         start={0: 22},
         sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})},
     )
-    assert lake.publish(Publish(new_id(), (Change("speed"),), ended), state) is Outcome.LANDED
+    lake.land(Publish(new_id(), (Change("speed"),), ended), state)
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
     # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
     assert len(lake.table().metadata.snapshots) == before + 5
@@ -239,10 +236,7 @@ def test_a_withdrawn_promise_is_empty(lake: StreamLake) -> None:
     back = table.metadata.refs["batch"].snapshot_id
     staged = lake.stage([(at(0), 0, 3)])
     sealed = replace(lake.state().timeline, sealed={at(1): cut(1)})
-    assert (
-        lake.publish(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed))
     assert stated(lake)[0].complete_through == at(0)
 
     lake.table().manage_snapshots().create_branch(back, "batch").commit()

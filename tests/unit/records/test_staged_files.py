@@ -20,7 +20,6 @@ from pyiceberg.table import CommitTableResponse, Table
 from anabranch.common.errors import Transient, Unexpected
 from anabranch.config.columns import parse_columns
 from anabranch.decode import DecodeSpec
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
 from anabranch.iceberg.snapshots import find_staged
 from anabranch.iceberg.staging import Written, stage_written
@@ -238,10 +237,7 @@ def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(tmp_pat
     assert (staged.wap_id, staged.rows, len(staged.files)) == ("attempt", 5, 1)
     assert find_staged(lake.table(), "attempt") == staged
     assert lake.rows("main") == []
-    assert (
-        lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 5)}))))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 5)}))))
     assert lake.rows("main") == [(FIRST, 0, i) for i in range(5)]
 
 

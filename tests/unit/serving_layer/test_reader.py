@@ -39,7 +39,6 @@ from proofs import (
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
@@ -327,7 +326,7 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
 
 def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path) -> None:
     made = new_lake(tmp_path, namespace="default")
-    assert made.publish(made.speed(made.stage([(HOUR, 0, 0)]), {0: 1})) is Outcome.LANDED
+    made.land(made.speed(made.stage([(HOUR, 0, 0)]), {0: 1}))
     configure(made)
     events = anabranch.open("events", conf=made.folder)
     assert events.arrow(columns=["n"], hours=HOUR).to_pydict() == {"n": [0]}

@@ -30,7 +30,6 @@ from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
-from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.rewriting import Rewritten, group_by_schema, is_same, rewrite, schema_text
 from anabranch.iceberg.schema_evolution import evolve
@@ -319,7 +318,7 @@ def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
     for _ in range(count):
         state = lake.state()
         at = state.position.offsets[0]
-        assert lake.publish(lake.speed(lake.stage([(hour, 0, at)]), {0: at + 1})) is Outcome.LANDED
+        lake.land(lake.speed(lake.stage([(hour, 0, at)]), {0: at + 1}))
 
 
 def files(lake: StreamLake, branch: str = "main", hour: str = FIRST) -> set[str]:
@@ -379,10 +378,7 @@ def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(
     publish(lake, 5)
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    assert (
-        lake.publish(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed))
-        is Outcome.LANDED
-    )
+    lake.land(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed))
     assert has_ended(lake.state(), FIRST)
     assert not has_ended(lake.state(), NEXT)
     rolling.finish()
@@ -395,10 +391,7 @@ def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: 
     written(rolling)
     assert stored(lake)
     accepted = lake.stage([(FIRST, 0, i) for i in range(10)])
-    assert (
-        lake.publish(lake.accept(accepted, FIRST, Accepted(1, Cut("t", {0: (0, 10)}))))
-        is Outcome.LANDED
-    )
+    lake.land(lake.accept(accepted, FIRST, Accepted(1, Cut("t", {0: (0, 10)}))))
     rolling.published(0)
     assert not stored(lake), "no commit knows of it"
     assert files(lake) == {accepted.files[0].file_path}
