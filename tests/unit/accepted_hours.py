@@ -16,7 +16,6 @@ from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, Confirmed, accepted_properties
 
 HOURS = [shift(FIRST, n) for n in range(4)]
@@ -74,7 +73,7 @@ def erase(lake: StreamLake, *offsets: int) -> run.Erased:
     """Erase the records at some offsets, by their ids."""
     job = job_of(lake.environment, lake.lake, records=40)
     order = run.ErasureRequest("id", frozenset(f"0-{offset}" for offset in offsets), "case 4711")
-    return run.erase(job, Publisher(lake.lake, lake.stream), order)
+    return run.erase(job, lake.publisher, order)
 
 
 def confirm(lake: StreamLake) -> None:

@@ -42,6 +42,7 @@ from anabranch.protocol.dead_letters import roll_forward
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import (
     POSITION,
     TIMELINE,
@@ -99,6 +100,11 @@ class StreamLake:
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.lake, self.stream.hours_table)
+
+    @property
+    def publisher(self) -> Publisher:
+        """A new one."""
+        return Publisher(self.lake, self.stream)
 
     def again(self) -> Lake:
         """A second publisher: its own catalog, the same tables."""

@@ -25,7 +25,6 @@ from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.publish import new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 NEXT = shift(FIRST, 1)
@@ -65,7 +64,7 @@ class People:
         self._accept(of_batch)
         if archive:
             self._archive()
-        Publisher(lake.lake, lake.stream).recover()
+        lake.publisher.recover()
 
     def set_properties(self, name: str) -> None:
         with self.lake.lake.load(name).transaction() as tx:
@@ -157,7 +156,7 @@ class People:
         return job_of(self.lake.environment, self.lake.lake)
 
     def erase(self, order: run.ErasureRequest = ORDER) -> run.Erased:
-        return run.erase(self.job, Publisher(self.lake.lake, self.lake.stream), order)
+        return run.erase(self.job, self.lake.publisher, order)
 
     def names(self, branch: str) -> list[str]:
         table = self.lake.table()

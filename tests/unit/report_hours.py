@@ -15,7 +15,6 @@ from anabranch.offsets.position import Topic
 from anabranch.protocol import override
 from anabranch.protocol.holding import hold
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
 
@@ -128,7 +127,7 @@ def a_full_hour(one: StreamLake) -> None:
             NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT
         ),
     )
-    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
+    override.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()
     one.land(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)
@@ -160,7 +159,7 @@ def an_expired_hour(one: StreamLake) -> None:
         state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER
     )
     one.land(publish, state)
-    hold(Publisher(one.lake, one.stream), NEXT, NEXT, "case 7")
+    hold(one.publisher, NEXT, NEXT, "case 7")
 
 
 def nothing_yet(one: StreamLake) -> None:

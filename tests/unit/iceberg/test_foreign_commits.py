@@ -27,7 +27,6 @@ from anabranch.offsets.position import Position
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 NEXT = shift(FIRST, 1)
@@ -46,7 +45,7 @@ def lake(tmp_path: Path) -> StreamLake:
         lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed
     )
     lake.land(accept)
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
+    serve_hour(lake.publisher, FIRST, "speed", "a test")
     assert lake.state().overrides == {FIRST: "speed"}
     return lake
 
@@ -58,7 +57,7 @@ def goes_on(lake: StreamLake) -> None:
     lake.land(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4}))
     rows = [*ROWS, (NEXT, 0, 3)]
     assert lake.rows("main") == lake.rows("speed") == rows
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
+    serve_hour(lake.publisher, FIRST, "auto", "a test")
     assert lake.state().served_by(FIRST) == "batch"
     later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
     accept = lake.accept(
@@ -320,7 +319,7 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
         assert lake.state().overrides == {FIRST: "speed"}
     accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(2, Cut("t", {0: (0, 2)})))
     lake.land(accept)
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "auto", "a test")
+    serve_hour(lake.publisher, FIRST, "auto", "a test")
     merge(lake.lake, lake.stream, everything=True)
     assert (lake.rows("main"), lake.rows("batch")) == (rows, ROWS[:2])
     remove_orphans(lake)

@@ -18,7 +18,6 @@ from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.lifecycle.drop import drop, tables_of
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.holding import hold
-from anabranch.protocol.publisher import Publisher
 
 SECOND = shift(FIRST, 1)
 
@@ -80,7 +79,7 @@ def test_another_streams_table_is_not_dropped(one: StreamLake) -> None:
 
 
 def test_held_hours_are_not_dropped(one: StreamLake) -> None:
-    publisher = Publisher(one.lake, one.stream)
+    publisher = one.publisher
     hold(publisher, FIRST, SECOND, "case 4711", False)
     with pytest.raises(Refused, match=f"found {FIRST} to {SECOND}.*case 4711.*nothing was"):
         drop(job_of(one))

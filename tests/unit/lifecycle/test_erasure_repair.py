@@ -63,7 +63,7 @@ LOST = pytest.mark.parametrize(
 
 def erase_and(people: People, lose: Callable[[People], None], **order: Any) -> None:
     people.erase(replace(ORDER, **order))
-    Publisher(people.lake.lake, people.lake.stream).recover()
+    people.lake.publisher.recover()
     confirm(people.lake)
     lose(people)
     erasure_filter._REQUESTS.clear()
@@ -144,7 +144,7 @@ def test_places_that_nothing_has_any_more_withhold_the_certificate_until_kafka_h
     [status] = read_statuses(people.job, datetime.now(UTC))
     assert any("the ledger lost the places" in line for line in status.left)
     people._speed([(NEXT, 12)], 13, people._dead(LETTERS[2:], "speed"))
-    Publisher(people.lake.lake, people.lake.stream).recover()
+    people.lake.publisher.recover()
     assert people.erase().removed.dead == 1
     assert people.letters("speed") == []
     left_out = filter_of(people)

@@ -25,7 +25,7 @@ from anabranch.protocol.publisher import Publisher
 
 
 def publisher_of(people: People) -> Publisher:
-    return Publisher(people.lake.lake, people.lake.stream)
+    return people.lake.publisher
 
 
 def hold_in(people: People, first: str, last: str | None = None, release: bool = False) -> Held:

@@ -115,7 +115,7 @@ def test_hours_that_are_none(text: str) -> None:
 
 def test_hours_that_are_held_stay_until_they_are_released(tmp_path: Path) -> None:
     past = Past(tmp_path, 48 + 8, "2 days")
-    publisher = Publisher(past.lake.lake, past.lake.stream)
+    publisher = past.lake.publisher
     first, last = past.hours[2], past.hours[4]
     assert hold(publisher, first, last, "case 7").changed
     assert not hold(publisher, first, last, "case 7").changed
@@ -140,7 +140,7 @@ def test_an_expiry_that_was_decided_before_a_hold_does_not_land(tmp_path: Path) 
     past = Past(tmp_path, 48 + 8, "2 days")
     state, now = past.lake.state(), datetime.now(UTC)
     publish = plan_expire(state, past.hours[:3], (), {}, "", "expire", now)
-    hold(Publisher(past.lake.lake, past.lake.stream), past.hours[1], past.hours[1], "case 7")
+    hold(past.lake.publisher, past.hours[1], past.hours[1], "case 7")
     assert past.lake.lake.land(state.table, to_commit(state, publish, now)) is None
     assert all(past.hours[1] in past.hours_of(b) for b in BRANCHES if b != "speed")
 
@@ -155,7 +155,7 @@ def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_sta
     commit = plan_expire_letters(of_letters, state, [FIRST], {FIRST}, "letters", now, 240)
     other = archive.plan_remove(of_archive, (FIRST,), "archive", now)
     assert commit is not None and other is not None
-    hold(Publisher(lake.lake, lake.stream), FIRST, FIRST, "case 7")
+    hold(lake.publisher, FIRST, FIRST, "case 7")
     assert lake.lake.commit(of_letters, commit) is Outcome.REFUSED
     assert lake.lake.commit(of_archive, other) is Outcome.REFUSED
 
@@ -183,7 +183,7 @@ def test_a_hold_that_is_killed_is_complete_with_the_same_command(
     hold_in(tmp_path)
     assert len(lake.state().holds.holds) == 1
     assert lake.lake.commit(letters, commit) is Outcome.REFUSED
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
     assert [(act.act, act.why) for act in act_records(lake.ledger.acts())] == [("hold", "case 7")]
 
 

@@ -269,7 +269,7 @@ def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
         require_of_kafka(lake.state(), OLDEST)
     require_of_kafka(lake.state(), FIRST)
     with pytest.raises(Refused, match="it was imported: the speed layer has never read it"):
-        serve_hour(Publisher(lake.lake, lake.stream), OLDEST, "speed", "a try")
+        serve_hour(lake.publisher, OLDEST, "speed", "a try")
 
 
 def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_rows(
@@ -279,7 +279,7 @@ def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_ro
     import_in(lake.folder)
     table = lake.table()
     lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
-    state = Publisher(lake.lake, lake.stream).recover()
+    state = lake.publisher.recover()
     assert state.timeline.first == FIRST and not state.is_accepted(OLDEST)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     import_in(lake.folder)

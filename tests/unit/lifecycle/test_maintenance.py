@@ -53,7 +53,6 @@ from anabranch.protocol.maintained import read_runs
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, State, main_only_hours
 from batch_layer.plan import plan_acceptance_of_empty
 
@@ -472,7 +471,7 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(
     assert uncovered_reason(state, "speed", H[2]) is None
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
     with pytest.raises(Refused, match="batch keeps serving it"):
-        serve_hour(Publisher(lake.lake, lake.stream), H[0], "speed", "why")
+        serve_hour(lake.publisher, H[0], "speed", "why")
     heads = lake.state().heads
     assert maintain(lake).speed_hours == ()
     assert lake.state().heads == heads
@@ -509,7 +508,7 @@ def test_a_drop_that_never_lands_keeps_no_other_step_from_its_work(
 
 
 def test_an_hour_chosen_for_the_speed_layer_keeps_its_files(lake: StreamLake) -> None:
-    serve_hour(Publisher(lake.lake, lake.stream), H[0], "speed", "why")
+    serve_hour(lake.publisher, H[0], "speed", "why")
     age(files(lake))
     assert maintain(lake).speed_hours == (H[1],)
     assert lake.rows("speed") == [*SPEED[0], *SPEED[2]]

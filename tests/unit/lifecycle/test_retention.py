@@ -51,7 +51,6 @@ from anabranch.protocol.maintained import Size
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Decision, Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import plan_rows, restore_ledger
 from anabranch.protocol.retention import (
     Overdue,
@@ -139,7 +138,7 @@ class Past:
     def maintain(self, later: timedelta = timedelta(0), dry_run: bool = False) -> Maintained:
         with at(self.lake.lake, later):
             now = datetime.now(UTC) + later
-            publisher = Publisher(self.lake.lake, self.lake.stream)
+            publisher = self.lake.publisher
             if not dry_run:
                 publisher.recover()
             return maintenance.maintain(self.job, now, dry_run, publisher)
@@ -383,7 +382,7 @@ def test_what_is_said_of_an_expired_hour(past: Past) -> None:
     # Consumers that begin now are given the hours that are left.
     assert [change.hour for change in poll(past.job, Token("events"))] == past.hours[len(gone) :]
     with pytest.raises(Refused, match="have expired"):
-        serve_hour(Publisher(past.lake.lake, past.lake.stream), gone[0], "speed", "test")
+        serve_hour(past.lake.publisher, gone[0], "speed", "test")
     # Twice is once.
     assert past.maintain().rows.hours == ()
     assert len(past.lake.ledger.history([gone[0]])) == len(history)
@@ -432,7 +431,7 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_overri
     files = (past.write(hour, 300),)
     publish = Publish(new_id(), (Change("speed", files), Change("main")), state.timeline)
     past.lake.land(publish, state)
-    publisher = Publisher(past.lake.lake, past.lake.stream)
+    publisher = past.lake.publisher
     serve_hour(publisher, hour, "speed", "test")
     assert list(files_by_hour(past.lake.table(), "main")[hour]) == [files[0].file_path]
     gone = past.maintain().rows.hours
@@ -484,7 +483,7 @@ def expire(folder: Path, keep: Any = "2 days") -> None:
     environment = new_environment(folder)
     lake = StreamLake(folder, Lake(environment), new_stream(keep=keep), environment)
     job = Job(environment, lake.stream, lake.lake, Broker().adapter)
-    publisher = Publisher(lake.lake, lake.stream)
+    publisher = lake.publisher
     publisher.recover()
     maintenance.maintain(job, datetime.now(UTC), False, publisher)
 
@@ -507,7 +506,7 @@ QUARTERS_BEGIN = [f"{month:02}-01T00" for month in (1, 4, 7, 10)]
 
 def touch(past: Past) -> None:
     """A publish to each branch by a process that has seen every decision in the ledger."""
-    publisher = Publisher(past.lake.lake, past.lake.stream)
+    publisher = past.lake.publisher
     publisher.recover()
 
     def decide() -> Decision[None]:
@@ -532,15 +531,9 @@ def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
     behind = Token.decode(changes[0].token)  # Its row leaves.
     level = Token.decode(changes[-1].token)
     with_dead_letters(past, [past.hours[3]])
-    hold(Publisher(past.lake.lake, past.lake.stream), past.hours[5], past.hours[5], "case 7")
+    hold(past.lake.publisher, past.hours[5], past.hours[5], "case 7")
     assert past.maintain().ledger.before is None and ledger_hours(past) == set(past.hours)
-    hold(
-        Publisher(past.lake.lake, past.lake.stream),
-        past.hours[5],
-        past.hours[5],
-        "closed",
-        release=True,
-    )
+    hold(past.lake.publisher, past.hours[5], past.hours[5], "closed", release=True)
     # Until the next publish, the decision that the last hour has expired waits on its branch.
     assert past.maintain(timedelta(minutes=1)).ledger.before is None
     touch(past)
@@ -651,7 +644,7 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
     hours = [past.hours[1], past.hours[2], past.hours[40]]
     with_dead_letters(past, hours)
     past.configure(keep={"dead_letters": "2 days"})
-    hold(Publisher(past.lake.lake, past.lake.stream), hours[1], hours[1], "case 7")
+    hold(past.lake.publisher, hours[1], hours[1], "case 7")
     promised = past.maintain(dry_run=True).letters
     assert (
         promised.hours == (hours[0],)

@@ -104,7 +104,7 @@ def accept_without_a_duplicate(lake: StreamLake) -> None:
 
 
 def hold_an_hour(lake: StreamLake) -> None:
-    hold(Publisher(lake.lake, lake.stream), LAST, LAST, "a lawsuit")
+    hold(lake.publisher, LAST, LAST, "a lawsuit")
 
 
 REFUSALS = {
@@ -131,7 +131,7 @@ def test_a_note_that_still_waits_on_a_branch_is_no_decision_about_its_hour(
 ) -> None:
     import_in(lake.folder)
     for release in (False, True):
-        hold(Publisher(lake.lake, lake.stream), OLDEST, OLDEST, "a lawsuit", release)
+        hold(lake.publisher, OLDEST, OLDEST, "a lawsuit", release)
     assert any(row.decision == "released" for row in lake.state().decisions), "none waits"
     undo_in(lake.folder)
     row = ledger.newest(lake.ledger.history())[OLDEST]
@@ -140,7 +140,7 @@ def test_a_note_that_still_waits_on_a_branch_is_no_decision_about_its_hour(
 
 def test_what_was_there_before_an_import_does_not_rest_on_it(lake: StreamLake) -> None:
     accept_without_a_duplicate(lake)
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
     done = import_in(lake.folder)
     assert undo_in(lake.folder).rows == done.good > 0
 
@@ -178,7 +178,7 @@ def test_a_branch_that_is_set_back_brings_no_row_back(lake: StreamLake, branch: 
     undo_in(lake.folder)
     table = lake.table()
     lake.lake.catalog.commit_table(table, (), (set_ref(branch, before, "branch"),))
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
     assert ids(lake, "main") == OF_KAFKA and lake.state().timeline.first == FIRST
     import_in(lake.folder)
     assert ids(lake, "main") == IMPORTED | OF_KAFKA and ids(lake, "batch") == IMPORTED

@@ -49,7 +49,6 @@ from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find
 from anabranch.operations.audit.count import FileCounts, OffsetCounts, count_returned, recount
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, Confirmed
 
 
@@ -297,7 +296,7 @@ def test_files_of_hours_before_the_first(one: StreamLake) -> None:
 
 
 def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLake) -> None:
-    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
+    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])
@@ -307,7 +306,7 @@ def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLa
 
 
 def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: StreamLake) -> None:
-    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
+    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     keys = ErasureKeys(key=(SecretStr("a key of unit tests"),))
     environment = one.environment.model_copy(update={"erasure": keys})
@@ -317,9 +316,7 @@ def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: 
     # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate
     # in this one.
     done = erasing.erase(
-        keyed,
-        Publisher(one.lake, one.stream),
-        erasing.ErasureRequest("id", frozenset({"0-2"}), "case 1"),
+        keyed, one.publisher, erasing.ErasureRequest("id", frozenset({"0-2"}), "case 1")
     )
     assert (done.left, done.removed.hours, len(one.rows("main"))) == (None, (HOUR, NEXT), 6)
     assert sentences(one) == []

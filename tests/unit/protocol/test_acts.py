@@ -20,7 +20,6 @@ from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.ledger import decision, newest
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.override import serve_hour
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import restore_ledger
 from batch_layer.plan import act_to_record
 
@@ -50,7 +49,7 @@ def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_ba
 
 
 def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
-    publisher = Publisher(lake.lake, lake.stream)
+    publisher = lake.publisher
     began = datetime.now(UTC)
     assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
     assert not serve_hour(publisher, FIRST, "speed", "again").changed
@@ -64,11 +63,11 @@ def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
 def test_a_reason_that_is_no_text_is_refused_before_anything_is_published(lake: StreamLake) -> None:
     """Python reads an argument of another encoding than UTF-8 so. The ledger cannot store it, and a
     published decision waits for its row."""
-    publisher, before = Publisher(lake.lake, lake.stream), lake.state().heads
+    publisher, before = lake.publisher, lake.state().heads
     with pytest.raises(ConfigurationError, match=r"--why: expected UTF-8 text, found 'caf.udce9'"):
         serve_hour(publisher, FIRST, "speed", "caf\udce9")
     assert lake.state().heads == before
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
 
 
 def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
@@ -143,7 +142,7 @@ def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -
         "no operator's act yet"
         in run(main, ["history", "events", "--acts"], catch_exceptions=False).output
     )
-    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "batch dropped too much")
+    serve_hour(lake.publisher, FIRST, "speed", "batch dropped too much")
     shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
     for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
         assert part in shown

@@ -130,7 +130,7 @@ def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake
     assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, (
         "the hazard did not happen"
     )
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
     assert [(row.hour, row.decision) for row in lake.ledger.history()] == [(FIRST, "accepted")]
 
 
@@ -231,7 +231,7 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     age(lake, lake.stream.dead_letters_table, timedelta(days=days))
     abandoned = lake.stage_dead(D, "speed")
     age(lake, lake.stream.dead_letters_table, timedelta(days=2))
-    publisher = Publisher(lake.lake, lake.stream)
+    publisher = lake.publisher
     publisher.recover()
     assert publisher.confirmed.letters == {one.wap_id for one in staged}
     assert lake.dead("main") == lake.dead("speed") == D
@@ -394,7 +394,7 @@ def test_missing_files_of_the_speed_layer_block_no_publisher(
     forget_staged(lake, lost)
     delete(*(f.file_path for f in lost.files))
     for _ in range(3):
-        publisher = Publisher(lake.lake, lake.stream)
+        publisher = lake.publisher
         publisher.recover()
         assert publisher.confirmed.letters == {lost.wap_id, kept.wap_id}
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
@@ -421,7 +421,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     forget_staged(lake, staged)
     delete(*(f.file_path for f in staged.files))
     for _ in range(2):
-        Publisher(lake.lake, lake.stream).recover()
+        lake.publisher.recover()
     assert lake.dead("main") == lake.dead("batch") == [], (
         "what an offset was before may be a row by now"
     )
@@ -459,7 +459,7 @@ def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> Stat
 
 
 def finish(lake: StreamLake) -> Publisher:
-    publisher = Publisher(lake.lake, lake.stream)
+    publisher = lake.publisher
     publisher.finish(lake.state(), by_ledger=True)
     return publisher
 
@@ -482,7 +482,7 @@ def test_what_the_ledger_does_not_state_is_published(lake: StreamLake) -> None:
     accepted(lake, lake.stage_dead(D, "batch"))
     finish(lake)
     speed_said(lake, lake.stage_dead([(FIRST, 0, 9)], "speed"), NOW + timedelta(minutes=1))
-    assert not Publisher(lake.lake, lake.stream).knows_complete(lake.state())
+    assert not lake.publisher.knows_complete(lake.state())
     finish(lake)
     assert lake.dead("speed") == [(FIRST, 0, 9)]
 

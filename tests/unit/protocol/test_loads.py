@@ -19,7 +19,6 @@ from anabranch.iceberg.lake import Lake
 from anabranch.offsets.hours import Cut, Timeline, hour_of
 from anabranch.protocol import dead_letters, ledger, publish, sealing
 from anabranch.protocol.publish import Landed, Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Confirmed, State
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
@@ -95,11 +94,11 @@ def test_a_decision_is_written_down_and_read_back_by_one_load(lake: StreamLake) 
 
 def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
     with counted() as loads:
-        recovered = Publisher(lake.lake, lake.stream).recover()
+        recovered = lake.publisher.recover()
     assert loads == {lake.name: 1}
     assert recovered == lake.state()
     with counted() as loads:
-        assert Publisher(lake.lake, lake.stream).recover(recovered) == recovered
+        assert lake.publisher.recover(recovered) == recovered
     assert not loads
 
 
@@ -145,7 +144,7 @@ def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_loa
 def test_an_hour_is_sealed_by_one_load_for_each_decision(tmp_path: Path) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=2))
     lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
-    publisher = Publisher(lake.lake, lake.stream)
+    publisher = lake.publisher
     with counted() as loads:
         sealed = sealing.seal(publisher, Broker(log={0: []}).adapter)
     # The hour after it too, but for its grace.

@@ -28,7 +28,6 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import Served, plan_override, serve_hour
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, State
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -75,7 +74,7 @@ def accept(lake: StreamLake, revision: int) -> None:
 
 
 def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was wrong") -> Served:
-    return serve_hour(Publisher(lake.lake, lake.stream), H[i], choice, why)
+    return serve_hour(lake.publisher, H[i], choice, why)
 
 
 @pytest.mark.parametrize("table", ["rows", "dead letters"])
@@ -192,7 +191,7 @@ def test_an_hour_that_is_not_sealed_or_never_was_is_not_chosen(lake: StreamLake)
     with pytest.raises(Transient, match="expected it to be sealed, found it open"):
         choose(lake, "speed", 2)
     with pytest.raises(ConfigurationError, match="where stream events begins"):
-        serve_hour(Publisher(lake.lake, lake.stream), shift(FIRST, -1), "speed", "why")
+        serve_hour(lake.publisher, shift(FIRST, -1), "speed", "why")
 
 
 def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:

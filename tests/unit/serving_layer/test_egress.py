@@ -29,7 +29,6 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import deliveries, override
 from anabranch.protocol.deliveries import Delivery
-from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
 from serving_layer.egress.folder import _parts
 from serving_layer.egress.manifest import Manifest, Todo, plan_folder
@@ -175,7 +174,7 @@ def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLa
     assert [(d.hour, d.revision, d.served, d.rows, d.files) for d in run(lake.folder)] == [
         (HOURS[1], 1, "batch", 3, 1), (HOURS[3], 1, "batch", 2, 1)
     ]  # fmt: skip
-    override.serve_hour(Publisher(lake.lake, lake.stream), HOURS[1], "speed", "a test")
+    override.serve_hour(lake.publisher, HOURS[1], "speed", "a test")
     assert [(d.hour, d.served, d.rows) for d in run(lake.folder)] == [(HOURS[1], "speed", 10)]
     assert globbed(lake.folder, HOURS[1]) == in_main(lake, HOURS[1])
     accept(lake, FIRST, 0)

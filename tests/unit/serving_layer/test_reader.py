@@ -43,7 +43,6 @@ from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import start_from
 from serving_layer.reader.provenance import accepted_revisions
@@ -172,10 +171,7 @@ def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_pa
     one = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
     configure(one)
     read(one, [event(0, 0, first)], {0: 1})
-    sealing.seal(
-        Publisher(one.lake, one.stream),
-        Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter,
-    )
+    sealing.seal(one.publisher, Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
     last = shift(one.state().timeline.open, -1)
     assert last > shift(first, 1)
     assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [
@@ -202,7 +198,7 @@ def test_only_accepted_hours(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
     assert number(one, "--only-accepted") == 9
     assert number(one) == 10
-    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
+    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
     assert number(one, "--only-accepted", "--as-of", "batch") == 9
 
@@ -222,7 +218,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
     rebuild(one, HOUR, BEFORE, 3, [event(0, 0, HOUR, n=8)])
     numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
     assert numbers == [4, 2, 1]
-    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
+    override.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     assert number(one, "--hour", HOUR, "--revision", "3") == 1
     for arguments, message in (
         (["--hour", HOUR, "--revision", "4"], "found 4 (known: 1, 2, 3)"),

@@ -64,7 +64,6 @@ from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
@@ -242,9 +241,7 @@ class Story:
         if not hours:
             return None
         layer = self.dice.choice(("speed", "auto", "auto"))
-        override.serve_hour(
-            Publisher(self.one.lake, self.one.stream), self.dice.choice(hours), layer, "a test"
-        )
+        override.serve_hour(self.one.publisher, self.dice.choice(hours), layer, "a test")
         return state is not None
 
     def _stage(self, rows: list[dict[str, Any]]) -> Any:
