@@ -110,9 +110,8 @@ def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(c
     folder = StreamFolder(str(conf))
     assert kinds(folder.jobs()) == {"a": "job", "b": "job", "c": "job", "d": "error"}
     found = folder.jobs()
-    assert "found games.C_hours, which" in str(
-        found["d"]
-    ) and f"{conf}/streams/c.yaml names too" in str(found["d"])
+    assert "found games.C_hours, which" in str(found["d"])
+    assert f"{conf}/streams/c.yaml names too" in str(found["d"])
     assert folder.jobs()["c"] is found["c"]
     # One that is added later takes no table from a stream that runs.
     write(conf, "a_first", table="games.b")

@@ -54,9 +54,8 @@ def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> Non
         ("size", 6, 2, "DOUBLE", ["1", "1.5"]),
         ("colour", 2, 1, "STRING", ['"a"']),
     ]
-    assert view.schema is not None and view.schema.endswith(
-        "platform STRING, size DOUBLE, colour STRING"
-    )
+    assert view.schema is not None
+    assert view.schema.endswith("platform STRING, size DOUBLE, colour STRING")
     assert (view.restate, view.gone, view.others) == (["2026-11-21T01"], ["2026-11-21T00"], 4)
     assert [c.split()[1] for c in view.commands] == ["apply", "batch"]
     assert view.commands[1].startswith(

@@ -29,11 +29,8 @@ def test_lines_of_csv() -> None:
     read = dict(zip(cases, result.rows.to_pylist(), strict=True))
     plain, quoted = read["plain"], read["quoted"]
     assert (plain["event_id"], plain["level"], plain["amount"], plain["ok"]) == ("a", 7, 1.5, True)
-    assert (plain["price"], plain["day"], plain["raw"]) == (
-        Decimal("2.35"),
-        date(2024, 2, 29),
-        b"hi",
-    )
+    assert (plain["price"], plain["day"]) == (Decimal("2.35"), date(2024, 2, 29))
+    assert plain["raw"] == b"hi"
     assert (plain["small"], plain["total"]) == (0.5, 9007199254740993)
     assert (quoted["event_id"], quoted["level"]) == ('b;"quoted"\n line', 7)
     assert (quoted["raw"], quoted["total"]) == (b"", None)

@@ -87,9 +87,8 @@ def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(
     values = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     example = (tmp_path / ".env.example").read_text(encoding="utf-8")
     assert set(values) == set(re.findall(r"^([A-Z_]+)=$", example, re.MULTILINE))
-    assert len(set(values.values())) == len(values) and all(
-        len(value) >= 44 for value in values.values()
-    )
+    assert len(set(values.values())) == len(values)
+    assert all(len(value) >= 44 for value in values.values())
     assert len(base64.urlsafe_b64decode(values["AIRFLOW_FERNET_KEY"])) == 32
     again = subprocess.run(script, capture_output=True, text=True)
     assert again.returncode == 2 and "expected no .env" in again.stderr

@@ -110,10 +110,8 @@ def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(
     table = lake.table()
     summary = head(table, "main").summary
     assert summary is not None
-    assert (summary["total-data-files"], summary["total-records"]) == (
-        str(batches),
-        str(batches * 1000),
-    )
+    assert summary["total-data-files"] == str(batches)
+    assert summary["total-records"] == str(batches * 1000)
 
 
 def test_an_hour_is_swapped_without_a_look_at_its_files(

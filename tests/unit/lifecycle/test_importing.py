@@ -150,37 +150,22 @@ IMPORTED = {OLDEST: ["a", "b"], shift(OLDEST, 1): ["c"]}
 
 def test_hours_before_the_first_are_accepted_with_an_account_of_their_own(lake: StreamLake) -> None:
     done = import_in(lake.folder)
-    assert (done.hours, done.rows, done.good, done.duplicate) == (
-        tuple(hours_between(OLDEST, FIRST)),
-        4,
-        3,
-        1,
-    )
+    assert (done.hours, done.rows, done.good) == (tuple(hours_between(OLDEST, FIRST)), 4, 3)
+    assert done.duplicate == 1
     assert (done.plan.before, done.plan.after) == (0, 1)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     assert ids(lake, "batch") == IMPORTED and ids(lake, "speed") == {FIRST: ["0-0", "0-1"]}
     row = ledger.newest(lake.ledger.history())[shift(OLDEST, 1)]
-    assert (row.decision, row.offsets, row.good, row.duplicate, row.served) == (
-        "accepted",
-        2,
-        1,
-        1,
-        "batch",
-    )
+    assert (row.decision, row.offsets, row.good, row.duplicate) == ("accepted", 2, 1, 1)
+    assert row.served == "batch"
     first = first_offset(shift(OLDEST, 1))
     assert row.cut == Cut("import", {-1: (first, first + 2)}) and row.imported is not None
-    assert (row.imported["files"], row.imported["rows"], len(row.imported["checksum"])) == (
-        2,
-        2,
-        16,
-    )
+    assert (row.imported["files"], row.imported["rows"]) == (2, 2)
+    assert len(row.imported["checksum"]) == 16
     assert row.act is not None and row.act.name == "import"
     state = lake.state()
-    assert (state.timeline.first, state.timeline.first_of_kafka, state.position.offsets) == (
-        OLDEST,
-        FIRST,
-        {0: 2},
-    )
+    assert (state.timeline.first, state.timeline.first_of_kafka) == (OLDEST, FIRST)
+    assert state.position.offsets == {0: 2}
     assert complete_through(state) == LAST
 
 
@@ -204,9 +189,8 @@ def test_an_import_that_is_killed_is_continued_by_the_same_command(
     published = number - (step in (Step.IMPORT_WRITTEN, Step.IMPORT_DECIDED))
     assert lake.state().timeline.first == shift(FIRST, -published)
     import_in(lake.folder)
-    assert (
-        ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == IMPORTED
-    )
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "batch") == IMPORTED
     rows = [row for row in lake.ledger.history() if row.decision == "accepted"]
     assert sorted(row.hour for row in rows) == hours_between(OLDEST, FIRST)
 
@@ -283,9 +267,8 @@ def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_ro
     assert state.timeline.first == FIRST and not state.is_accepted(OLDEST)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     import_in(lake.folder)
-    assert ids(lake, "batch") == IMPORTED and ids(lake, "main") == IMPORTED | {
-        FIRST: ["0-0", "0-1"]
-    }
+    assert ids(lake, "batch") == IMPORTED
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     assert lake.state().timeline.first == OLDEST
 
 
@@ -871,9 +854,8 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
     assert (done.good, done.duplicate, done.erased) == (2, 1, 1)
     later = erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"c"}), "case 2"))
     assert later.removed.rows == 1 and later.erasure.done is not None
-    assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == {
-        OLDEST: ["b"]
-    }
+    assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "batch") == {OLDEST: ["b"]}
     rows = ledger.newest(lake.ledger.history())
     assert [
         (rows[h].offsets, rows[h].good, rows[h].duplicate, rows[h].erased) for h in sorted(IMPORTED)

@@ -700,14 +700,10 @@ def test_a_family_has_one_dag_and_a_group_its_own() -> None:
     dags = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
     assert airflow.findings(streams, families, replace(WELL, dags=dags)) == []
     [missing, other] = airflow.findings(streams, families, replace(WELL, dags={}))
-    assert (missing.expected, missing.found) == (
-        "the DAGs of group small",
-        "no anabranch_hourly_group__small",
-    )
-    assert (other.expected, other.found) == (
-        "the DAGs of family tenants",
-        "no anabranch_maintenance__tenants",
-    )
+    assert missing.expected == "the DAGs of group small"
+    assert missing.found == "no anabranch_hourly_group__small"
+    assert other.expected == "the DAGs of family tenants"
+    assert other.found == "no anabranch_maintenance__tenants"
 
 
 def test_a_paused_dag_of_a_group_is_found_and_its_streams_own_have_manual_runs() -> None:

@@ -89,10 +89,8 @@ def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
     lake.ledger.record([*rows, decision(shift(FIRST, 3), "accepted", 1, CUT, NOW, "by itself")])
     [record] = act_records(lake.ledger.acts())
     assert record.hours == (FIRST, SECOND, shift(FIRST, 2))
-    assert (record.decisions, record.reasons) == (
-        {"accepted": 2, "refused": 1},
-        ("the balance does not close",),
-    )
+    assert record.decisions == {"accepted": 2, "refused": 1}
+    assert record.reasons == ("the balance does not close",)
     assert hours_words(record) == f"{FIRST}..{shift(FIRST, 2)} (3)"
 
 

@@ -269,10 +269,8 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
         )
         for f in staged.files
     ]
-    assert (files[0].lower_bounds, files[0].upper_bounds) == (
-        staged.files[0].lower_bounds,
-        staged.files[0].upper_bounds,
-    )
+    assert files[0].lower_bounds == staged.files[0].lower_bounds
+    assert files[0].upper_bounds == staged.files[0].upper_bounds
     assert files_of(table, "main", SECOND) == ()
 
 

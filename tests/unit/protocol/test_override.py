@@ -290,10 +290,8 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
         Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]}), {0: 3}, overrides={H[0]: "speed"}
     )
     (first, _) = view(state, *rows, at=H[1])
-    assert (first.state, first.reason) == (
-        "refused",
-        "served by speed by choice: why not; the gate",
-    )
+    assert first.state == "refused"
+    assert first.reason == "served by speed by choice: why not; the gate"
     (first, _) = view(replace(state, overrides={}), *rows, at=H[1])
     assert first.reason == "the gate"
 
@@ -333,7 +331,5 @@ def test_merge_and_hours_show_the_choice(lake: StreamLake, monkeypatch: pytest.M
         "overrides"
     ] == {H[0]: "speed"}
     first = json.loads(run(lake, monkeypatch, "hours", "events", "--output", "json"))[0]
-    assert (first["served"], first["reason"]) == (
-        "speed",
-        "served by speed by choice: the gate was wrong",
-    )
+    assert first["served"] == "speed"
+    assert first["reason"] == "served by speed by choice: the gate was wrong"

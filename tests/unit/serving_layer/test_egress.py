@@ -536,11 +536,8 @@ def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Pa
     assert [d.hour for d in room.deliver(job, job.stream.egress[0], all_again=True)] == [FIRST]
     assert globbed(tmp_path, FIRST) == in_main(restored, FIRST)
     [row] = job.ledger.acts()
-    assert (row.decision, row.act and row.act.name, row.act and row.act.why) == (
-        "redelivered",
-        "redeliver",
-        "the backup of Sunday",
-    )
+    assert (row.decision, row.act and row.act.name) == ("redelivered", "redeliver")
+    assert (row.act and row.act.why) == "the backup of Sunday"
     assert run(tmp_path) == [], "a redelivery is a change to no consumer"
 
 

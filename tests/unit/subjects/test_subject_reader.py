@@ -143,11 +143,8 @@ def test_a_folders_job_is_another_one_once_its_columns_change(
     folder = StreamFolder(str(conf), takes_up=True)
     reporting = StreamFolder(str(conf))
     [first], [reported] = folder.jobs().values(), reporting.jobs().values()
-    assert (
-        isinstance(first, Job)
-        and names(first.stream) == ["id", "n"]
-        and folder.jobs()["events"] is first
-    )
+    assert isinstance(first, Job) and names(first.stream) == ["id", "n"]
+    assert folder.jobs()["events"] is first
     assert isinstance(reported, Job) and names(reported.stream) == ["id", "n"]
     answer(registry, 2, ID, N, COLOUR)
 
