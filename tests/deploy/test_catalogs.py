@@ -193,10 +193,8 @@ def _lose_and_register(one: World) -> None:
     assert newest.metadata.metadata_log[-1].metadata_file in call(
         one, "apply", one.name, "--register"
     )
-    assert (
-        one.lake.load(stream.table).metadata_location
-        == newest.metadata.metadata_log[-1].metadata_file
-    )
+    expected = newest.metadata.metadata_log[-1].metadata_file
+    assert one.lake.load(stream.table).metadata_location == expected
 
 
 def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]:

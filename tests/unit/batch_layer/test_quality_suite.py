@@ -276,10 +276,8 @@ def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str
     ],
 )
 def test_an_exception_is_recorded_without_values(raised: str, recorded: str) -> None:
-    assert (
-        describe_failure(Expectation("expect_any", {"column": "player"}), {}, raised).raised
-        == recorded
-    )
+    found = describe_failure(Expectation("expect_any", {"column": "player"}), {}, raised).raised
+    assert found == recorded
 
 
 def previous(*counts: int) -> RowCountBaseline:

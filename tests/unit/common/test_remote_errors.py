@@ -535,10 +535,8 @@ def test_aws_is_read_by_its_status(status: int, kind: type[Exception]) -> None:
         "Error": {"Code": "SomethingOfGlues", "Message": "x"},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    assert (
-        type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable")))
-        is kind
-    )
+    found = type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable")))
+    assert found is kind
 
 
 def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
@@ -562,10 +560,8 @@ def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
         "8 more\n"
     )
     assert classify_text(text) is Meaning.UNKNOWN
-    assert (
-        classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n")
-        is Meaning.PASSES
-    )
+    found = classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n")
+    assert found is Meaning.PASSES
 
 
 def test_the_cause_of_a_python_error_decides() -> None:

@@ -161,9 +161,8 @@ def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
     families = [family(conf), family(conf, "all")]
     said = summary(expand(families, ["app-x", "web-y"]))
     assert said["all_web_y"] == ("web-y", "all.web_y")
-    assert (
-        f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic" in said["app_x"]
-    )
+    expected = f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic"
+    assert expected in said["app_x"]
     assert f"{conf}/streams/app.yaml matches it too" in said["all_app_x"]
     # A member that there was is not stopped by a family that is added.
     said = summary(expand(families, ["app-x"], (), {"app_x": "app-x"}))

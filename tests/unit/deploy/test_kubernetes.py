@@ -225,10 +225,8 @@ def test_the_configuration_makes_a_driver_in_its_pod(
         m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"
     }
     # Its key has the word secret in it, so it is not on the command line: the session sets it.
-    assert (
-        session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"]
-        == mounted
-    )
+    found = session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"]
+    assert found == mounted
     assert environment.kafka.security is not None
     assert Path(environment.kafka.security.truststore or "").parent == Path(mounted)
 

@@ -47,10 +47,8 @@ def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     assert properties["jdbc.sslrootcert"] == "/etc/ca.pem"
     assert properties["jdbc.ApplicationName"] == "anabranch"
     # Its own time-outs win, as for the other client.
-    assert (
-        jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"]
-        == "60"
-    )
+    found = jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"]
+    assert found == "60"
 
 
 def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_ones() -> None:

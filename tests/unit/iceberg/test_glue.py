@@ -41,9 +41,8 @@ def test_a_stale_publisher_is_refused_before_its_request(lake: StreamLake, glue:
     state = lake.state()
     lake.land(lake.speed(staged[0], {0: 1}, state), state)
     updates = len(glue.updates)
-    assert (
-        lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
-    )
+    found = lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again())
+    assert found is Outcome.REFUSED
     assert len(glue.updates) == updates
     assert lake.rows("main") == [(FIRST, 0, 0)]
 

@@ -170,8 +170,7 @@ def test_a_refused_publish_leaves_its_manifests_to_maintenance(lake: StreamLake)
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
     lake.land(lake.speed(staged[0], {0: 1}, state), state)
-    assert (
-        lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
-    )
+    found = lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again())
+    assert found is Outcome.REFUSED
     assert lake.rows("main") == [(FIRST, 0, 0)]
     assert readable(lake)

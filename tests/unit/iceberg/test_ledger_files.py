@@ -281,10 +281,8 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
         if i % 10 == 9:
             assert len(files(lake)) <= ledger_files.MANY_APPENDS + 3
             assert manifests(lake) <= ledger_files.MANY_APPENDS + 3
-            assert (
-                len(loaded(lake).snapshots())
-                <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY_APPENDS + 2
-            )
+            wanted = ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY_APPENDS + 2
+            assert len(loaded(lake).snapshots()) <= wanted
     assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
     decisions = history(lake)
     assert [row.decision_id for row in decisions] == [row.decision_id for row in rows]

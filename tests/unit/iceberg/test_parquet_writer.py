@@ -371,9 +371,8 @@ def test_a_file_has_the_field_ids_and_the_nullability_of_the_table(tmp_path: Pat
 def test_a_file_has_the_tables_compression(tmp_path: Path, codec: str, expected: str) -> None:
     table = wide_table(new_lake(tmp_path), **{"write.parquet.compression-codec": codec})
     [output, *_] = write(table, wide_rows(table, 9))
-    assert (
-        pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression == expected
-    )
+    found = pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression
+    assert found == expected
 
 
 def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:

@@ -172,10 +172,8 @@ def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_re
         )
 
     assert plain(reloaded.scan().to_arrow().to_pylist()) == wanted
-    assert (
-        plain(run_query("SELECT * FROM games.other", {"games.other": reloaded}).to_pylist())
-        == wanted
-    )
+    found = plain(run_query("SELECT * FROM games.other", {"games.other": reloaded}).to_pylist())
+    assert found == wanted
     # Old files' bounds are of the narrow type: a filter on the wide one reads them all the same.
     for condition, sql, ids in (("n == 7", "n = 7", ["x"]), ("f > 0.4", "f > 0.4", ["x"])):
         assert reloaded.scan(row_filter=condition).to_arrow()["id"].to_pylist() == ids

@@ -150,9 +150,8 @@ def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_p
     found = letters.archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
     # Offset 7 came after the request; 5 has the value within a longer word.
     assert sorted(map(sorted, found.values())) == [[(0, 0)], [(0, 0), (0, 2)], [(0, 4), (0, 6)]]
-    assert (
-        letters.archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
-    )
+    got = letters.archived_places(people.job, table, files, before, Values.of("id", {"dora"}))
+    assert got == {}
 
 
 def test_erased_records_leave_every_branch_and_the_account_closes(people: People) -> None:
@@ -619,10 +618,8 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
         for v in (*first.values, *second.values)
     ] == [("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False)]
     # A micro-batch of later records is staged as ever.
-    assert (
-        load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})
-        is None
-    )
+    found = load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})
+    assert found is None
     assert not state.erasures.marks(NEXT, "t", {0: (12, 20)})
 
 

@@ -52,10 +52,8 @@ def test_a_release_leaves_what_lies_on_either_side() -> None:
     assert [(h.first, h.last) for h in left.holds] == [(H[1], H[2]), (H[5], H[8]), (H[20], H[21])]
     assert left.without(H[0], H[30], AT).holds == ()
     assert [h for h in H[:10] if left.of(h) is not None] == [*H[1:3], *H[5:9]]
-    assert (
-        span_words(left.holds)[0]
-        == f"{H[1]}..{H[2]}: kept by ada@host since 2026-11-21 00:00:00 UTC: case 7"
-    )
+    expected = f"{H[1]}..{H[2]}: kept by ada@host since 2026-11-21 00:00:00 UTC: case 7"
+    assert span_words(left.holds)[0] == expected
 
 
 def test_a_hold_may_be_without_an_end() -> None:

@@ -25,7 +25,5 @@ def test_the_namespace_of_a_run_may_have_slashes() -> None:
 def test_a_wrong_parent_is_wrong_usage_before_anything_is_begun(option: str) -> None:
     done = CliRunner().invoke(main, ["batch", "events", option, "airflow/task"])
     assert done.exit_code == 2
-    assert (
-        f"{option}: expected NAMESPACE/JOB/RUN ID, the id a UUID, found 'airflow/task'"
-        in done.output
-    )
+    expected = f"{option}: expected NAMESPACE/JOB/RUN ID, the id a UUID, found 'airflow/task'"
+    assert expected in done.output

@@ -80,10 +80,8 @@ def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
     planned = hours.plan_first_hour(timeline, position, earliest, NOW)
     assert (planned.first, planned.open, planned.start) == (H3, H3, {0: 4})
     assert hours.plan_first_hour(timeline, position, None, NOW) == timeline
-    assert (
-        hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW)
-        == timeline
-    )
+    found = hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW)
+    assert found == timeline
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,6 @@ def test_a_partition_whose_next_record_has_no_timestamp_is_read() -> None:
 
 def test_a_delete_of_few_partitions_needs_no_confirmation() -> None:
     index = Index([[1]] * MOST_FETCHED)
-    assert (
-        len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from))
-        == MOST_FETCHED
-    )
+    found = len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from))
+    assert found == MOST_FETCHED
     assert index.asked == 0

@@ -115,10 +115,8 @@ def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
     (data_file,) = files_of(one.table(), "main", NEXT)
     Path(urlparse(data_file.file_path).path).unlink()
     messages = sentences(one)
-    assert (
-        messages[0]
-        == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
-    )
+    expected = f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
+    assert messages[0] == expected
     assert len(messages) == 3, "rows of main and of branch batch are missing too"
 
 
@@ -173,10 +171,8 @@ def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
         f"hour {NEXT}, partition 0: rows and dead letters: expected each offset in only one "
         "of them, found 1 offsets in both"
     ) in messages
-    assert (
-        f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets"
-        in messages
-    )
+    expected = f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets"
+    assert expected in messages
 
 
 def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
@@ -205,10 +201,8 @@ def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
     record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
     messages = sentences(one, (NEXT, NEXT))
-    assert (
-        messages[0]
-        == f"hour {NEXT}: revision: expected 1, as on branch batch, found 2 in the ledger"
-    )
+    expected = f"hour {NEXT}: revision: expected 1, as on branch batch, found 2 in the ledger"
+    assert messages[0] == expected
     assert messages[1].startswith(f"hour {NEXT}: cut: expected ")
     assert messages[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
 
@@ -483,10 +477,8 @@ def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:
     state = new_state(timeline)
     assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
     assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic does not exist"
-    assert (
-        kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1)))
-        == "the topic was recreated since"
-    )
+    found = kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1)))
+    assert found == "the topic was recreated since"
     again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
     assert (
         kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1)))

@@ -344,10 +344,8 @@ def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(
     )
     found = tables.findings("lake", STREAM, facts)
     assert checks(found) == {Issue.REF_AGE: "error", Issue.OPTIMIZER: "info"}
-    assert (
-        found[0].remedy
-        == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
-    )
+    expected = f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
+    assert found[0].remedy == expected
     assert found[1].found == f"{named}; {snapshots}"
 
 
@@ -607,10 +605,8 @@ def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
     jar = Path(facts.folder) / JOBS[0] / "altered.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"x")
-    assert (
-        checks(local.findings(local.read(new_environment(tmp_path))))[Issue.JARS_DIFFER]
-        is Severity.ERROR
-    )
+    found = checks(local.findings(local.read(new_environment(tmp_path))))[Issue.JARS_DIFFER]
+    assert found is Severity.ERROR
 
 
 def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> None:

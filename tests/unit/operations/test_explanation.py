@@ -143,10 +143,8 @@ def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> 
     )
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     sentences = sentences_of(one, NEXT)
-    assert (
-        sentences["hour"]
-        == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
-    )
+    expected = f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
+    assert sentences["hour"] == expected
     assert "refused" not in sentences
 
 

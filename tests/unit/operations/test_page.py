@@ -463,10 +463,8 @@ def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(full
 def test_a_reader_that_is_dead_is_noticed() -> None:
     reading = TimedValue("value", LATER)
     assert reading.why_old(LATER + timedelta(seconds=190), DEADLINE, EVERY) is None
-    assert (
-        reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY)
-        == "no reading attempted since"
-    )
+    found = reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY)
+    assert found == "no reading attempted since"
 
 
 def test_a_reading_has_a_timestamp_from_before_its_request() -> None:

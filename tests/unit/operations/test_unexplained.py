@@ -63,9 +63,8 @@ def test_offsets_behind_the_position_are_unread() -> None:
 
 def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
     far = {0: 99, 1: 99}
-    assert (
-        unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
-    )
+    found = unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT)
+    assert found == CUT.ranges
     assert (
         unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
     )

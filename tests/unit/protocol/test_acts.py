@@ -136,10 +136,8 @@ def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: job)
     run = CliRunner().invoke
-    assert (
-        "no operator's act yet"
-        in run(main, ["history", "events", "--acts"], catch_exceptions=False).output
-    )
+    found = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    assert "no operator's act yet" in found
     serve_hour(lake.publisher, FIRST, "speed", "batch dropped too much")
     shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
     for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):

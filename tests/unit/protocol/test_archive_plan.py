@@ -133,9 +133,8 @@ def test_files_that_left_meanwhile_or_are_too_old_are_written_again(lake: Stream
     [(path, file)] = files_by_hour(table, "main")[FIRST].items()
     files, written = {path: file}, {path: None}
     assert archive.plan_erase(table, {}, written, new_id(), NOW, NOW) is None
-    assert (
-        archive.plan_erase(table, files, written, new_id(), NOW - timedelta(hours=1), NOW) is None
-    )
+    found = archive.plan_erase(table, files, written, new_id(), NOW - timedelta(hours=1), NOW)
+    assert found is None
     assert archive.plan_searched(table, files, (), new_id(), NOW) is None
     now = datetime.now(UTC)
     commit = archive.plan_erase(table, files, written, new_id(), now, now)

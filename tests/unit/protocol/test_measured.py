@@ -196,10 +196,8 @@ def reader(one: StreamLake) -> ContentReader:
 def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
     dead = one.stage_dead(letters, "speed")
     table = one.lake.load(one.stream.dead_letters_table)
-    assert (
-        one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),)))
-        is Outcome.LANDED
-    )
+    found = one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),)))
+    assert found is Outcome.LANDED
 
 
 def test_the_files_of_main_by_layer_and_hour(

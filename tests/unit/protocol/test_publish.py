@@ -504,7 +504,6 @@ def test_run_with_turns_pauses_no_longer_however_often_it_is_refused(
 
 def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
     before = log_of(lake)
-    assert (
-        run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed is None
-    )
+    found = run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed
+    assert found is None
     assert log_of(lake) == before

@@ -154,10 +154,8 @@ def test_a_queue_is_read_in_request_order_whatever_its_values() -> None:
     assert read_queue(both)[-2:] == (first, second)
     assert [(t.id, t.bound) for t in read_queue(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
     # An invalid value in the property delays no publisher for long.
-    assert (
-        read_queue({f"{TURN}x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
-        == publish_queue.LIMIT
-    )
+    found = read_queue({f"{TURN}x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
+    assert found == publish_queue.LIMIT
 
 
 def test_a_bound_follows_from_the_longest_try() -> None:

@@ -129,9 +129,8 @@ def test_each_record_is_a_row_or_a_dead_letter_and_in_the_report(tmp_path: Path)
     assert _places(report.rows) == [(0, i) for i in range(50) if i not in (7, 9)]
     [output] = report.rows
     assert output.facts is not None
-    assert (
-        read_facts(output.facts)["hash"].to_pylist() == hash_keys(_read(output), ["id"]).to_pylist()
-    )
+    found = read_facts(output.facts)["hash"].to_pylist()
+    assert found == hash_keys(_read(output), ["id"]).to_pylist()
     certain = certain_from([report], Tables(lake.table(), _letters(lake)), "attempt", AT)
     assert (certain.written.rows, certain.letters.rows) == (48, 2)
     lost = replace(report, rows=[])

@@ -199,9 +199,8 @@ def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(
     ] == before
     assert run(lake.folder) == []
     # Another root is another place: all hours are delivered there.
-    assert (
-        deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x") is None
-    )
+    found = deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x")
+    assert found is None
 
 
 def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(

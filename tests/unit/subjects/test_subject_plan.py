@@ -91,10 +91,8 @@ def test_the_remedy_for_a_field_is_true(kind: Any, columns: str, message: str) -
 
 
 def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
-    assert (
-        planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"])))
-        == "id STRING NOT NULL"
-    )
+    found = planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"])))
+    assert found == "id STRING NOT NULL"
 
 
 @pytest.mark.parametrize(
