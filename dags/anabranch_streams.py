@@ -161,8 +161,6 @@ def hour_params(with_accept: bool = True) -> dict[str, Param]:
         ),
         "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
     }
-    return (
-        params
-        if with_accept
-        else {name: param for name, param in params.items() if name != "accept"}
-    )
+    if with_accept:
+        return params
+    return {name: param for name, param in params.items() if name != "accept"}

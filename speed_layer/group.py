@@ -582,11 +582,9 @@ class GroupJob:
         """Return the time (UTC) at which the log ended with these ranges; None if more records
         wait."""
         clock = member.job.lake.clock
-        return (
-            clock.time_of(clock.elapsed() - (time.monotonic() - asked_at))
-            if waiting.whole
-            else None
-        )
+        if waiting.whole:
+            return clock.time_of(clock.elapsed() - (time.monotonic() - asked_at))
+        return None
 
     def _drain(self) -> None:
         """Stop all streams at once, and wait for their publishes."""

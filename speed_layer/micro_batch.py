@@ -266,11 +266,9 @@ class MicroBatches:
         return self._plan_ahead(ranges) is None
 
     def _plan_ahead(self, ranges: Ranges) -> Plan | None:
-        return (
-            plan_ahead(self._decided, ranges, self._lake.clock.now())
-            if self._decided is not None
-            else None
-        )
+        if self._decided is not None:
+            return plan_ahead(self._decided, ranges, self._lake.clock.now())
+        return None
 
     def publish_prepared(
         self,

@@ -304,8 +304,6 @@ class Environment(Frozen):
     @property
     def masking_secret(self) -> bytes | None:
         """The secret that hashes columns, None if not configured."""
-        return (
-            self.masking.secret.get_secret_value().encode()
-            if self.masking.secret is not None
-            else None
-        )
+        if self.masking.secret is not None:
+            return self.masking.secret.get_secret_value().encode()
+        return None

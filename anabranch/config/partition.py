@@ -36,11 +36,9 @@ class PartitionField:
     def name(self) -> str:
         """The field's name in the table, as `ADD PARTITION FIELD` would give it."""
         words = {"bucket": "bucket", "truncate": "trunc"}
-        return (
-            "_".join((self.column, words[self.transform], str(self.number)))
-            if self.number
-            else self.column
-        )
+        if self.number:
+            return "_".join((self.column, words[self.transform], str(self.number)))
+        return self.column
 
 
 def parse_field(text: str) -> PartitionField:

@@ -473,11 +473,9 @@ class Stream(Frozen):
     @property
     def record_columns(self) -> tuple[Column, ...]:
         """The fields that are read from a record."""
-        return (
-            self.fields
-            if self.select is not None
-            else tuple(c for c in self.columns if not c.rescues)
-        )
+        if self.select is not None:
+            return self.fields
+        return tuple(c for c in self.columns if not c.rescues)
 
     @property
     def read_columns(self) -> tuple[Column, ...]:
@@ -540,11 +538,9 @@ class Stream(Frozen):
 
     def without_columns(self) -> Stream:
         """Return the stream as in its file, without columns if they are those of its table."""
-        return (
-            self.model_copy(update={"columns": (), "ddl": "registry"})
-            if self.subject_schema is not None
-            else self
-        )
+        if self.subject_schema is not None:
+            return self.model_copy(update={"columns": (), "ddl": "registry"})
+        return self
 
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:

@@ -113,11 +113,9 @@ def is_of_unit(node: Node, notation: Notation) -> bool:
 def unit_of(logical: str) -> int:
     """Return the units a second of a timestamp's logical type, else 0. Pure."""
     is_timestamp = "timestamp-" in logical
-    return (
-        PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
-        if is_timestamp
-        else 0
-    )
+    if is_timestamp:
+        return PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
+    return 0
 
 
 class AvroValues:

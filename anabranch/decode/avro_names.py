@@ -92,11 +92,9 @@ class _Parser:
             return Node("union", branches=branches, size=_size(branches))
         if isinstance(schema, str):
             known = schema in _PRIMITIVES
-            return (
-                Node(schema, is_empty=schema == "null")
-                if known
-                else self._by_name(schema, namespace)
-            )
+            if known:
+                return Node(schema, is_empty=schema == "null")
+            return self._by_name(schema, namespace)
         kind = schema["type"]
         if not isinstance(kind, str) or kind not in (*_PRIMITIVES, *_NAMED, "array", "map"):
             return self.node(kind, namespace, depth + 1)

@@ -225,11 +225,9 @@ class LakeFileIO(PyArrowFileIO):
         return own if self.vendor is None else own | self.vendor.current().as_properties()
 
     def new_input(self, location: str) -> PyArrowFile:
-        return (
-            self.whole(location)
-            if location.endswith((".avro", ".json"))
-            else super().new_input(location)
-        )
+        if location.endswith((".avro", ".json")):
+            return self.whole(location)
+        return super().new_input(location)
 
     def whole(self, location: str) -> PyArrowFile:
         """Return a file that is read completely into memory, by one request where possible."""

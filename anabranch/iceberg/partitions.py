@@ -87,11 +87,9 @@ class Partitioning:
         source = self.schema.find_field(field.source_id)
         values = rows.column(source.name)
         transformed = field.transform.pyarrow_transform(source.field_type)(values)
-        return (
-            transformed
-            if isinstance(transformed, pa.ChunkedArray)
-            else pa.chunked_array([transformed])
-        )
+        if isinstance(transformed, pa.ChunkedArray):
+            return transformed
+        return pa.chunked_array([transformed])
 
 
 def partitioning_of(table: Table) -> Partitioning | None:

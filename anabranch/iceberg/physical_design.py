@@ -133,11 +133,9 @@ def apply_design(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
 def sort_order_id(table: Table, columns: Sequence[str]) -> int:
     """Return the sort order id for files sorted by `columns`: the table's if its sort order is
     exactly this one, else the id of unsorted files."""
-    return (
-        table.sort_order().order_id
-        if columns and _sorted_by(table) == tuple(columns)
-        else UNSORTED_SORT_ORDER_ID
-    )
+    if columns and _sorted_by(table) == tuple(columns):
+        return table.sort_order().order_id
+    return UNSORTED_SORT_ORDER_ID
 
 
 def _sorted_by(table: Table) -> tuple[str, ...] | None:

@@ -27,11 +27,9 @@ from anabranch.iceberg.vended import KeySource
 def elapsed_seconds() -> float:
     """Return the seconds of the monotonic clock; on Linux it also counts while the machine
     sleeps."""
-    return (
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-        if hasattr(time, "CLOCK_BOOTTIME")
-        else time.monotonic()
-    )
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -423,11 +421,9 @@ class ObjectStore:
         kept = lock.get("Rule", {}).get("DefaultRetention")
         if not kept:
             return None
-        return (
-            f"{kept.get('Mode')} {kept['Days']} days"
-            if "Days" in kept
-            else f"{kept.get('Mode')} {kept['Years']} years"
-        )
+        if "Days" in kept:
+            return f"{kept.get('Mode')} {kept['Days']} days"
+        return f"{kept.get('Mode')} {kept['Years']} years"
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
         """Return the incomplete multipart uploads under `prefix`."""

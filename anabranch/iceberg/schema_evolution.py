@@ -293,11 +293,9 @@ def _or_wider(kind: IcebergType, is_key: bool) -> str:
         if isinstance(kind, FloatType)
         else None
     )
-    return (
-        f"{type_words(kind)} or {wider}"
-        if wider and not (is_key and wider == "double")
-        else type_words(kind)
-    )
+    if wider and not (is_key and wider == "double"):
+        return f"{type_words(kind)} or {wider}"
+    return type_words(kind)
 
 
 def type_words(kind: IcebergType) -> str:

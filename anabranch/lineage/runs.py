@@ -138,10 +138,8 @@ def _entry_assertion(entry: Mapping[str, Any], met: bool) -> quality_facet.Asser
 def _actual(entry: Mapping[str, Any]) -> str | None:
     count, elements = entry.get("unexpected_count"), entry.get("element_count")
     if count is not None:
-        return (
-            f"{count} of {elements} rows otherwise"
-            if elements is not None
-            else f"{count} rows do not meet it"
-        )
+        if elements is not None:
+            return f"{count} of {elements} rows otherwise"
+        return f"{count} rows do not meet it"
     observed = entry.get("observed")
     return str(observed) if observed is not None else None

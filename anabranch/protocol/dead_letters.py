@@ -194,11 +194,9 @@ def plan_changes(
         return (Change("main", copy={str(hour): item["served"]}),)
     if hour:
         batch = Change("batch", files, clear=(hour,))
-        return (
-            (batch, Change("main", files, clear=(hour,)))
-            if state.served_by(hour) == "batch"
-            else (batch,)
-        )
+        if state.served_by(hour) == "batch":
+            return (batch, Change("main", files, clear=(hour,)))
+        return (batch,)
     by_speed = tuple(f for f in files if state.served_by(hour_of[f.file_path]) == "speed")
     return Change("speed", files), Change("main", by_speed)
 

@@ -77,11 +77,9 @@ def held_against(
         return None
     begin, end = state.timeline.open, max(state.timeline.open, hour_of(now))
     unread = next((hold for hold in holds.holds if hold.first <= end and begin <= hold.last), None)
-    return (
-        f"records that are yet to be read, which may be of hours {unread.reason}"
-        if unread is not None
-        else None
-    )
+    if unread is not None:
+        return f"records that are yet to be read, which may be of hours {unread.reason}"
+    return None
 
 
 def plan_rewrite(

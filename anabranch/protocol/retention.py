@@ -101,11 +101,9 @@ def find_overdue(
     due = plan_due(state, keep + _GRACE if keep is not None else None, now, lookback, {})
     kept = {hour: reason for hour, reason in due.kept.items() if state.holds.of(hour) is None}
     oldest = min((*due.leaving, *kept), default=None)
-    return (
-        Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest))
-        if oldest is not None
-        else None
-    )
+    if oldest is not None:
+        return Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest))
+    return None
 
 
 def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:

@@ -42,11 +42,9 @@ def with_table_columns(stream: Stream, lake: Lake) -> Stream:
 def with_columns_of(stream: Stream, table: Table) -> Stream:
     """Return a stream with `schema: registry` with the columns of this state of its table; any
     other stream unchanged. Raises ConfigurationError for columns that contradict the file."""
-    return (
-        stream
-        if stream.subject_schema is None
-        else stream.with_columns(table_columns(table.schema()))
-    )
+    if stream.subject_schema is None:
+        return stream
+    return stream.with_columns(table_columns(table.schema()))
 
 
 def register_table(stream: Stream, lake: Lake) -> list[str]:

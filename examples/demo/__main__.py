@@ -218,11 +218,9 @@ class _Demo:
                 show(_progress(parts, state.position.offsets))
                 waiting = [(hour, size(rest) / size(whole)) for hour, whole, rest in parts if rest]
                 # No hour is waiting if the speed layer read all of them during a slow batch run.
-                return (
-                    True
-                    if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9)
-                    else None
-                )
+                if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9):
+                    return True
+                return None
 
             poll(
                 in_the_middle,

@@ -362,11 +362,9 @@ def main(run: Callable[[Story], None], is_brief: bool = False) -> int:
         return error.exit_code
     except (KeyboardInterrupt, SystemExit) as stopped:
         story.say("Interrupted: everything that was started is stopped, and nothing is left.")
-        return (
-            stopped.code
-            if isinstance(stopped, SystemExit) and isinstance(stopped.code, int)
-            else 130
-        )
+        if isinstance(stopped, SystemExit) and isinstance(stopped.code, int):
+            return stopped.code
+        return 130
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

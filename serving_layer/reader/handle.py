@@ -158,11 +158,9 @@ class StreamTable:
     def _columns(self, wanted: Rows) -> str:
         if isinstance(wanted.columns, str):
             raise ConfigurationError(f"columns: expected a list of names, found {wanted.columns!r}")
-        return (
-            "*"
-            if wanted.columns is None
-            else ", ".join(quoted(column) for column in wanted.columns)
-        )
+        if wanted.columns is None:
+            return "*"
+        return ", ".join(quoted(column) for column in wanted.columns)
 
     def _conditions(self, wanted: Rows) -> str:
         conditions = [f"({wanted.where}\n)"] if wanted.where is not None else []

@@ -95,11 +95,9 @@ def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | N
     seals = {
         row.hour: row.decision_id.removesuffix(row.hour) for row in rows if row.decision == "sealed"
     }
-    return (
-        f"{SEALED_TAG}{later[0]}"
-        if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1
-        else None
-    )
+    if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1:
+        return f"{SEALED_TAG}{later[0]}"
+    return None
 
 
 def shown(table: Table, snapshot_id: int | None) -> Shown:

@@ -474,11 +474,9 @@ class Publisher(Actor):
             return replace(known, at=self.back, back="") if landed else replace(known, at="merge")
         if not landed:
             return own.refused()
-        return (
-            own.followed_by(own.landed())
-            if self.lake is not None and self.lake.accounts
-            else own.landed()
-        )
+        if self.lake is not None and self.lake.accounts:
+            return own.followed_by(own.landed())
+        return own.landed()
 
     def stamped(self, world: World) -> int:
         """Return what a commit is stamped with: this machine's clock."""

@@ -225,11 +225,9 @@ def since_the_last_task(real: Callable[..., Any]) -> Callable[..., Any]:
 def since_its_turn(real: Callable[..., Any]) -> Callable[..., Any]:
     def done(self: Any) -> Any:
         after = real(self)
-        return (
-            after
-            if self.ahead is None
-            else replace(after, staged=replace(after.staged, began=NOW + 2 * NIGHT))
-        )
+        if self.ahead is None:
+            return after
+        return replace(after, staged=replace(after.staged, began=NOW + 2 * NIGHT))
 
     return done
 

@@ -275,8 +275,6 @@ def _override(state: State, hour: str, rows: Sequence[LedgerRow]) -> Override | 
     if layer is None:
         return None
     row = _last(rows, "served")
-    return (
-        Override(layer, row.recorded_at, row.reason)
-        if row is not None
-        else Override(layer, None, None)
-    )
+    if row is not None:
+        return Override(layer, row.recorded_at, row.reason)
+    return Override(layer, None, None)

@@ -66,11 +66,9 @@ class Maintenance:
     @property
     def spared(self) -> Mapping[str, Size]:
         """Unreferenced files by table that the last run kept because they were too young."""
-        return (
-            {name: table.spared for name, table in self.last.tables.items()}
-            if self.last is not None
-            else {}
-        )
+        if self.last is not None:
+            return {name: table.spared for name, table in self.last.tables.items()}
+        return {}
 
     def as_dict(self) -> dict[str, Any]:
         return {

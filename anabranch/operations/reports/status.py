@@ -403,11 +403,9 @@ def _waiting_since(
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
     """Return the age of the oldest acknowledged record that `main` lacks; 0 if it lacks none, so an
     idle stream is not late. Pure."""
-    return (
-        max(0.0, (as_of - view.waiting_since).total_seconds())
-        if view.waiting_since is not None
-        else 0.0
-    )
+    if view.waiting_since is not None:
+        return max(0.0, (as_of - view.waiting_since).total_seconds())
+    return 0.0
 
 
 def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:

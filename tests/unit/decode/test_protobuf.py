@@ -78,11 +78,9 @@ def row(result: Decoded, ddl: str) -> dict[str, Any]:
 
 
 def integers(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
-    return (
-        st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        if signed
-        else st.integers(0, 2**bits - 1)
-    )
+    if signed:
+        return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return st.integers(0, 2**bits - 1)
 
 
 COLOURS = st.sampled_from(["RED", "GREEN", "BLUE"])
