@@ -69,6 +69,12 @@ def planned(lake: StreamLake, **order: Any) -> run.ImportPlan:
     return run.plan(job_of(lake.folder), run.ImportRequest(source(lake), OLDEST, **order))
 
 
+def refuse(found: str, lake: StreamLake, **order: Any) -> None:
+    """The import is refused with these words."""
+    with pytest.raises(Refused, match=found):
+        planned(lake, **order)
+
+
 def change_log(folder: str, version: int, change: Change) -> None:
     """Change the actions of a commit, as another writer would have written them."""
     path = Path(folder) / f"_delta_log/{version:020}.json"
@@ -171,10 +177,9 @@ def test_a_version_is_read_from_a_checkpoint_once_earlier_commits_are_gone(
     for version in (0, 1):
         Path(source(lake), f"_delta_log/{version:020}.json").unlink()
     assert [(planned(lake, version=v).rows) for v in (1, 2, None)] == [3, 4, 4]
-    with pytest.raises(
-        Refused, match=r"expected version 0 in the log of the Delta table, found 1 to 2; name one"
-    ):
-        planned(lake, version=0)
+    refuse(
+        r"expected version 0 in the log of the Delta table, found 1 to 2; name one", lake, version=0
+    )
 
 
 def test_a_checkpoint_with_sidecars_is_read(lake: StreamLake) -> None:
@@ -230,35 +235,26 @@ def test_files_of_another_table_are_read_where_they_are(lake: StreamLake) -> Non
         change_log(source(lake), 0, set_add(path=f"{prefix}{lake.folder}/else%20where/{file.name}"))
         assert (planned(lake).files, planned(lake).rows) == (1, 2)
     file.unlink()
-    with pytest.raises(
-        Refused, match=r"version 0: expected the file file:.*/else where/part-.* found none: VACUUM"
-    ):
-        planned(lake)
+    refuse(r"version 0: expected the file file:.*/else where/part-.* found none: VACUUM", lake)
     change_log(source(lake), 0, set_add(path=f"abfss://a@b/{file.name}"))
-    with pytest.raises(Refused, match="expected files on S3 or local, found abfss://a@b/part-"):
-        planned(lake)
+    refuse("expected files on S3 or local, found abfss://a@b/part-", lake)
 
 
 def test_a_version_that_vacuum_has_made_incomplete_is_refused(lake: StreamLake) -> None:
     write_deltalake(source(lake), rows_of([("d", 4, LAST)]), mode="overwrite")
     DeltaTable(source(lake)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(
-        Refused, match=r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM"
-    ):
-        planned(lake, version=0)
+    refuse(
+        r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM", lake, version=0
+    )
     assert planned(lake).rows == 1
     [file] = Path(source(lake)).glob("*.parquet")
     file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(
-        Refused, match=r"version \d: expected \d+ bytes of .*, as its log says, found \d+"
-    ):
-        planned(lake)
+    refuse(r"version \d: expected \d+ bytes of .*, as its log says, found \d+", lake)
 
 
 def test_a_file_with_other_rows_or_types_than_the_log_says_is_refused(lake: StreamLake) -> None:
     change_log(source(lake), 0, set_add(stats='{"numRecords": 3}'))
-    with pytest.raises(Refused, match="expected 3 rows, as its table's log says, found 2"):
-        planned(lake)
+    refuse("expected 3 rows, as its table's log says, found 2", lake)
 
     shutil.rmtree(source(lake))
     rows = rows_of([("a", 1, OLDEST)])
@@ -297,11 +293,7 @@ def test_deletion_vectors_are_refused(lake: StreamLake, vector: dict[str, Any]) 
     change_log(
         source(lake), 0, set_add(deletionVector={**vector, "sizeInBytes": 40, "cardinality": 6})
     )
-    with pytest.raises(
-        Refused,
-        match=r"without deletion vectors, found .*; run REORG TABLE … APPLY \(PURGE\) on it",
-    ):
-        planned(lake)
+    refuse(r"without deletion vectors, found .*; run REORG TABLE … APPLY \(PURGE\) on it", lake)
 
 
 def test_column_mapping_is_refused(lake: StreamLake) -> None:
@@ -322,10 +314,7 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
                 action["metaData"]["schemaString"] = json.dumps(schema)
 
     change_log(source(lake), 0, map_columns)
-    with pytest.raises(
-        Refused, match=r"without column mapping, found delta\.columnMapping\.mode name"
-    ):
-        planned(lake)
+    refuse(r"without column mapping, found delta\.columnMapping\.mode name", lake)
 
 
 @pytest.mark.parametrize(
@@ -336,31 +325,23 @@ def test_features_that_are_not_supported_are_refused(
     lake: StreamLake, feature: str, found: str
 ) -> None:
     change_log(source(lake), 0, set_protocol(feature))
-    with pytest.raises(Refused, match=found):
-        planned(lake)
+    refuse(found, lake)
 
 
 def test_a_log_with_a_hole_is_refused(lake: StreamLake) -> None:
     for n in range(2):
         write_deltalake(source(lake), rows_of([(f"c{n}", n, LAST)]), mode="append")
     Path(source(lake), f"_delta_log/{1:020}.json").unlink()
-    with pytest.raises(
-        Refused, match="version 2: expected a log from which the version can be read, found"
-    ):
-        planned(lake)
+    refuse("version 2: expected a log from which the version can be read, found", lake)
 
 
 def test_partitions_by_binary_values_and_tables_without_rows_are_refused(lake: StreamLake) -> None:
     DeltaTable(source(lake)).delete()
-    with pytest.raises(Refused, match="version 1: expected a version with rows, found no files"):
-        planned(lake)
+    refuse("version 1: expected a version with rows, found no files", lake)
     shutil.rmtree(source(lake))
     rows = rows_of([("a", 1, OLDEST)]).append_column("key", pa.array([b"\x00"]))
     write_deltalake(source(lake), rows, partition_by=["key"])
-    with pytest.raises(
-        Refused, match="version 0: expected no partition column of BINARY, found key"
-    ):
-        planned(lake)
+    refuse("version 0: expected no partition column of BINARY, found key", lake)
 
 
 def test_the_extra_that_is_missing_is_named(
@@ -375,10 +356,11 @@ def test_the_extra_that_is_missing_is_named(
 
 def test_a_version_of_another_source_is_refused(lake: StreamLake) -> None:
     shutil.rmtree(Path(source(lake), "_delta_log"))
-    with pytest.raises(
-        Refused, match="expected a Delta table, of which --version 1 is one, found a folder without"
-    ):
-        planned(lake, version=1)
+    refuse(
+        "expected a Delta table, of which --version 1 is one, found a folder without",
+        lake,
+        version=1,
+    )
 
 
 def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_behind_it() -> None:

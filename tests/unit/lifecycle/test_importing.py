@@ -122,6 +122,12 @@ def import_in(folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> r
     )
 
 
+def refuse(found: str, folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> None:
+    """The import is refused with these words."""
+    with pytest.raises(Refused, match=found):
+        import_in(folder, hours)
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     """With three hours to import: two rows, a row that repeats one of these and one of its own, and
@@ -401,10 +407,7 @@ def test_places_of_another_log_are_refused(
 ) -> None:
     hour, offset = place
     with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
-    with pytest.raises(
-        Refused, match=f"expected offsets of the log that the stream reads, found {found}"
-    ):
-        import_in(lake.folder)
+    refuse(f"expected offsets of the log that the stream reads, found {found}", lake.folder)
 
 
 def test_a_record_is_found_in_any_hour_of_kafka(tmp_path: Path) -> None:
@@ -509,18 +512,11 @@ def test_values_of_folders_count_beside_json_lines(lake: StreamLake) -> None:
 def test_a_line_of_json_that_does_not_fit_is_named(lake: StreamLake) -> None:
     good, bad = ({"id": "d", "n": n, "timestamp": f"{LAST}:30:00Z"} for n in (1, "1"))
     (lake.folder / "source/c.json").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
-    with pytest.raises(Refused, match=r"source/c\.json: line 2: .*found n: expected int, found 1;"):
-        import_in(lake.folder)
+    refuse(r"source/c\.json: line 2: .*found n: expected int, found 1;", lake.folder)
     (lake.folder / "source/c.json").write_text(json.dumps({"id": "d", "n": 1}))
-    with pytest.raises(
-        Refused, match=r"source/c\.json: expected a column kafka_timestamp or timestamp"
-    ):
-        import_in(lake.folder)
+    refuse(r"source/c\.json: expected a column kafka_timestamp or timestamp", lake.folder)
     (lake.folder / "source/c.json").rename(lake.folder / "source/c.txt")
-    with pytest.raises(
-        Refused, match=r"expected a name that ends like its format .*, found c\.txt"
-    ):
-        import_in(lake.folder)
+    refuse(r"expected a name that ends like its format .*, found c\.txt", lake.folder)
     assert set(ids(lake, "main")) == {FIRST}
 
 
@@ -594,21 +590,13 @@ def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:
 
 def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> None:
     write(lake.folder / "source/c.parquet", [("d", 8, LAST, 59)], n=pa.float64())
-    with pytest.raises(
-        Refused, match=r"c\.parquet: column n: expected int32, as the table has it, found double"
-    ):
-        import_in(lake.folder)
+    refuse(r"c\.parquet: column n: expected int32, as the table has it, found double", lake.folder)
     write(lake.folder / "source/c.parquet", [("d", 2**40, LAST, 59)])
-    with pytest.raises(Refused, match=r"c\.parquet: column n: expected int32.*1099511627776"):
-        import_in(lake.folder)
+    refuse(r"c\.parquet: column n: expected int32.*1099511627776", lake.folder)
     write(lake.folder / "source/c.parquet", [(None, 1, LAST, 59)])
-    with pytest.raises(
-        Refused, match=r"c\.parquet: column id: expected .* in each row, .*found null in 1 rows"
-    ):
-        import_in(lake.folder)
+    refuse(r"c\.parquet: column id: expected .* in each row, .*found null in 1 rows", lake.folder)
     (lake.folder / "source/c.parquet").write_bytes(b"PAR1 half a file")
-    with pytest.raises(Refused, match=r"c\.parquet: expected a complete Parquet file"):
-        import_in(lake.folder)
+    refuse(r"c\.parquet: expected a complete Parquet file", lake.folder)
     assert set(ids(lake, "main")) == {FIRST}
 
 
@@ -677,8 +665,7 @@ def test_files_behind_links_count_and_links_to_nothing_are_refused(lake: StreamL
 def test_hours_that_cannot_be_imported_are_refused(
     lake: StreamLake, hours: tuple[str, str], message: str
 ) -> None:
-    with pytest.raises(Refused, match=message):
-        import_in(lake.folder, hours)
+    refuse(message, lake.folder, hours)
 
 
 def test_hours_older_than_rows_are_kept_are_refused(lake: StreamLake) -> None:
@@ -690,17 +677,13 @@ def test_hours_older_than_rows_are_kept_are_refused(lake: StreamLake) -> None:
 
 def test_a_stream_that_has_read_nothing_has_no_first_hour_yet(tmp_path: Path) -> None:
     new_lake(tmp_path)
-    with pytest.raises(Refused, match="expected a stream that has read records, found none"):
-        import_in(tmp_path)
+    refuse("expected a stream that has read records, found none", tmp_path)
 
 
 def test_files_that_were_added_to_imported_hours_are_refused(lake: StreamLake) -> None:
     import_in(lake.folder)
     write(lake.folder / "source/c.parquet", [("d", 8, OLDEST, 59)])
-    with pytest.raises(
-        Refused, match=f"hour {OLDEST}: expected the 2 rows that it was imported with .*, found 3"
-    ):
-        import_in(lake.folder)
+    refuse(f"hour {OLDEST}: expected the 2 rows that it was imported with .*, found 3", lake.folder)
 
 
 def test_a_second_import_of_earlier_hours_goes_on_before_the_first(lake: StreamLake) -> None:
@@ -885,10 +868,7 @@ def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
     for years in (52_000, -2):
         time = pa.array([(years - 1970) * 31_556_952_000_000], pa.timestamp("us", "UTC"))
         pq.write_table(pq.read_table(path).set_column(2, "timestamp", time), path)
-        with pytest.raises(
-            Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"
-        ):
-            import_in(lake.folder)
+        refuse(r"c\.parquet: column timestamp: expected times of the years 1 to 9999", lake.folder)
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.date32()], ids=str)
@@ -941,8 +921,7 @@ def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
     assert expired.hours == (OLDEST, shift(OLDEST, 1))
     assert ids(lake, "main") == {FIRST: ["0-0", "0-1"]}
     assert complete_through(lake.state()) == LAST
-    with pytest.raises(Refused, match="expected a stream without expired hours"):
-        import_in(lake.folder, (shift(OLDEST, -1), None))
+    refuse("expected a stream without expired hours", lake.folder, (shift(OLDEST, -1), None))
 
 
 def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
