@@ -48,7 +48,7 @@ def lake(tmp_path: Path) -> StreamLake:
     made = new_lake(
         tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY})
     )
-    assert made.publish(made.speed(made.stage(ROWS), {0: 3})) is Outcome.LANDED
+    made.land(made.speed(made.stage(ROWS), {0: 3}))
     return made
 
 
@@ -134,7 +134,7 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
     assert empty_hours(state, [H0, H1]) == [H1]
     publish = plan_acceptance_of_empty(state, [H1], "id", NOW)
     assert publish is not None
-    assert lake.publish(publish, state) is Outcome.LANDED
+    lake.land(publish, state)
     assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
     assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
 
@@ -210,7 +210,7 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
             lake.state(), {H0: (CUT, gaps)}
         )
 
-    assert lake.publish(lake.speed(lake.stage(ROWS[:2]), {0: 2})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage(ROWS[:2]), {0: 2}))
     assert ties({"compacted": 1})
     assert ties({"control": 5, "retention": 1})
     # No micro-batch can read offsets that the log shows to be no records, or that were not missing.

@@ -13,7 +13,7 @@ from lakes import FIRST, StreamLake, decide, new_lake
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.config.keep import Archive
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
@@ -62,7 +62,7 @@ def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
     timeline = replace(lake.state().timeline, sealed={SECOND: Cut("t", {0: (10, 30)})})
     accepted = Accepted(1, Cut("t", {0: (0, 10)}))
     staged = lake.stage([(FIRST, 0, 1)])
-    assert lake.publish(lake.accept(staged, FIRST, accepted, timeline=timeline)) is Outcome.LANDED
+    lake.land(lake.accept(staged, FIRST, accepted, timeline=timeline))
     assert (share(lake, None), share(lake, (FIRST, FIRST))) == (25 / BY_WORKERS, 10 / BY_WORKERS)
 
 
@@ -71,7 +71,7 @@ def test_an_hour_that_the_table_has_forgotten_is_as_large_as_the_ledger_has_it(
 ) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 7}))
     settled = Change("batch", properties={SETTLED: SECOND})
-    assert lake.publish(Publish(new_id(), (settled,), lake.state().timeline)) is Outcome.LANDED
+    lake.land(Publish(new_id(), (settled,), lake.state().timeline))
     with pytest.raises(Refused, match=f"hour {FIRST}: expected its cut in the ledger"):
         share(lake, (FIRST, FIRST))
     lake.ledger.record([decide(FIRST, "accepted", 1, Cut("t", {0: (0, 7)}), datetime.now(UTC))])

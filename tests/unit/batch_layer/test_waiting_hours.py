@@ -11,7 +11,6 @@ from lakes import FIRST, new_lake
 from no_spark import NO_SPARK
 
 from anabranch.common.errors import Refused
-from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.sealing import Sealed
@@ -26,7 +25,7 @@ def test_an_hour_that_another_run_accepts_meanwhile_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=dict(CUTS)))
-    assert lake.publish(lake.speed(lake.stage([]), {0: 20})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage([]), {0: 20}))
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
     made = Rebuilder(job, NO_SPARK)
     accept_empty, rebuilt = made.accept_empty, list[str]()
@@ -62,7 +61,7 @@ def test_a_named_hour_is_rebuilt_after_the_earlier_ones_that_wait_oldest_first(
     """Hours that a paused scheduler left behind; one that fails does not delay the named hour."""
     cuts = CUTS | {H1: Cut("t", {0: (10, 15)}), H2: Cut("t", {0: (15, 20)})}
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=cuts))
-    assert lake.publish(lake.speed(lake.stage([]), {0: 20})) is Outcome.LANDED
+    lake.land(lake.speed(lake.stage([]), {0: 20}))
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
     made, done = Rebuilder(job, NO_SPARK), list[str]()
 

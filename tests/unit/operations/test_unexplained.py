@@ -65,9 +65,8 @@ def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
     far = {0: 99, 1: 99}
     found = unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT)
     assert found == CUT.ranges
-    assert (
-        unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
-    )
+    got = unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT)
+    assert got == CUT.ranges
     kept = replace(TIMELINE, covered_from=NEXT, kept=(HOUR,))
     assert unread_ranges(new_state(kept, far), HOUR, CUT) == {}
 

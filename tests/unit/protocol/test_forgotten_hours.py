@@ -13,7 +13,7 @@ from brokers import Broker
 from lakes import FIRST, Row, StreamLake, new_environment, new_lake
 from no_spark import NO_SPARK
 
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
@@ -48,12 +48,7 @@ class Hours:
         return True
 
     def recheck_duplicates(
-        self,
-        hour: str,
-        cut: Cut,
-        before: int,
-        state: State,
-        rebuilt: Mapping[str, Built],
+        self, hour: str, cut: Cut, before: int, state: State, rebuilt: Mapping[str, Built]
     ) -> Built:
         self.again.append(hour)
         return self.build(hour, cut, before, state)
@@ -73,7 +68,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     made = new_lake(
         tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS))
     )
-    assert made.publish(made.speed(made.stage([]), {0: 10 * HOURS})) is Outcome.LANDED
+    made.land(made.speed(made.stage([]), {0: 10 * HOURS}))
     return made
 
 
@@ -92,26 +87,19 @@ def accept(
     state = lake.state()
     letters = (waiting_batch(staged, H[i], revision, NOW),)
     rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
-    confirmed = Confirmed(lake.ledger.record_waiting(state), roll(lake))
+    confirmed = Confirmed(lake.ledger.record_waiting(state), lake.roll())
     # The tag of a replaced revision ends a week after the publish.
     publish = replace(plan_publish(state, [rebuilt], datetime.now(UTC)), confirmed=confirmed)
-    assert lake.publish(publish, state) is Outcome.LANDED
+    lake.land(publish, state)
     lake.ledger.record_waiting(lake.state())
-
-
-def roll(lake: StreamLake) -> frozenset[str]:
-    return roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
 
 
 def settle(lake: StreamLake) -> None:
     """A publish of a process that has seen all waiting decisions published."""
-    confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), roll(lake))
+    confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), lake.roll())
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))
-    assert (
-        lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state)
-        is Outcome.LANDED
-    )
+    lake.land(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state)
 
 
 def state_said(of: State) -> dict[str, str]:
@@ -148,9 +136,9 @@ def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_proce
     # The process stands still; others accept hours and restate, and never get to its dead letters.
     for i in (3, 4):
         rows = lake.stage([(H[i], 0, 10 * i)])
-        assert lake.publish(lake.accept(rows, H[i], Accepted(1, CUTS[H[i]]))) is Outcome.LANDED
+        lake.land(lake.accept(rows, H[i], Accepted(1, CUTS[H[i]])))
     assert H[0] in lake.state().accepted, "an hour whose dead letters wait was forgotten"
-    roll(lake)
+    lake.roll()
     assert (of_hour(lake.rows("main"), 0), of_hour(lake.dead("main"), 0)) == ([0, 1, 2, 7], [8])
     settle(lake)
     settle(lake)

@@ -17,7 +17,7 @@ from anabranch.cli import main
 from anabranch.common.errors import NotYet, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.iceberg.clock import Clock
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
@@ -26,7 +26,6 @@ from anabranch.protocol import sealing, state
 from anabranch.protocol.dead_letters import waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import Accepted, State
 from anabranch.protocol.watermarks import complete_through
@@ -122,9 +121,9 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     monkeypatch.setattr(sealing, "reach", watched)
     kafka = Broker(log={0: []}).adapter
     with pytest.raises(KeyboardInterrupt):
-        sealing.seal(Publisher(lake.lake, lake.stream), kafka)
+        sealing.seal(lake.publisher, kafka)
     assert lake.state().timeline.open == shift(first, 6), "cut short after two commits"
-    sealed = sealing.seal(Publisher(lake.lake, lake.stream), kafka).hours
+    sealed = sealing.seal(lake.publisher, kafka).hours
     assert sealed[0] == shift(first, 6)
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3
@@ -202,7 +201,7 @@ def test_a_seal_states_which_dead_letters_are_complete(tmp_path: Path) -> None:
         [Rebuilt(second, accepted, lake.stage([]), dead, HourAccount())],
         datetime.now(UTC),
     )
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     assert _idle_until(lake, rebuilder, shift(first, 4)).seal(None).hours == (shift(first, 4),)
     assert lake.dead("main") == [(second, 0, 0)]
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
@@ -250,7 +249,7 @@ def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_
     rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
     position = Position("", lake.state().position.offsets)
     publish = Publish("unbound", (Change("speed"), Change("main")), lake.state().timeline, position)
-    assert lake.publish(publish) is Outcome.LANDED
+    lake.land(publish)
     before = lake.state()
     assert before.position.topic_id == ""
     assert len(rebuilder.seal(None).hours) == len(rebuilder.accepted_with_seal) == 4
@@ -309,10 +308,8 @@ def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
         lake, monkeypatch, "--hour", span.format(open=running, ended=ended), *flags
     )
     assert (done.exit_code, is_submitted) == (NotYet.exit_code, False)
-    assert (
-        f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
-        in done.output
-    )
+    expected = f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
+    assert expected in done.output
     assert lake.state().timeline.open == ended
 
 

@@ -269,16 +269,12 @@ def lake(tmp_path: Path) -> StreamLake:
     """Offsets 0 to 2 published, the hour before sealed and waiting, the running one open."""
     timeline = Timeline(BEFORE, NOW_HOUR, {0: 1}, sealed={BEFORE: Cut(OLD, {0: (0, 1)})})
     made = new_lake(tmp_path, timeline=timeline)
-    assert made.publish(made.speed(made.stage(ROWS), {0: 3})) is Outcome.LANDED
+    made.land(made.speed(made.stage(ROWS), {0: 3}))
     return made
 
 
 def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted | None:
-    return adopt(
-        Publisher(lake.lake, lake.stream),
-        broker.adapter,
-        choice=parse_start(start) if start else None,
-    )
+    return adopt(lake.publisher, broker.adapter, choice=parse_start(start) if start else None)
 
 
 def later() -> int:
@@ -327,9 +323,7 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
     assert plan_catch_up(decided.state, decided.position.offsets) is None
     hour = decided.timeline.open
-    assert (
-        lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
-    )
+    lake.land(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5}))
     assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]
     # Hours that were sealed before can be read again.
     state = lake.state()
@@ -337,9 +331,7 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
 
 
-def test_an_unread_topic_with_records_is_adopted_only_with_from(
-    lake: StreamLake,
-) -> None:
+def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake) -> None:
     heads = lake.state().heads
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     with pytest.raises(Refused) as refused:
@@ -388,7 +380,7 @@ def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
     assert lake.ledger.history() == [], "the hazard did not happen"
-    Publisher(lake.lake, lake.stream).recover()
+    lake.publisher.recover()
     assert (run(lake, Broker(id=NEW)) is None) is landed
     assert len(lake.state().timeline.adoptions) == 1
     assert [row.hour for row in lake.ledger.history()] == [NOW_HOUR]
@@ -410,30 +402,21 @@ def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
     state = lake.state()
     sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
     timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
-    assert (
-        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
-    )
+    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline))
     adopted = run(lake, Broker(id=NEW))
     assert adopted is not None
     assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
     (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
-    assert (entry["class"], entry["ranges"], entry["hours"]) == (
-        "retention",
-        {"0": [3, 9]},
-        [NOW_HOUR],
-    )
-    assert (
-        uncovered_reason(lake.state(), "speed", NOW_HOUR)
-        == "the speed layer skipped it, wholly or in part"
-    )
+    assert (entry["class"], entry["ranges"]) == ("retention", {"0": [3, 9]})
+    assert entry["hours"] == [NOW_HOUR]
+    found = uncovered_reason(lake.state(), "speed", NOW_HOUR)
+    assert found == "the speed layer skipped it, wholly or in part"
 
 
 def test_a_log_that_lost_its_end_continues_with_the_newer_records(lake: StreamLake) -> None:
     # An hour that waits for its end, so that the clock looks at the log.
     timeline = Timeline(BEFORE, BEFORE, {0: 0})
-    assert (
-        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
-    )
+    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline))
     broker = Broker(log={0: [0, later()]})
     with pytest.raises(PositionError, match="Kafka lost published records"):
         BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
@@ -493,10 +476,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(
     state = lake.state()
     empty = {**state.timeline.sealed, state.timeline.open: Cut(NEW, {0: (0, 0)})}
     timeline = replace(state.timeline, sealed=empty, open=shift(state.timeline.open, 1))
-    assert (
-        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None))
-        is Outcome.LANDED
-    )
+    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None))
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, NO_SPARK)
 
