@@ -52,7 +52,7 @@ types-code: $(READY)
 	@$(BIN)/mypy
 
 types-tests: $(READY)
-	@$(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
+	@$(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration benchmarks
 	@$(BIN)/mypy --config-file tests/mypy.ini benchmarks $(SLOW_SUITES)
 
 format: $(READY) ## format, and fix what lint can fix

@@ -42,7 +42,7 @@ from anabranch.protocol.ledger_row import Diff, HourAccount, QualityResult, Unkn
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
-from anabranch.records.key_hashes import find_keys, keys_at
+from anabranch.records.key_hashes import find_keys, have_same_keys, keys_at
 from anabranch.records.reshape import fit_to_table
 from anabranch.records.row_hashes import find_hashes, hash_at, hash_frame
 from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
@@ -262,6 +262,10 @@ class HourBuilder:
         # Their events are unknown, and later hours may have dropped an event that they had.
         if self._lost.of_hour(built.hour, "main"):
             return True
+        of_main = files_of(state.table, "main", built.hour)
+        if sum(file.record_count for file in (*built.rows.files, *of_main)) <= SMALL:
+            reader = RowReader.of(state.table)
+            return not have_same_keys(reader, built.rows.files, of_main, key)
         new = self._read_staged(self._stream.table, built.rows)
         old = self._read_table(state.heads["main"], [built.hour])
         new, old = (

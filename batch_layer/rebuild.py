@@ -361,14 +361,18 @@ class Rebuilder:
     def _recheck_following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """Rebuild the later accepted hours that must drop or restore events because of `first`,
         oldest first. Also return a state that lists them, however long ago they were accepted."""
-        after = self._accepted_after(first.hour, first.hour, state)
+        listed = state.accepted
+        # An hour without records has no event to drop or restore.
+        after = [
+            h
+            for h in self._accepted_after(first.hour, first.hour, state)
+            if h not in listed or listed[h].cut.offsets
+        ]
         if not after or state.overrides.get(first.hour) == "speed":
             return state, []
         # An hour accepted while the speed layer was still reading `first` was not checked against
         # all of its rows.
-        seen_whole = all(
-            h not in state.accepted or first.hour not in state.accepted[h].unread for h in after
-        )
+        seen_whole = all(h not in listed or first.hour not in listed[h].unread for h in after)
         if seen_whole and not self._hours.changes_events(first, state):
             return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)

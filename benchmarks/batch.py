@@ -208,7 +208,8 @@ def measure_streams(number: int, records: int) -> list[tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
         with running(folder / "services") as services:
-            environment = many.configure(folder, services, [*names, one], 10)
+            plan = many.Plan([*names, one], 0, 0.0, 10, (SHAPE,))
+            environment = many.configure(folder, services, plan)
             many.create_streams(environment["ANABRANCH_CONF"], services, [*names, one])
             for way, streams, each in ways:
                 for stream in streams:

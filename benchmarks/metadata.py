@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import commits
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from lakes import DDL, new_stream
 from named_files import named_file
 from pyiceberg.conversions import to_bytes
+from pyiceberg.types import PrimitiveType
 from scale import Cost, ScaledStream, measured, median_of
 
 from anabranch.common.output import print_table
@@ -169,11 +170,13 @@ def _fill_view(stream: ScaledStream, hours: list[str]) -> None:
         for hour in some:
             inputs = (hour, f"accepted-{hour}", digest_of(files[hour]), seen.definition(view))
             bounds = {
-                f.field_id: to_bytes(f.field_type, value)
+                f.field_id: to_bytes(cast(PrimitiveType, f.field_type), value)
                 for f, value in zip(fields.values(), inputs, strict=True)
             }
             window = schema.find_field(WINDOW_START)
-            bounds[window.field_id] = to_bytes(window.field_type, start_of(hour))
+            bounds[window.field_id] = to_bytes(
+                cast(PrimitiveType, window.field_type), start_of(hour)
+            )
             made.append(named_file(table.location(), hour, start_of(hour).date(), bounds))
         change = Change("main", tuple(made), clear=tuple(some))
         one.lake.commit(table, Commit(new_id(), heads(table), (change,)))
@@ -191,7 +194,7 @@ def _query_hour(one: Any, hour: str) -> int:
 
 def _status(one: Any, hour: str) -> int:
     # Without a topic: what Kafka answers does not depend on the age of a table.
-    kafka: Any = mock.Mock(describe=lambda topic: None)
+    kafka: Any = mock.Mock(describe=lambda topic, confirmed: None)
     job = Job(one.environment, one.stream, one.lake, kafka)
     return len(status_of(job, load_state(one.lake, one.name)).hours)
 

@@ -91,15 +91,22 @@ class TransactionalProducer:
         def send_all() -> None:
             self._producer.begin_transaction()
             until = time.monotonic() + _TRANSACTION_MS / 1000
-            sent = []
-            for index, r in enumerate(records):
-                with self._of_record(index):
-                    sent.append(
-                        self._producer.send(topic, r.value, key=r.key, headers=list(r.headers))
-                    )
-            for index, future in enumerate(sent):
-                with self._of_record(index):
-                    future.get(timeout=max(0.0, until - time.monotonic()))
+            sent: list[Any] = []
+            try:
+                for index, r in enumerate(records):
+                    with self._of_record(index):
+                        sent.append(
+                            self._producer.send(topic, r.value, key=r.key, headers=list(r.headers))
+                        )
+                for index, future in enumerate(sent):
+                    with self._of_record(index):
+                        future.get(timeout=max(0.0, until - time.monotonic()))
+            except errors.KafkaError:
+                # A refused record also fails those beside it, and the records sent after it.
+                for index, future in enumerate(sent):
+                    if isinstance(future.exception, _TOO_LARGE):
+                        raise RecordTooLarge(index, self._largest) from future.exception
+                raise
             self._producer.send_offsets_to_transaction(
                 position_to_commit(topic, position), self._name
             )

@@ -69,6 +69,20 @@ def keys_at(
     return in_duckdb(sql, rows=reader.read(files, columns), places=places)
 
 
+def have_same_keys(
+    reader: RowReader, files: Sequence[DataFile], others: Sequence[DataFile], key: Sequence[str]
+) -> bool:
+    """Return whether the rows of files name the same events as those of others. Reads the keys into
+    memory."""
+    one, other = (reader.read(of, key).read_all() for of in (files, others))
+    parts = key_parts(one, key)
+    named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
+    # Null equals null in EXCEPT, as in a part of a key.
+    first, second = (f"(SELECT {', '.join(parts)} FROM {t} WHERE {named})" for t in ("a", "b"))
+    sql = f"({first} EXCEPT {second}) UNION ALL ({second} EXCEPT {first}) LIMIT 1"
+    return not len(in_duckdb(sql, a=one, b=other))
+
+
 def in_duckdb(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> pa.Table:
     """Return the result of a query of these tables, on one core."""
     with _connection().cursor() as cursor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import paused_at, run_into
 from kafka.admin import ConfigResource, ConfigResourceType
+from waiting import wait_for
 from world import World, event, past_hour, spread
 
 from anabranch import config
@@ -22,6 +24,7 @@ from anabranch.common.fail_points import Step
 from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
+from anabranch.kafka.transactions import Outgoing, RecordTooLarge, TransactionalProducer
 from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.deliveries import Delivery
@@ -252,6 +255,25 @@ def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world:
     assert [d.rows for d in deliver(one)] == [202]
     assert len(sent(one, topic)) == 202
     assert newest_values(one, topic) == expected_values(one, hour)
+
+
+def test_a_record_that_is_refused_while_others_are_sent_is_named(world: Make) -> None:
+    """The hazard: the call that sends a later record fails, with an error that names none."""
+    one = world()
+    kafka, topic = one.job.environment.kafka, f"{one.name}-accepted"
+    create_topic(kafka, topic, 1, {"max.message.bytes": "20000"})
+    producer = TransactionalProducer(kafka, topic, 20_000)
+
+    def records() -> Iterator[Outgoing]:
+        yield Outgoing(b"k", b"small")
+        yield Outgoing(b"k", secrets.token_bytes(100_000))
+        has_error = producer._producer._transaction_manager.has_error
+        wait_for(has_error, "the broker to refuse the record", 30)
+        yield Outgoing(b"k", b"small")
+
+    with closing(producer), pytest.raises(RecordTooLarge) as error:
+        producer.send(topic, records(), "position")
+    assert error.value.index == 1
 
 
 def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:

@@ -15,18 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lakes import FIRST, StreamLake, new_lake
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 
 from anabranch.common.errors import Transient, Unexpected
 from anabranch.config.columns import parse_columns
 from anabranch.decode import DecodeSpec
-from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
+from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of, write_all
+from anabranch.iceberg.row_reader import RowReader
 from anabranch.iceberg.snapshots import find_staged
 from anabranch.iceberg.staging import Written, stage_written
 from anabranch.offsets.hours import Cut, HourRange
 from anabranch.protocol.state import Accepted
 from anabranch.records import unknown_names
-from anabranch.records.key_hashes import hash_keys
+from anabranch.records.key_hashes import hash_keys, have_same_keys
 from anabranch.records.staged import (
     MOST_BYTES,
     CertainTask,
@@ -292,3 +294,28 @@ def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
             # It may still land, and a reader of its snapshot needs its manifests.
             assert len(lake.metadata_files() - before) == 2
     assert (find_staged(lake.table(), "attempt") is not None) == landed
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        # Twice is one event, and an empty key is none.
+        (["b", "a", "a", ""], True),
+        (["a"], False),
+        (["a", "b", "c"], False),
+        ([], False),
+    ],
+)
+def test_files_that_name_the_same_events(tmp_path: Path, others: list[str], expected: bool) -> None:
+    lake = new_lake(tmp_path)
+    table = lake.lake.load(lake.stream.table)
+
+    def files(ids: list[str]) -> list[DataFile]:
+        rows = _rows(len(ids))
+        rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
+        writer = FileWriter(target_of(table))  # type: ignore[arg-type]
+        return [data_file_of(table, o) for o in [*write_all(writer, rows), *writer.close()]]
+
+    reader = RowReader.of(table)
+    assert have_same_keys(reader, files(["a", "b"]), files(others), ["id"]) is expected
+    assert have_same_keys(reader, files(others), files(["a", "b"]), ["id"]) is expected
