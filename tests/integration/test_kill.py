@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable
 
 import pytest
 from commands import started
-from world import World
+from waiting import wait_for
+from world import World, past_hour, spread
 
 
 @pytest.mark.full
@@ -37,4 +39,29 @@ def test_a_speed_job_killed_at_random_loses_and_repeats_nothing(
         assert one.contents() == one.acknowledged()
         # On a stop, it ends between micro-batches, by itself and cleanly.
         assert command.terminate(60) == 0, command.log[-3000:]
+    assert one.contents() == one.acknowledged()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_batch_job_that_opened_spark_ends_on_a_signal_with_its_jvm(
+    world: Callable[..., World], sent: signal.Signals
+) -> None:
+    one, hour = world(), past_hour(1)
+    # The quality gate needs Spark.
+    one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
+    one.topic()
+    one.send(spread(hour, 100, "e"))
+    one.apply()
+    with started(one, "batch", one.name) as command:
+        command.until(
+            lambda: any("SparkSubmit" in line for line in command.command_lines()),
+            "Spark's JVM to start",
+        )
+        command.send(sent)
+        assert command.wait(60) == 75, command.log[-3000:]
+        wait_for(lambda: not command.is_alive(), "the JVM to end with it", 20)
+    assert not one.state.is_accepted(hour)
+    [result] = one.batch(hour)
+    assert result.decision == "accepted"
     assert one.contents() == one.acknowledged()

@@ -68,16 +68,17 @@ class Command:
         self._process.wait(30)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self._process.wait(30)
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to each of its processes, as a terminal does."""
         for process in self._processes():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
