@@ -210,6 +210,11 @@ class StreamLake:
                 return
         raise AssertionError(f"expected {branch} to move, found each of 100 publishes overtaken")
 
+    def set_back(self, branch: str, snapshot_id: int, name: str | None = None) -> None:
+        """Set a branch of the rows' table, or of another one, back, as another program may."""
+        table = self.lake.load(name or self.name)
+        self.lake.catalog.commit_table(table, (), (set_ref(branch, snapshot_id, "branch"),))
+
     def foreign_commit(self, branch: str) -> int:
         """A commit by an engine that knows nothing of ours: no property is carried forward. Returns
         its id."""
@@ -387,15 +392,17 @@ def stage(
     return staged
 
 
-def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
+def content(lake_: Lake, name: str, branch: str = "main") -> pa.Table:
+    """Every row of a branch."""
     table = lake_.load(name)
-    columns = ("ingest_hour", "kafka_partition", "kafka_offset")
-    records = (
-        table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id, selected_fields=columns)
-        .to_arrow()
-        .to_pylist()
+    return table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
+
+
+def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
+    records = content(lake_, name, branch).to_pylist()
+    return sorted(
+        (row["ingest_hour"], row["kafka_partition"], row["kafka_offset"]) for row in records
     )
-    return sorted(tuple(row[c] for c in columns) for row in records)
 
 
 def waiting(state: State, branch: str, key: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import Broker
-from lakes import DDL, FIRST, new_lake, new_stream, record, stage
+from lakes import DDL, FIRST, content, new_lake, new_stream, record, stage
 from pydantic import SecretStr
 
 from anabranch import config
@@ -145,10 +145,7 @@ class People:
 
     @property
     def archived(self) -> dict[int, bytes]:
-        table = self.lake.lake.load(self.lake.stream.archive_table)
-        rows = (
-            table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
-        )
+        rows = content(self.lake.lake, self.lake.stream.archive_table).to_pylist()
         return {row["kafka_offset"]: row["value"] for row in rows}
 
     @property
@@ -159,9 +156,7 @@ class People:
         return run.erase(self.job, self.lake.publisher, order)
 
     def names(self, branch: str) -> list[str]:
-        table = self.lake.table()
-        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
-        return sorted(rows["id"].to_pylist())
+        return sorted(content(self.lake.lake, self.lake.name, branch)["id"].to_pylist())
 
     def files(self, branch: str) -> list[Path]:
         """The data files of a branch's rows."""
@@ -170,9 +165,8 @@ class People:
         return [local_path(task.file.file_path) for task in tasks]
 
     def letters(self, branch: str) -> list[bytes]:
-        table = self.lake.lake.load(self.lake.stream.dead_letters_table)
-        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
-        return sorted(rows["value"].to_pylist())
+        name = self.lake.stream.dead_letters_table
+        return sorted(content(self.lake.lake, name, branch)["value"].to_pylist())
 
     def account(self, hour: str) -> Any:
         return ledger.newest(self.lake.ledger.history([hour])).get(hour)

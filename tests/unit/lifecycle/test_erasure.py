@@ -30,7 +30,6 @@ from anabranch.config.environment import ErasureKeys, Masking
 from anabranch.config.select import parse_select
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import end, letters, run, steps
@@ -364,8 +363,7 @@ def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_
     before = people.lake.table().metadata.refs["batch"].snapshot_id
     people.erase()
     account = people.account(FIRST)
-    table = people.lake.table()
-    people.lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    people.lake.set_back("batch", before)
     [status] = read_statuses(people.job, datetime.now(UTC))
     assert status.left[0].startswith(
         "branch batch of games.events was set back and has 1 replaced files again: run"

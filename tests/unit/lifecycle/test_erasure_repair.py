@@ -18,7 +18,6 @@ from run_books import printed
 
 from anabranch.cli import main
 from anabranch.common.errors import Terminal
-from anabranch.iceberg.prepare import set_ref
 from anabranch.lifecycle.erasure import run
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
@@ -43,13 +42,14 @@ def set_back_to(decision: str) -> Callable[[People], None]:
     """Set the ledger back to its first snapshot with such a row."""
 
     def set_back(people: People) -> None:
-        table = people.lake.lake.load(people.lake.stream.hours_table)
+        name = people.lake.stream.hours_table
+        table = people.lake.lake.load(name)
         wanted = next(
             s.snapshot_id
             for s in table.snapshots()
             if decision in table.scan(snapshot_id=s.snapshot_id).to_arrow()["decision"].to_pylist()
         )
-        people.lake.lake.catalog.commit_table(table, (), (set_ref("main", wanted, "branch"),))
+        people.lake.set_back("main", wanted, name)
 
     return set_back
 

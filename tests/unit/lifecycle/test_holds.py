@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from killed import kill_at
 from lakes import new_environment, new_lake, new_stream
-from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours, set_back
+from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused
@@ -121,7 +121,7 @@ def test_hours_that_are_held_stay_until_they_are_released(tmp_path: Path) -> Non
     # A branch that is set back to before it loses no hold.
     before = past.lake.state().heads["main"]
     hold(publisher, past.hours[50], past.hours[50], "case 8")
-    set_back(past, "main", before)
+    past.lake.set_back("main", before)
     assert len(past.lake.state().holds.holds) == 2
     released = hold(publisher, first, last, "closed", release=True)
     assert [h.first for h in released.holds] == [past.hours[50]]

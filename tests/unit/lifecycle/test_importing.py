@@ -21,7 +21,7 @@ import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
-from lakes import DDL, FIRST, StreamLake, new_environment, new_lake, new_stream
+from lakes import DDL, FIRST, StreamLake, content, new_environment, new_lake, new_stream
 from pydantic import SecretStr
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -34,7 +34,6 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import ParquetPart
 from anabranch.iceberg.parquet_writer import FileWriter, Output
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
@@ -143,8 +142,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def ids(lake: StreamLake, branch: str) -> dict[str, list[str]]:
-    table = lake.table()
-    rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+    rows = content(lake.lake, lake.name, branch).to_pylist()
     found: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda r: (r["ingest_hour"], r["kafka_offset"])):
         found.setdefault(row["ingest_hour"], []).append(row["id"])
@@ -267,8 +265,7 @@ def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_ro
 ) -> None:
     before = heads(lake.table())["batch"]
     import_in(lake.folder)
-    table = lake.table()
-    lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    lake.set_back("batch", before)
     state = lake.publisher.recover()
     assert state.timeline.first == FIRST and not state.is_accepted(OLDEST)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}

@@ -28,7 +28,6 @@ from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.job import Job
 from anabranch.lifecycle import maintenance, retention
@@ -400,7 +399,7 @@ def test_the_audit_recounts_no_expired_hour_and_finds_one_that_came_back(past: P
 def test_a_branch_that_is_set_back_brings_no_hour_back(past: Past, branch: str) -> None:
     before = past.lake.state().heads[branch]
     gone = past.maintain().rows.hours
-    set_back(past, branch, before)
+    past.lake.set_back(branch, before)
     # The hazard: the branch has the rows again.
     assert set(gone) <= set(past.hours_of(branch))
     assert expired_of(past) == list(gone)
@@ -409,11 +408,6 @@ def test_a_branch_that_is_set_back_brings_no_hour_back(past: Past, branch: str) 
     past.maintain()
     assert not set(gone) & {h for b in BRANCHES for h in past.hours_of(b)}
     assert past.hours_of("main") == past.hours[len(gone) :]
-
-
-def set_back(past: Past, branch: str, snapshot_id: int) -> None:
-    table = past.lake.table()
-    past.lake.lake.catalog.commit_table(table, (), (set_ref(branch, snapshot_id, "branch"),))
 
 
 def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_override(
@@ -668,8 +662,7 @@ def test_dead_letters_of_a_branch_that_is_set_back_leave_again(past: Past) -> No
     before = heads(past.lake.lake.load(name))["batch"]
     past.configure(keep={"dead_letters": "2 days"})
     assert past.maintain().letters.hours == tuple(past.hours[1:3])
-    table = past.lake.lake.load(name)
-    past.lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    past.lake.set_back("batch", before, name)
     # The hazard: later hours are due too, and have no dead letters.
     assert [h for h, _, _ in past.lake.dead("batch")] == past.hours[1:3]
     assert past.maintain().letters.hours == tuple(past.hours[1:3])

@@ -15,7 +15,6 @@ from anabranch.cli import main
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.lifecycle.importing import undo
 from anabranch.offsets.hours import Cut, hours_between, shift
@@ -176,8 +175,7 @@ def test_a_branch_that_is_set_back_brings_no_row_back(lake: StreamLake, branch: 
     import_in(lake.folder)
     before = heads(lake.table())[branch]
     undo_in(lake.folder)
-    table = lake.table()
-    lake.lake.catalog.commit_table(table, (), (set_ref(branch, before, "branch"),))
+    lake.set_back(branch, before)
     lake.publisher.recover()
     assert ids(lake, "main") == OF_KAFKA and lake.state().timeline.first == FIRST
     import_in(lake.folder)
@@ -187,8 +185,7 @@ def test_a_branch_that_is_set_back_brings_no_row_back(lake: StreamLake, branch: 
 def test_rows_that_main_alone_has_since_batch_was_set_back_are_taken_back(lake: StreamLake) -> None:
     before = heads(lake.table())["batch"]
     import_in(lake.folder)
-    table = lake.table()
-    lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    lake.set_back("batch", before)
     assert undo_in(lake.folder).rows == 3
     assert_as_before(lake)
 

@@ -23,7 +23,6 @@ from anabranch.common.file_lock import locked
 from anabranch.config.egress import Target
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
@@ -546,7 +545,7 @@ def test_a_redelivery_is_refused_until_main_is_merged(lake: StreamLake, tmp_path
     before = heads(lake.table())["batch"]
     accept(lake, HOURS[0], 10)
     run(tmp_path)
-    lake.lake.catalog.commit_table(lake.table(), (), (set_ref("batch", before, "branch"),))
+    lake.set_back("batch", before)
     job = job_of(tmp_path)
     assert list(room.deliver(job, job.stream.egress[0], all_again=True)) == []
     with pytest.raises(Refused, match=r"expected main to be merged .*`anabranch merge events`"):

@@ -39,7 +39,6 @@ from proofs import (
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
@@ -206,7 +205,7 @@ def test_only_accepted_hours(one: StreamLake) -> None:
 def test_only_accepted_hours_are_refused_until_main_is_merged(one: StreamLake) -> None:
     before = heads(one.table())["batch"]
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
-    one.lake.catalog.commit_table(one.table(), (), (set_ref("batch", before, "branch"),))
+    one.set_back("batch", before)
     refused = ask(one, COUNT, "--only-accepted")
     assert (refused.exit_code, "run `anabranch merge events`" in refused.output) == (1, True)
     done = ask(one, COUNT, "--only-accepted", "--as-of", "speed")

@@ -26,6 +26,7 @@ from killed import run_armed
 from lakes import (
     StreamLake,
     add_snapshots,
+    content,
     copied_lake,
     limit_commits,
     new_environment,
@@ -36,8 +37,6 @@ from lakes import (
     tables_of,
 )
 from proofs import job
-from pyiceberg.table import Transaction
-from pyiceberg.table.refs import SnapshotRefType
 from scale import measured
 
 from anabranch.cli import main
@@ -50,7 +49,6 @@ from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.schema_evolution import Columns
 from anabranch.iceberg.snapshots import head, heads
 from anabranch.lifecycle.maintenance import maintain
@@ -249,8 +247,7 @@ class Story:
 
 
 def main_rows(one: StreamLake) -> list[dict[str, Any]]:
-    table = one.table()
-    rows: list[dict[str, Any]] = table.scan(snapshot_id=heads(table)["main"]).to_arrow().to_pylist()
+    rows: list[dict[str, Any]] = content(one.lake, one.name).to_pylist()
     return rows
 
 
@@ -473,10 +470,7 @@ def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_
     one.ledger.record_waiting(one.state())
     fill(one.lake, one.stream, view)
     assert FIRST in taken(one)
-    table = one.table()
-    tx = Transaction(table)
-    tx._apply((set_ref("batch", before, SnapshotRefType.BRANCH),))
-    one.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+    one.set_back("batch", before)
     assert taken(one) == set(), "main is not made from its branches as they are"
     assert read(one, view) == grouped(one, view)
     merge(one.lake, one.stream)
