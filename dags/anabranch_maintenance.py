@@ -16,7 +16,6 @@ batch layer has served for long, and deletes unreferenced files. The ages are th
 
 
 def maintenance_dag(stream: Stream) -> DAG:
-    """Return the DAG of one stream, or of all streams of a family."""
     name = stream.name
     with DAG(
         dag_id=f"anabranch_maintenance__{name}",

@@ -17,7 +17,6 @@ batch layer serves the hours meanwhile. Its progress: `anabranch status {stream}
 
 
 def watch_dag(stream: Stream) -> DAG:
-    """Return the DAG of one stream."""
     name = stream.name
     with DAG(
         dag_id=f"anabranch_speed_watch__{name}",

@@ -148,8 +148,6 @@ class _Sasl(Connection):
 
 
 class Password(_Sasl):
-    """A user and a password."""
-
     keys_to_check: ClassVar[str] = "sasl.username, sasl.password"
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(alias="sasl.mechanism")

@@ -110,7 +110,6 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> str:
-    """Return the message for an unknown key. Pure."""
     near = get_close_matches(key, known, 1, 0.5)
     meant = (
         f"did you mean {near[0]!r}?"

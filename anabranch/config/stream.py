@@ -406,7 +406,6 @@ class Stream(Frozen):
         return f"{self.table}_{view.name}"
 
     def partials_table(self, view: View) -> str:
-        """Return the table of a view's partials."""
         return f"{self.view_table(view)}{PARTIALS}"
 
     def partials(self, view: View) -> tuple[Partial, ...]:
@@ -424,7 +423,6 @@ class Stream(Frozen):
         return self.event_time.column
 
     def column_type(self, name: str) -> str:
-        """Return the type of a column of the schema."""
         return next(c.type for c in self.columns if c.name == name)
 
     @property

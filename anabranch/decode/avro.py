@@ -242,7 +242,6 @@ def _shown(value: Any) -> str:
 
 
 def _reader(node: Node) -> _Read:
-    """Return the reader of a type."""
     kind = node.kind
     if kind in ("record", "error"):
         fields = [(name, _reader(field)) for name, field in node.fields.items()]

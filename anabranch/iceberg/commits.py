@@ -14,8 +14,6 @@ from pyiceberg.manifest import DataFile
 
 
 class Outcome(Enum):
-    """The outcome of a commit."""
-
     LANDED = "landed"
     REFUSED = "refused"
 

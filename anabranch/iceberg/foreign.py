@@ -64,7 +64,6 @@ def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
 
 
 def operation_of(snapshot: Snapshot) -> str:
-    """Return the operation in a snapshot's summary. Pure."""
     return snapshot.summary.operation.value if snapshot.summary is not None else "no operation"
 
 

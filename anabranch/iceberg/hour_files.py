@@ -71,7 +71,6 @@ def hours_on_branches(table: Table) -> set[str]:
 
 
 def paths_by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, set[str]]:
-    """Return the paths of files by hour. Pure."""
     paths: dict[str, set[str]] = {}
     for file in files:
         paths.setdefault(hour_of_file(table, file), set()).add(file.file_path)

@@ -298,7 +298,6 @@ def staged_refs(table: Table, expired: Collection[int]) -> tuple[str, ...]:
 
 
 def has_landed(table: Table, commit_id: str) -> bool:
-    """Return whether a snapshot of the table has the commit's id. Pure."""
     return any(
         s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots()
     )

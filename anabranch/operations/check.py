@@ -72,7 +72,6 @@ def check(
 
 
 def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check:
-    """Return the account of decoded records. Pure."""
     names = [column.name for column in stream.columns]
     rows = decoded.good.select([*names, "kafka_partition", "kafka_offset"]).to_pylist()
     repeated, conflicts = count_duplicates(stream.key, names, rows)

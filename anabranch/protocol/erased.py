@@ -72,7 +72,6 @@ class Erasures:
     all: tuple[Erasure, ...] = ()
 
     def of(self, id: str) -> Erasure | None:
-        """Return the erasure with this id, or None."""
         return next((one for one in self.all if one.id == id), None)
 
     def __getitem__(self, id: str) -> Erasure:

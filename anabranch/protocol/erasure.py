@@ -37,7 +37,6 @@ Files = Mapping[str, Mapping[str, "DataFile"]]
 
 
 def by_path(files_by_branch: Mapping[str, Files]) -> dict[str, DataFile]:
-    """Return the files of all branches by path. Pure."""
     return {
         path: f
         for files in files_by_branch.values()

@@ -55,7 +55,6 @@ class Holds:
         return next((hold for hold in self.holds if hour in hold), None)
 
     def plus(self, hold: Hold) -> Holds:
-        """Return the holds with this one added. Pure."""
         return Holds((*self.holds, hold), hold.at)
 
     def without(self, first: str, last: str, at: datetime) -> Holds:

@@ -25,7 +25,6 @@ _FILE_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-r\d+-[0-9a-f]{8}-\d{5,}\.parquet"
 
 
 def file_name(hour: Hour, delivery: str, number: int) -> str:
-    """Return the name of a file of a delivery of an hour."""
     return f"{hour.name}-r{hour.revision}-{delivery[:8]}-{number:05}.parquet"
 
 

@@ -59,7 +59,6 @@ class Storage(ABC):
         return stream  # type: ignore[no-any-return]
 
     def names(self, folder: str) -> frozenset[str]:
-        """Return the names of the files in a folder."""
         return frozenset(file.path.rpartition("/")[2] for file in list_files(self.io, folder))
 
     def delete(self, folder: str, names: frozenset[str]) -> None:

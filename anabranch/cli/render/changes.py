@@ -121,7 +121,6 @@ def written_text(folder: str, written: Sequence[Path]) -> Text:
 
 
 def change_words(change: HourChange) -> str:
-    """Return a change of an hour as one line."""
     replaced = f" instead of {change.replaces}" if change.replaces is not None else ""
     erased = f"  erased by {', '.join(change.erasures)}" if change.erasures else ""
     left = len(change.removed) if change.removed is not None else "?"

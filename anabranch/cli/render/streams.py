@@ -32,7 +32,6 @@ def position_text(view: ConsumerPosition, form: str) -> Text:
 
 
 def status_text(view: StreamStatus) -> Text:
-    """Return the state of one stream."""
     from anabranch.operations.reports.status import overdue_words, unexplained_words
 
     rows: list[tuple[str, object]] = [

@@ -73,8 +73,6 @@ class Services:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """The current state of a service."""
-
     service: str
     state: State
     pid: int | None

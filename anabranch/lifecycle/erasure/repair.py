@@ -83,7 +83,6 @@ LOG = logging.getLogger(__name__)
 def request_row(
     job: Job, one: Erasure, key: Key, hashes: Sequence[str], why: str, act: Act
 ) -> LedgerRow:
-    """Return the ledger's row of a request."""
     recorded = {
         "id": one.id,
         "column": one.column,

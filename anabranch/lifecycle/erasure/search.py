@@ -219,7 +219,6 @@ def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
 def erased_mask(
     batch: pa.RecordBatch, name: str, values: Values, covered: Covered
 ) -> pa.BooleanArray:
-    """Return the mask of a batch's rows that are erased."""
     texts = batch[name].cast(pa.string())
     wanted = values.array
     if not values.texts:

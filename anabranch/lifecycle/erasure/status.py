@@ -225,8 +225,6 @@ def _brought_back(
 
 
 def _stored(table: Table, paths: Collection[str]) -> set[str]:
-    """Return the paths that exist in storage."""
-
     def exists(path: str) -> bool:
         return table.io.new_input(path).exists()
 

@@ -134,7 +134,6 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
 
 
 def _lost_files(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
-    """Yield a finding for each hour with lost files."""
     waiting = {*facts.status.backlog, *facts.status.to_seal, *facts.status.refused}
     for is_served, lost in ((True, facts.lost.served), (False, facts.lost.unserved)):
         by_hour: dict[str, list[LostFile]] = {}
