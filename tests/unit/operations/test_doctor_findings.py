@@ -195,11 +195,6 @@ def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> Non
     assert "cleanup.policy" not in finding.remedy
 
 
-def test_a_missing_topic_hides_its_other_findings() -> None:
-    [finding] = kafka.findings(BROKERS, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)
-    assert (finding.check, finding.severity) == (Issue.TOPIC_MISSING, Severity.ERROR)
-
-
 @pytest.mark.parametrize(
     ("servers", "command"),
     [
@@ -212,11 +207,14 @@ def test_a_missing_topic_hides_its_other_findings() -> None:
         ),
     ],
 )
-def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, command: str) -> None:
+def test_a_missing_topic_hides_other_findings_and_is_created_with_the_installed_tool(
+    servers: str, command: str
+) -> None:
     facts = kafka.KafkaFacts(None, {}, {}, None)
     [finding] = kafka.findings(
         BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW
     )
+    assert (finding.check, finding.severity) == (Issue.TOPIC_MISSING, Severity.ERROR)
     assert finding.remedy == command
 
 
@@ -427,6 +425,23 @@ def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> Non
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
 
+def store_of(objects: dict[str, bytes], **answers: Any) -> SimpleNamespace:
+    """A store of one bucket with these objects."""
+    given = {
+        "has_bucket": lambda bucket: True,
+        "clock": lambda bucket: NOW,
+        "put": lambda bucket, key, body, type: objects.update({key: body}),
+        "list_objects": lambda bucket, prefix: [(key, 0, NOW) for key in objects],
+        "get": lambda bucket, key: objects[key],
+        "delete_objects": lambda bucket, keys: objects.clear(),
+        "is_versioned": lambda bucket: False,
+        "lifecycle": lambda bucket: (),
+        "lock": lambda bucket: None,
+        "uploads": lambda bucket, prefix: (),
+    }
+    return SimpleNamespace(**(given | answers))
+
+
 @pytest.mark.parametrize(
     ("code", "unread"), [("NotImplemented", []), ("AccessDenied", [Issue.LIFECYCLE])]
 )
@@ -438,18 +453,7 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding(
     def refuse(bucket: str) -> None:
         raise Transient(f"read the lifecycle rules of bucket {bucket}: ClientError: {code}")
 
-    store = SimpleNamespace(
-        has_bucket=lambda bucket: True,
-        clock=lambda bucket: NOW,
-        put=lambda bucket, key, body, type: objects.update({key: body}),
-        list_objects=lambda bucket, prefix: [(key, 0, NOW) for key in objects],
-        get=lambda bucket, key: objects[key],
-        delete_objects=lambda bucket, keys: objects.clear(),
-        is_versioned=lambda bucket: False,
-        lifecycle=refuse,
-        lock=lambda bucket: None,
-        uploads=lambda bucket, prefix: (),
-    )
+    store = store_of(objects, lifecycle=refuse)
     monkeypatch.setattr(s3, "open_store", lambda settings: store)
     answers: list[str] = []
     facts = s3.read(new_environment(Path("/nowhere")), PLACE, lambda: answers.append(code))
@@ -472,18 +476,7 @@ def test_the_rights_of_a_policy_suffice_for_the_object_of_the_doctor(
     def delete(bucket: str, keys: list[str]) -> None:
         used.extend(("s3:DeleteObject", key) for key in keys)
 
-    store = SimpleNamespace(
-        has_bucket=lambda bucket: True,
-        clock=lambda bucket: NOW,
-        put=put,
-        list_objects=lambda bucket, prefix: [(key, 0, NOW) for key in objects],
-        get=lambda bucket, key: objects[key],
-        delete_objects=delete,
-        is_versioned=lambda bucket: False,
-        lifecycle=lambda bucket: (),
-        lock=lambda bucket: None,
-        uploads=lambda bucket, prefix: (),
-    )
+    store = store_of(objects, put=put, delete_objects=delete)
     monkeypatch.setattr(s3, "open_store", lambda settings: store)
     s3.read(new_environment(Path("/nowhere")), PLACE, lambda: None)
     assert [right for right, _ in used] == ["s3:PutObject", "s3:DeleteObject"]
