@@ -129,6 +129,22 @@ def test_a_column_is_brought_back_and_widened(one: StreamLake) -> None:
     assert content(one) == [VALUES] and isinstance(one.table().schema().find_type("n"), LongType)
 
 
+@pytest.mark.parametrize("ddl", [DDL, DDL.replace("id STRING", "id BIGINT")])
+def test_a_column_that_is_never_null_comes_back_before_the_first_row(
+    tmp_path: Path, ddl: str
+) -> None:
+    """As a new column it would be refused, though no row lacks it."""
+    one = new_lake(tmp_path)
+    apply(one, stream_of(DDL))
+    alter(one, one.name, lambda u: u.delete_column("id"))
+    with pytest.raises(Terminal, match="another program dropped column id"):
+        require_columns(one.table(), stream_of(DDL))
+    assert apply(one, stream_of(ddl)) != []
+    require_columns(one.table(), stream_of(ddl))
+    assert one.table().schema().find_field("id").required
+    assert apply(one, stream_of(ddl)) == []
+
+
 def test_a_rename_that_the_file_follows_is_none_to_undo(one: StreamLake) -> None:
     """The file has the new name too: old rows have their values by it."""
     alter(one, one.name, lambda u: u.rename_column("n", "level"))
