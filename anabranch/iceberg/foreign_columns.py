@@ -74,24 +74,23 @@ def published_schema(table: Table) -> Schema | None:
 
 def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
     """Return the wanted fields that another program dropped or renamed since the newest publish,
-    or dropped before it, while the stream's file lacked them. Reads manifests only for a field that
-    was dropped: a nullable one without values is not missed. Raises Transient."""
+    or dropped before it, while the stream's file lacked them. Reads manifests only for a field
+    whose name another has now: one without values is not missed, `apply` may have given it another
+    type. Raises Transient."""
     published = published_schema(table)
     if published is None:
         return []
     former = sorted(table.schemas().values(), key=lambda s: s.schema_id, reverse=True)
     changes = plan_foreign_changes(published, table.schema(), wanted, former)
-    if not any(change.now is None for change in changes):
+    if not any(map(_is_replaced, changes)):
         return changes
     files = data_files(table)
+    # Under a new id, all old rows would have null in the column.
+    return [c for c in changes if not _is_replaced(c) or has_values(files, _leaves(c.field))]
 
-    def is_missed(c: ForeignChange) -> bool:
-        # `apply` adds no NOT NULL column, but a table without rows can have it back. Under a new
-        # id, all old rows would have null in the column.
-        comes_back = c.field.required and c.replaced_by is None
-        return c.now is not None or comes_back or has_values(files, _leaves(c.field))
 
-    return [c for c in changes if is_missed(c)]
+def _is_replaced(change: ForeignChange) -> bool:
+    return change.now is None and change.replaced_by is not None
 
 
 def plan_foreign_changes(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_stream, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
 
@@ -110,6 +110,24 @@ def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> No
     assert apply(one, stream_of(DDL)) == []
 
 
+@pytest.mark.parametrize("name", ["n", "s", "s.b", "kafka_offset"])
+def test_a_column_of_a_table_without_rows_comes_back(tmp_path: Path, name: str) -> None:
+    one = new_lake(tmp_path)
+    apply(one, stream_of(DDL))
+    before = one.table().schema()
+    alter(one, one.name, lambda u: u.delete_column(name))
+    with pytest.raises(Terminal, match=f"another program dropped column {name}"):
+        require_columns(one.table(), stream_of(DDL))
+    assert "brought column" in apply(one, stream_of(DDL))[0]
+    after = one.table().schema()
+    assert index_name_by_id(after) == index_name_by_id(before)
+    assert {f.name for f in after.fields if f.required} == {
+        f.name for f in before.fields if f.required
+    }
+    publish(one, 1, **VALUES)
+    assert content(one) == [VALUES]
+
+
 def test_a_column_that_was_dropped_and_added_again_has_its_values_again(one: StreamLake) -> None:
     """The other program added it again."""
     alter(one, one.name, lambda u: u.delete_column("n"))
@@ -192,7 +210,8 @@ def test_tables_beside_the_rows_get_their_columns_back(one: StreamLake) -> None:
     alter(one, name, lambda u: u.rename_column("error_text", "reason"))
     alter(one, name, lambda u: u.delete_column(("headers",)))
     done = apply(one, stream_of(DDL))
-    assert f"renamed column reason of {name} back to error_text" in done[0]
+    assert "brought column headers of" in done[0]
+    assert f"renamed column reason of {name} back to error_text" in done[1]
     after = one.lake.load(name).schema()
     assert after.find_field("error_text").field_id == before.find_field("error_text").field_id
 
