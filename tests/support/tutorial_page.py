@@ -31,9 +31,10 @@ def follow(programs: Path, folder: Path) -> None:
     """Run the page's commands by the programs of a folder, in a new lake below another folder, and
     assert what they print. Its services get free ports."""
     kafka = free_port()
+    s3 = free_port(kafka)
     environment = os.environ | {
         "ANABRANCH_KAFKA": f"127.0.0.1:{kafka}",
-        "ANABRANCH_S3": f"http://127.0.0.1:{free_port(kafka)}",
+        "ANABRANCH_S3": f"http://127.0.0.1:{s3}",
         "NO_COLOR": "1",
     }
 
@@ -56,7 +57,8 @@ def follow(programs: Path, folder: Path) -> None:
             if "HOUR" in command and not hour:
                 listed = json.loads(run("anabranch hours game_events --output json", lake))
                 hour = next(h["hour"] for h in listed if h["state"] == "accepted")
-            printed[command] = run(command.replace("HOUR", hour), lake)
+            ports = f" --kafka-port {kafka} --s3-port {s3}" * command.endswith("dev up")
+            printed[command] = run(command.replace("HOUR", hour) + ports, lake)
     finally:
         run("anabranch dev down", lake)
     [query] = (text for command, text in printed.items() if " query " in command)
