@@ -26,7 +26,6 @@ def test_an_hour_whose_end_the_log_lost_is_not_read(tmp_path: Any) -> None:
     )
     reader = HourReader(cast(Any, job), cast(Any, None), cast(Any, None))
     state = SimpleNamespace(timeline=Timeline(HOUR, HOUR, {}), position=Position("t", {0: 5, 1: 2}))
-    with pytest.raises(
-        PositionError, match=rf"the end of hour {HOUR} .*lost published records: {{'0': \[3, 5\]}}"
-    ):
+    found = rf"the end of hour {HOUR} .*lost published records: {{'0': \[3, 5\]}}"
+    with pytest.raises(PositionError, match=found):
         reader.read(HOUR, Cut("t", {0: (0, 5), 1: (0, 2)}), cast(Any, state))

@@ -117,8 +117,7 @@ def test_a_redirect_is_not_followed(
     with ExitStack() as stack:
         other, seen_there = stack.enter_context(server(200))
         url, seen = stack.enter_context(server(status, f"{other}/x"))
-        with pytest.raises(
-            ConfigurationError, match=f"found {status}, a redirect to {other}/x; check {url_key}"
-        ):
+        found = f"found {status}, a redirect to {other}/x; check {url_key}"
+        with pytest.raises(ConfigurationError, match=found):
             ask(url, **keys)
     assert (seen, seen_there) == ([expected], [])

@@ -122,9 +122,8 @@ def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
         raise Transient("ask S3: none")
 
     began = time.monotonic()
-    with pytest.raises(
-        Transient, match=r"stream s: given up after \d+ tries within 0:00:01: ask S3"
-    ):
+    found = r"stream s: given up after \d+ tries within 0:00:01: ask S3"
+    with pytest.raises(Transient, match=found):
         _retry(timedelta(seconds=1), timedelta(milliseconds=200)).call("stream s", always)
     assert time.monotonic() - began < 2
 

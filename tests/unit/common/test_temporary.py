@@ -36,9 +36,8 @@ def write(path: Path, days: float, size: int = 10) -> Path:
 def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
     first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
     held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, also for root
-    with pytest.raises(
-        Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "
-    ):
+    found = f"delete 3 files: expected permission, found 1 left, first file://{held}: "
+    with pytest.raises(Transient, match=found):
         delete_files(PyArrowFileIO(), [f"file://{path}" for path in (first, held, last)])
     assert held.exists() and not first.exists() and not last.exists()
 
@@ -59,9 +58,8 @@ def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(
 
 def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(
-        Transient, match=f"list .*: expected permission to read {tmp_path}/loop, found "
-    ):
+    found = f"list .*: expected permission to read {tmp_path}/loop, found "
+    with pytest.raises(Transient, match=found):
         list(list_files(PyArrowFileIO(), f"file://{tmp_path}"))
 
 

@@ -308,15 +308,11 @@ def test_an_error_in_a_secret_does_not_show_the_secret(
 
 def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: Path) -> None:
     stream(conf)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"stream 'other': expected the file .*, found none \(known streams: s",
-    ):
+    found = r"stream 'other': expected the file .*, found none \(known streams: s"
+    with pytest.raises(ConfigurationError, match=found):
         load_stream("other", conf)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"expected a name of letters, digits and underscores, found '\.\./x'",
-    ):
+    found = r"expected a name of letters, digits and underscores, found '\.\./x'"
+    with pytest.raises(ConfigurationError, match=found):
         load_stream("../x", conf)
     with pytest.raises(ConfigurationError, match=r"found none \(choose the folder with --conf\)"):
         load_environment(tmp_path / "nowhere")

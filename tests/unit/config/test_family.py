@@ -236,9 +236,8 @@ def test_a_topic_whose_table_is_not_legal_is_named(conf: Path) -> None:
 
 def test_a_family_is_no_stream(conf: Path) -> None:
     assert (stream_names(conf), family_names(conf)) == ((), ("app",))
-    with pytest.raises(
-        ConfigurationError, match=r"found that .*app.yaml is a family; name one of its streams"
-    ):
+    found = r"found that .*app.yaml is a family; name one of its streams"
+    with pytest.raises(ConfigurationError, match=found):
         load_stream("app", conf)
 
 

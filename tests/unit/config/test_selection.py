@@ -63,9 +63,8 @@ def test_there_is_one_way_to_select_at_a_time(conf: Path, ways: dict[str, Any]) 
 
 
 def test_a_name_without_a_file_is_refused_with_those_that_there_are(conf: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"stream 'e': expected the file .*known streams: a, b, c, d"
-    ):
+    found = r"stream 'e': expected the file .*known streams: a, b, c, d"
+    with pytest.raises(ConfigurationError, match=found):
         select_streams(conf, ["a", "e"])
 
 

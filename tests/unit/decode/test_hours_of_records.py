@@ -67,9 +67,8 @@ def test_a_worker_assigns_the_hours_that_the_plan_assigns(hours: list[HourRange]
 
 
 def test_an_offset_behind_the_last_hour_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="partition 1, offset 3: expected an offset of the hours 2026-11-25T00"
-    ):
+    found = "partition 1, offset 3: expected an offset of the hours 2026-11-25T00"
+    with pytest.raises(ValueError, match=found):
         assigned([(0, 2), (1, 3)], [HourRange("2026-11-25T00", {0: 3, 1: 3})])
 
 

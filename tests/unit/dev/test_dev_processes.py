@@ -106,9 +106,8 @@ def test_one_that_ends_at_once_is_reported_with_the_end_of_its_log(daemon: Daemo
     process = daemon.start(
         [sys.executable, "-c", "raise SystemExit('no such disk')", daemon.marker(1)], 1, os.environ
     )
-    with pytest.raises(
-        Terminal, match=r"(?s)ended while it was starting.*kafka\.log.*no such disk"
-    ):
+    found = r"(?s)ended while it was starting.*kafka\.log.*no such disk"
+    with pytest.raises(Terminal, match=found):
         daemon.await_answer(process, lambda: False, 30)
 
 
@@ -122,9 +121,8 @@ def test_a_taken_port_is_refused_with_the_flag_for_another() -> None:
         holder.bind((processes.HOST, 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(
-            ConfigurationError, match=rf"Kafka needs port {port} .*lsof -i :{port}.*--kafka-port"
-        ):
+        found = rf"Kafka needs port {port} .*lsof -i :{port}.*--kafka-port"
+        with pytest.raises(ConfigurationError, match=found):
             processes.require_free_port(port, "Kafka", "--kafka-port")
     processes.require_free_port(port, "Kafka", "--kafka-port")
 

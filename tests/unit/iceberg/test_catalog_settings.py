@@ -52,10 +52,8 @@ def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
 
 
 def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_ones() -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match=r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'",
-    ):
+    found = r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'"
+    with pytest.raises(ConfigurationError, match=found):
         jdbc_properties("postgresql+psycopg2://h/db?service=mine")
 
 
@@ -169,7 +167,6 @@ def test_a_rest_server_that_does_not_answer_times_out(monkeypatch: pytest.Monkey
 
 def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg2", None)
-    with pytest.raises(
-        ConfigurationError, match=r"found no psycopg2; run `pip install 'anabranch\[postgres\]'`"
-    ):
+    found = r"found no psycopg2; run `pip install 'anabranch\[postgres\]'`"
+    with pytest.raises(ConfigurationError, match=found):
         catalog_properties(environment(uri="postgresql+psycopg2://u:p@h/db"))

@@ -93,9 +93,8 @@ def names(lake: StreamLake) -> tuple[str, str, str]:
 
 def test_dead_letters_that_the_catalog_lost_are_not_recreated_either(lake: StreamLake) -> None:
     admin.forget(lake.lake, lake.stream.dead_letters_table)
-    with pytest.raises(
-        ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"
-    ):
+    found = r"table games\.events_dead_letters: expected nothing below"
+    with pytest.raises(ConfigurationError, match=found):
         apply(lake)
     assert apply(lake, register=True)[0].startswith(
         "registered table games.events_dead_letters by "
@@ -223,9 +222,8 @@ def test_a_second_entry_that_was_moved_elsewhere_is_found_by_its_uuid(lake: Stre
     table = lake.lake.load("games.second")
     moved = SetLocationUpdate(location=f"{table.location()}-moved")
     lake.lake.catalog.commit_table(table, (), (moved,))
-    with pytest.raises(
-        ConfigurationError, match=r"found that the catalog has them as table games\.second"
-    ):
+    found = r"found that the catalog has them as table games\.second"
+    with pytest.raises(ConfigurationError, match=found):
         apply(lake, register=True)
 
 

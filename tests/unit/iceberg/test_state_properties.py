@@ -483,10 +483,8 @@ def test_a_missing_or_foreign_property_is_refused(long: StreamLake, value: str |
     with long.table().transaction() as tx:
         tx.remove_properties(key) if value is None else tx.set_properties({key: value})
     forget_what_was_read()
-    with pytest.raises(
-        Terminal,
-        match=rf"expected its property {key}, .*; the state of main, speed is lost: set the prop",
-    ):
+    found = rf"expected its property {key}, .*; the state of main, speed is lost: set the prop"
+    with pytest.raises(Terminal, match=found):
         long.state()
 
 

@@ -146,9 +146,8 @@ def test_the_error_of_a_java_key_store_has_the_commands_that_convert_it(
 ) -> None:
     store = tmp_path / "store"
     store.write_bytes(content)
-    with pytest.raises(
-        ConfigurationError, match=r"found a Java key store; convert it: `keytool -l"
-    ):
+    found = r"found a Java key store; convert it: `keytool -l"
+    with pytest.raises(ConfigurationError, match=found):
         kafka_python_settings(kafka(**{"ssl.truststore.location": str(store)}))
 
 
@@ -249,9 +248,8 @@ def test_the_token_of_a_file_is_read_for_each_connection(tmp_path: Path) -> None
         "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
     }
     source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
-    with pytest.raises(
-        ConfigurationError, match=r"check kafka\.security: sasl\.oauthbearer\.token"
-    ):
+    found = r"check kafka\.security: sasl\.oauthbearer\.token"
+    with pytest.raises(ConfigurationError, match=found):
         source.token()
     for text in ("first", "second"):
         file.write_text(f"{text}\n")

@@ -102,9 +102,8 @@ def test_no_listener_is_a_transient_error() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_request_without_access_is_refused(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, json.dumps({"error_code": status, "message": "no"}))
-    with pytest.raises(
-        ConfigurationError, match=f"found {status} no; check registry.user and registry.password"
-    ):
+    found = f"found {status} no; check registry.user and registry.password"
+    with pytest.raises(ConfigurationError, match=found):
         server.registry(user="u", password="hunter2").schema(7)
     assert server.authorization == "Basic " + base64.b64encode(b"u:hunter2").decode()
 
@@ -125,9 +124,8 @@ def test_an_answer_of_another_server_makes_no_dead_letters(
 ) -> None:
     """The hazard: a proxy's 404 taken for the registry's word that a schema does not exist."""
     server.answers["/schemas/ids/7"] = (status, body)
-    with pytest.raises(
-        ConfigurationError, match="expected the answer of a schema registry's REST API, found"
-    ):
+    found = "expected the answer of a schema registry's REST API, found"
+    with pytest.raises(ConfigurationError, match=found):
         server.registry().schema(7)
 
 

@@ -219,9 +219,8 @@ def test_a_later_run_goes_on_with_the_version_of_the_first(lake: StreamLake) -> 
         0,
         0,
     ]
-    with pytest.raises(
-        Refused, match=f"hour {OLDEST}: expected the 1 rows that it was imported with .*, found 2"
-    ):
+    found = f"hour {OLDEST}: expected the 1 rows that it was imported with .*, found 2"
+    with pytest.raises(Refused, match=found):
         import_in(lake, version=1)
 
 
@@ -265,9 +264,8 @@ def test_a_file_with_other_rows_or_types_than_the_log_says_is_refused(lake: Stre
             metadata["schemaString"] = metadata["schemaString"].replace('"double"', '"long"')
 
     change_log(source(lake), 0, say_long)
-    with pytest.raises(
-        Refused, match=r"column n: expected int32, as the table has it, found double"
-    ):
+    found = r"column n: expected int32, as the table has it, found double"
+    with pytest.raises(Refused, match=found):
         import_in(lake)
 
 
@@ -348,9 +346,8 @@ def test_the_extra_that_is_missing_is_named(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(
-        ConfigurationError, match=r"found no deltalake; run `pip install 'anabranch\[delta\]'`"
-    ):
+    found = r"found no deltalake; run `pip install 'anabranch\[delta\]'`"
+    with pytest.raises(ConfigurationError, match=found):
         planned(lake)
 
 
@@ -383,13 +380,11 @@ def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_beh
     assert plan_log(names, 1, "s3://a") == (1, commits(1))
     v2 = f"{3:020}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
     assert plan_log([*names, v2], 4, "s3://a") == (4, [v2, "_sidecars/a.parquet", *commits(3, 4)])
-    with pytest.raises(
-        Refused, match="expected version 6 in the log of the Delta table, found 1 to 5"
-    ):
+    found = "expected version 6 in the log of the Delta table, found 1 to 5"
+    with pytest.raises(Refused, match=found):
         plan_log(names, 6, "s3://a")
-    with pytest.raises(
-        Refused, match="expected a version in the log of the Delta table, found none"
-    ):
+    found = "expected a version in the log of the Delta table, found none"
+    with pytest.raises(Refused, match=found):
         plan_log(others, None, "s3://a")
 
 

@@ -417,9 +417,8 @@ def _replaced(people: People) -> list[str]:
 
 
 def test_what_an_order_needs(people: People) -> None:
-    with pytest.raises(
-        ConfigurationError, match="expected a column of type STRING, INT or BIGINT, found date"
-    ):
+    found = "expected a column of type STRING, INT or BIGINT, found date"
+    with pytest.raises(ConfigurationError, match=found):
         people.erase(replace(ORDER, column="event_date"))
     with pytest.raises(ConfigurationError, match="expected 1 to 100,000 values"):
         people.erase(replace(ORDER, values=frozenset()))
@@ -431,9 +430,8 @@ def test_what_an_order_needs(people: People) -> None:
 
 def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -> None:
     for value in ("--5", "007", "+7", "7.0", " 7", "x", "-0", "٣"):
-        with pytest.raises(
-            ConfigurationError, match="expected whole numbers without leading zeros, such as 4711"
-        ):
+        found = "expected whole numbers without leading zeros, such as 4711"
+        with pytest.raises(ConfigurationError, match=found):
             people.erase(run.ErasureRequest("n", frozenset({"8", value}), "case 4711"))
     with pytest.raises(ConfigurationError, match=r"for column n, found 'x' and 1 others"):
         scan(people.job, Values.of("n", {"x", "y", "8"}))
@@ -675,9 +673,8 @@ def test_another_secret_of_a_hashed_column_brings_no_erased_record_back(people: 
     state, ranges = people.lake.state(), {FIRST: {0: (0, 8)}}
     assert load_filter(job.environment, job.stream, job.ledger, state, "t", ranges) is not None
     other = made_of(job, {"hash": "id"}, "another secret of the column")
-    with pytest.raises(
-        ConfigurationError, match=r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'
-    ):
+    found = r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'
+    with pytest.raises(ConfigurationError, match=found):
         load_filter(other.environment, other.stream, other.ledger, state, "t", ranges)
 
 

@@ -88,9 +88,8 @@ def test_files_are_found_in_a_folder_that_was_copied() -> None:
     log = SinkLog(entries, 1)
     for root in ("old/", "elsewhere/"):
         assert match(log, sizes, root, WHERE) == ["day=1/part-a.parquet", "part-c.parquet"]
-    with pytest.raises(
-        Refused, match=r"expected the file s3a://b/old/part-c\.parquet of 4 bytes, .* found none"
-    ):
+    found = r"expected the file s3a://b/old/part-c\.parquet of 4 bytes, .* found none"
+    with pytest.raises(Refused, match=found):
         match(log, {"day=1/part-a.parquet": 3}, "old/", WHERE)
     with pytest.raises(Refused, match="found one of 5 bytes"):
         match(log, sizes | {"part-c.parquet": 5}, "old/", WHERE)

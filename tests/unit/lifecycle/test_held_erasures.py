@@ -42,9 +42,8 @@ def test_records_of_held_hours_are_not_erased(people: People, hour: str) -> None
     """One of them is accepted, the other one only the speed layer has."""
     hold_in(people, hour)
     before, history = heads(people.lake.table()), people.lake.ledger.history()
-    with pytest.raises(
-        Refused, match=rf"found some of hour {hour}, kept by .*: case 7; release the hours"
-    ):
+    found = rf"found some of hour {hour}, kept by .*: case 7; release the hours"
+    with pytest.raises(Refused, match=found):
         people.erase()
     assert (heads(people.lake.table()), people.lake.ledger.history()) == (before, history)
     assert people.lake.state().erasures.all == ()
@@ -78,10 +77,8 @@ def test_records_that_are_yet_to_be_read_may_be_of_a_held_hour(people: People) -
     now = hour_of(people.lake.lake.clock.now())
     hold_in(people, now)
     job = job_of(people.lake.environment, people.lake.lake, records=13)
-    with pytest.raises(
-        Refused,
-        match=r"found records that are yet to be read, which may be of hours kept by .*case 7",
-    ):
+    found = r"found records that are yet to be read, which may be of hours kept by .*case 7"
+    with pytest.raises(Refused, match=found):
         run.erase(job, publisher_of(people), ORDER)
     # Once all of them were read, and none is of it:
     assert people.erase().left is None

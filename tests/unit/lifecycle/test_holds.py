@@ -61,9 +61,8 @@ def test_a_hold_may_be_without_an_end() -> None:
     held = plan_hold(state, H[3], "9999-12-31T23", ACT, release=False)
     assert held is not None and held.of("2300-01-01T00") is not None
     for first, gone in ((H[1], H[2]), (H[2], H[2])):
-        with pytest.raises(
-            Refused, match=f"expected hours whose rows are kept, found that {gone} has expired"
-        ):
+        found = f"expected hours whose rows are kept, found that {gone} has expired"
+        with pytest.raises(Refused, match=found):
             plan_hold(state, first, "9999-12-31T23", ACT, release=False)
     with pytest.raises(Refused, match=f"found that {H[2]} has expired"):
         plan_hold(state, H[1], H[2], ACT, release=False)

@@ -250,10 +250,8 @@ def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
     lake: StreamLake,
 ) -> None:
     import_in(lake.folder)
-    with pytest.raises(
-        Refused,
-        match=f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported",
-    ):
+    found = f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported"
+    with pytest.raises(Refused, match=found):
         require_of_kafka(lake.state(), OLDEST)
     require_of_kafka(lake.state(), FIRST)
     with pytest.raises(Refused, match="it was imported: the speed layer has never read it"):
@@ -444,9 +442,8 @@ def test_rows_without_a_key_in_hours_of_kafka_are_refused(tmp_path: Path) -> Non
         tmp_path / "source/a.parquet", [(None, 1, FIRST, 1), ("", 1, FIRST, 1), ("a", 1, FIRST, 2)]
     )
     job = replace(job_of(tmp_path), stream=lake.stream)
-    with pytest.raises(
-        Refused, match=r"expected a key .id. in each row .* found 2 rows without one"
-    ):
+    found = r"expected a key .id. in each row .* found 2 rows without one"
+    with pytest.raises(Refused, match=found):
         run.plan(job, run.ImportRequest(f"{tmp_path}/source", OLDEST))
 
 
@@ -544,9 +541,8 @@ def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> 
     copy.with_name(
         copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")
     ).write_bytes(copy.read_bytes())
-    with pytest.raises(
-        Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"
-    ):
+    found = r"expected one newest metadata file, found .* and .*other\.metadata\.json"
+    with pytest.raises(Refused, match=found):
         run.plan(job, run.ImportRequest(table.location(), OLDEST))
 
 
@@ -559,9 +555,8 @@ def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> 
     path = lake.folder / "other/metadata/v1.metadata.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
-    with pytest.raises(
-        Refused, match="expected a table without equality deletes, found some, as Flink writes them"
-    ):
+    found = "expected a table without equality deletes, found some, as Flink writes them"
+    with pytest.raises(Refused, match=found):
         run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/other", OLDEST))
 
 
@@ -891,9 +886,8 @@ def test_times_of_other_columns_outside_of_the_calendar_are_refused(
             continue
         with pytest.raises(OverflowError):
             at.to_pylist()
-        with pytest.raises(
-            Refused, match=r"a\.parquet: column at: expected .* found values outside of the years"
-        ):
+        found = r"a\.parquet: column at: expected .* found values outside of the years"
+        with pytest.raises(Refused, match=found):
             read(reader, path)
 
 

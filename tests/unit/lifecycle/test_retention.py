@@ -326,9 +326,8 @@ def test_hours_are_overdue_a_day_after_their_time_unless_an_operator_holds_them(
 def test_what_would_need_the_rows_of_an_expired_hour_is_refused() -> None:
     state = accepted_state(expired=Expired(H[20], ()))
     assert is_kept(state, H[20]) and not is_kept(state, H[20], 1) and is_kept(state, H[21], 1)
-    with pytest.raises(
-        Refused, match=f"hour {H[3]}: expected rows that are kept, found that they have expired"
-    ):
+    found = f"hour {H[3]}: expected rows that are kept, found that they have expired"
+    with pytest.raises(Refused, match=found):
         require_kept(state, H[3])
     with pytest.raises(Refused, match="its duplicates cannot be found any more"):
         require_kept(state, H[21], 2)

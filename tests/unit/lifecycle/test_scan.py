@@ -169,7 +169,6 @@ def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
 def test_a_file_that_cannot_be_read_is_named(people: People) -> None:
     folder = local_path(people.lake.table().location()) / "data"
     (folder / "theirs.parquet").write_bytes(b"no Parquet")
-    with pytest.raises(
-        Terminal, match=r"scan .*theirs\.parquet: expected a readable file, found Arrow"
-    ):
+    found = r"scan .*theirs\.parquet: expected a readable file, found Arrow"
+    with pytest.raises(Terminal, match=found):
         scan(people.job, ANNA)

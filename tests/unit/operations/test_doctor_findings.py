@@ -720,7 +720,6 @@ def test_an_airflow_command_without_an_answer_is_a_finding(
     silent.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(airflow, "_ANSWER_SECONDS", 0.2)
-    with pytest.raises(
-        ConfigurationError, match=r"airflow \w+ .*: expected an answer within 0.2 s"
-    ):
+    found = r"airflow \w+ .*: expected an answer within 0.2 s"
+    with pytest.raises(ConfigurationError, match=found):
         airflow.read()

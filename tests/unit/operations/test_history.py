@@ -214,10 +214,8 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
     assert n_of(one, "speed") == [1, 2]
     assert n_of(one, "batch") == []
     for at in ("2026-11-21T00-r1", "12", "staging "):
-        with pytest.raises(
-            ConfigurationError,
-            match=r"expected a tag, a branch, a snapshot's id or a time.*known: batch, main",
-        ):
+        found = r"expected a tag, a branch, a snapshot's id or a time.*known: batch, main"
+        with pytest.raises(ConfigurationError, match=found):
             find_snapshot(one.table(), at)
     # A table that lacks the tag is not silently read as it is now.
     tables = {name: one.lake.load(name) for name in (one.name, one.stream.hours_table)}

@@ -147,9 +147,8 @@ def test_an_append_that_never_comes_first_is_transient(
             [ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number()
         )
 
-    with pytest.raises(
-        Transient, match=r"append to games\.events_hours: expected a commit to land within"
-    ):
+    found = r"append to games\.events_hours: expected a commit to land within"
+    with pytest.raises(Transient, match=found):
         lake.lake.append(lake.stream.hours_table, rows)
     assert {r.decision for r in history(lake)} == {"sealed"}
 

@@ -169,9 +169,8 @@ def test_a_layer_that_does_not_cover_the_hour_is_refused(
         values.pop("accepted", {H[0]: Accepted(1, CUTS[0])}),
     )
     state = new_state(replace(timeline, **values), offsets, accepted=accepted)
-    with pytest.raises(
-        Refused, match=f"expected the {choice} layer's rows to cover its cut, found that {reason}"
-    ):
+    found = f"expected the {choice} layer's rows to cover its cut, found that {reason}"
+    with pytest.raises(Refused, match=found):
         plan_override(state, H[0], choice)
 
 

@@ -81,9 +81,8 @@ def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name
     apply(tmp_path, with_all_tables(MINE), Broker())
     before = locations(tmp_path)
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
-    with pytest.raises(
-        AnotherStreamsTable, match=rf"games\.{name}: expected a stream's table .*, found none"
-    ):
+    found = rf"games\.{name}: expected a stream's table .*, found none"
+    with pytest.raises(AnotherStreamsTable, match=found):
         apply(tmp_path, taken, Broker(id="r"))
     assert locations(tmp_path) == before
 
@@ -99,9 +98,8 @@ def test_the_table_of_a_stream_is_no_table_beside_another_streams(
         tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r")
     )
     before = locations(tmp_path)
-    with pytest.raises(
-        AnotherStreamsTable, match=rf"games\.{name}: .* found the table of stream refunds"
-    ):
+    found = rf"games\.{name}: .* found the table of stream refunds"
+    with pytest.raises(AnotherStreamsTable, match=found):
         apply(tmp_path, with_all_tables(MINE), Broker())
     assert locations(tmp_path) == before
 

@@ -212,10 +212,8 @@ def test_a_foreign_commit_while_a_publish_is_decided_refuses_it(lake: StreamLake
 
 def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) -> None:
     lake.table().manage_snapshots().remove_branch("batch").commit()
-    with pytest.raises(
-        Terminal,
-        match=r"table games.events: expected branch batch, found none; run `anabranch apply`",
-    ):
+    found = r"table games.events: expected branch batch, found none; run `anabranch apply`"
+    with pytest.raises(Terminal, match=found):
         lake.state()
 
 

@@ -437,10 +437,8 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
         with pytest.raises(ValueError, match="no"):
             publish()
     else:
-        with pytest.raises(
-            Transient,
-            match=r"test: expected a publish within 0:00:02, found \d+ refusals; try again",
-        ):
+        found = r"test: expected a publish within 0:00:02, found \d+ refusals; try again"
+        with pytest.raises(Transient, match=found):
             publish()
     assert tries[1] != []
     assert line(lake) == []

@@ -191,9 +191,8 @@ def test_a_dropped_staging_branch_is_named_and_created_again(lake: StreamLake) -
     files = lake.stage(BATCH[2]).files
     assert tables.is_created(lake.lake, lake.stream)
     drop(lake, "staging")
-    with pytest.raises(
-        Terminal, match="expected branch staging, found none; run `anabranch apply`"
-    ):
+    found = "expected branch staging, found none; run `anabranch apply`"
+    with pytest.raises(Terminal, match=found):
         lake.lake.stage(lake.name, new_id(), files)
     assert not tables.is_created(lake.lake, lake.stream)
     assert apply(lake)[0] == "created branch staging of games.events"

@@ -125,9 +125,8 @@ def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path
 
 def test_a_table_that_carries_no_position_names_the_remedy(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    with pytest.raises(
-        Terminal, match=r"expected a position on branch speed, found none; run `anabranch apply`"
-    ):
+    found = r"expected a position on branch speed, found none; run `anabranch apply`"
+    with pytest.raises(Terminal, match=found):
         read_state(lake.lake.load(lake.stream.dead_letters_table))
 
 

@@ -74,9 +74,8 @@ def test_a_job_with_other_columns_than_the_table_names_the_command_to_run(
 
 def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) -> None:
     _, table = table_of(tmp_path, NESTED)
-    with pytest.raises(
-        Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"
-    ):
+    found = r"expected column id string, found string NOT NULL; .* put NOT NULL back"
+    with pytest.raises(Terminal, match=found):
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))
 
 

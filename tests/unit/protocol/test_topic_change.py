@@ -83,10 +83,8 @@ def test_a_log_that_was_read_before_continues_at_its_end() -> None:
     )
     assert not must_choose(LEFT, position, old)
     assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
-    with pytest.raises(
-        Refused,
-        match=r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0",
-    ):
+    found = r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"
+    with pytest.raises(Refused, match=found):
         plan_begins(LEFT, position, old, {}, {0: 6, 1: 0})
 
 
@@ -143,9 +141,8 @@ def test_the_start_has_four_forms(text: str, choice: StartChoice) -> None:
 
 @pytest.mark.parametrize("text", ["", "first", "0=1,0=2", "0=1,", "0:1", "2026-11-21T25"])
 def test_any_other_writing_is_a_wrong_usage(text: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match="--from: expected earliest, latest, a time such as"
-    ):
+    found = "--from: expected earliest, latest, a time such as"
+    with pytest.raises(ConfigurationError, match=found):
         parse_start(text)
 
 
@@ -346,10 +343,8 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake
     )
     for words in (f"topic id {OLD}", holds, "nothing was changed", *choices):
         assert words in str(refused.value)
-    with pytest.raises(
-        Refused,
-        match=r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed",
-    ):
+    found = r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed"
+    with pytest.raises(Refused, match=found):
         run(lake, broker, "0=5")
     assert lake.state().heads == heads
 
@@ -391,9 +386,8 @@ def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(
 
 def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
     heads = lake.state().heads
-    with pytest.raises(
-        PositionError, match=r"adopt topic events: expected it to exist, found none; create it"
-    ):
+    found = r"adopt topic events: expected it to exist, found none; create it"
+    with pytest.raises(PositionError, match=found):
         run(lake, Broker(id=None))
     assert lake.state().heads == heads
 

@@ -476,15 +476,13 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
     head = str(lake.state().heads["main"])
     # Decided by a clock of long ago: the snapshot holds it all.
     assert not list(feed.poll(job, feed.start_from(job, head)))
-    with pytest.raises(
-        ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time"
-    ):
+    found = "expected a tag, a branch, a snapshot's id or a time"
+    with pytest.raises(ConfigurationError, match=found):
         feed.start_from(job, "yesterday")
     with pytest.raises(ConfigurationError, match=r"expected a UTC hour such as .*2026-11-31T05"):
         feed.start_from(job, "2026-11-31T05")
-    with pytest.raises(
-        ConfigurationError, match="expected a token of stream events, found one of others"
-    ):
+    found = "expected a token of stream events, found one of others"
+    with pytest.raises(ConfigurationError, match=found):
         feed.start_from(job, Token("others").encode())
 
 

@@ -321,9 +321,8 @@ def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
     newer: Any = replace(manifest, source="other", sequence=manifest.sequence + 1)
     assert plan_folder("p", manifest, done, newer) is Todo.WRITE
     object.__setattr__(newer, "snapshot_id", 1)
-    with pytest.raises(
-        ConfigurationError, match="expected hours of stream others, found some of events"
-    ):
+    found = "expected hours of stream others, found some of events"
+    with pytest.raises(ConfigurationError, match=found):
         plan_folder("p", manifest, done, replace(newer, stream="others"))
     older: Any = replace(manifest, source="other", sequence=manifest.sequence - 1)
     object.__setattr__(older, "snapshot_id", 1)
@@ -404,10 +403,8 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(
     folder.mkdir(parents=True)
     for name in ("part-00000-of-another-job.snappy.parquet", "notes.txt"):
         (folder / name).write_text("x")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"found notes\.txt, part-00000-of.*nothing was changed there: give",
-    ):
+    found = r"found notes\.txt, part-00000-of.*nothing was changed there: give"
+    with pytest.raises(ConfigurationError, match=found):
         run(tmp_path)
     assert sorted(p.name for p in folder.iterdir()) == [
         "notes.txt",
@@ -423,9 +420,8 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(
     # Later too: the hour that comes again is not delivered beside what it did not write.
     (folder / "copied.parquet").write_text("x")
     accept(lake, HOURS[0], 9)
-    with pytest.raises(
-        ConfigurationError, match=r"found copied\.parquet; nothing was changed there"
-    ):
+    found = r"found copied\.parquet; nothing was changed there"
+    with pytest.raises(ConfigurationError, match=found):
         run(tmp_path)
     assert (folder / "_SUCCESS").exists()
 

@@ -152,14 +152,11 @@ def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: St
     table = one.table()
     first = made_at(min(table.snapshots(), key=lambda s: s.sequence_number or 0))
     rebuild(one, HOUR, BEFORE, 2, [event(0, 0, HOUR, n=9)])
-    with pytest.raises(
-        ConfigurationError, match=rf"found its publishes only since .*; name a tag.*{HOUR}-r1"
-    ):
+    found = rf"found its publishes only since .*; name a tag.*{HOUR}-r1"
+    with pytest.raises(ConfigurationError, match=found):
         find_snapshot(one.table(), (first - timedelta(seconds=1)).isoformat())
-    with pytest.raises(
-        ConfigurationError,
-        match="expected a tag, a branch, a snapshot's id or a time, found '20261121'",
-    ):
+    found = "expected a tag, a branch, a snapshot's id or a time, found '20261121'"
+    with pytest.raises(ConfigurationError, match=found):
         find_snapshot(table, "20261121")
 
 

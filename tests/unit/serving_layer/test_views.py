@@ -575,9 +575,8 @@ def test_the_handle_reads_a_view(tmp_path: Path) -> None:
     assert len(view.pandas()) == rows
     assert view.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
     assert view.arrow(where="events > 1000").num_rows == 0
-    with pytest.raises(
-        ConfigurationError, match=r"one of its views \(per_minute\), found 'hourly'"
-    ):
+    found = r"one of its views \(per_minute\), found 'hourly'"
+    with pytest.raises(ConfigurationError, match=found):
         handle.view("hourly")
 
 
@@ -629,9 +628,8 @@ def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
     for name in ("hours", "egress", "dead_letters", "archive", "w_partials"):
         with pytest.raises(ValueError, match=f"views.{name}: expected a name other than"):
             with_views(**{name: view})
-    with pytest.raises(
-        ValueError, match=r"views: expected each name once \(case does not count\), found 'w' twice"
-    ):
+    found = r"views: expected each name once \(case does not count\), found 'w' twice"
+    with pytest.raises(ValueError, match=found):
         with_views(w=view, W=view)
     stream = with_views(w=view)
     assert (stream.view_table(stream.views[0]), stream.partials_table(stream.views[0])) == (

@@ -88,10 +88,8 @@ def test_a_temporary_folder_that_java_cannot_use_is_refused(
     one = environment(
         "local[2]", spark_driver_extraJavaOptions=f"-Djava.io.tmpdir=/tmp -Djava.io.tmpdir={folder}"
     )
-    with pytest.raises(
-        ConfigurationError,
-        match=f"temporary folder {folder}: expected to write and execute files.*java.io.tmpdir=FOL",
-    ):
+    found = f"temporary folder {folder}: expected to write and execute files.*java.io.tmpdir=FOL"
+    with pytest.raises(ConfigurationError, match=found):
         submit.submit(one, [])
 
 
@@ -103,9 +101,8 @@ def test_the_python_of_executors_is_not_the_drivers() -> None:
 
 
 def test_a_driver_elsewhere_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"expected no spark\.submit.deployMode, or client, found cluster"
-    ):
+    found = r"expected no spark\.submit.deployMode, or client, found cluster"
+    with pytest.raises(ConfigurationError, match=found):
         submit.submit_command(
             environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", []
         )

@@ -248,9 +248,8 @@ def test_the_columns_of_a_table_are_the_streams() -> None:
 def test_columns_that_contradict_the_file_are_refused() -> None:
     of = stream(event_time=EventTime(column="at"))
     assert of.lacks_columns
-    with pytest.raises(
-        ConfigurationError, match=r"event_time\.column: expected a TIMESTAMP column of the schema"
-    ):
+    found = r"event_time\.column: expected a TIMESTAMP column of the schema"
+    with pytest.raises(ConfigurationError, match=found):
         of.with_columns(parse_columns("id STRING NOT NULL, at STRING"))
     assert not of.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP")).lacks_columns
 
