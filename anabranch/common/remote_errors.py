@@ -317,6 +317,7 @@ _TERMINAL_TYPES = (
 # exceptions below are of a table that changed between two reads, or that a catalog did not have for
 # a moment: the next attempt reads again, and names a lasting cause.
 _ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
+_TABLE_CHANGED = "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS"
 _CHANGED_MEANWHILE = frozenset(
     {
         "UNRESOLVED_COLUMN",
@@ -328,7 +329,7 @@ _CHANGED_MEANWHILE = frozenset(
         "CANNOT_UP_CAST_DATATYPE",
         "INCOMPATIBLE_COLUMN_TYPE",
         "INCOMPATIBLE_DATA_FOR_TABLE",
-        "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS",
+        _TABLE_CHANGED,
         "INSERT_COLUMN_ARITY_MISMATCH",
         "NUM_COLUMNS_MISMATCH",
         "TABLE_OR_VIEW_NOT_FOUND",
@@ -523,9 +524,9 @@ def is_untrusted_s3(text: str) -> bool:
 
 
 def is_away(text: str) -> bool:
-    """Return whether an error's text, with stack traces, is about the network and not the rows.
-    Pure."""
-    return any(word in text for word in _NETWORK_WORDS)
+    """Return whether an error's text, with stack traces, is about the network, or about a table
+    that another program changed meanwhile, and not about the rows. Pure."""
+    return _TABLE_CHANGED in text or any(word in text for word in _NETWORK_WORDS)
 
 
 @contextmanager

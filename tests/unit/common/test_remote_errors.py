@@ -568,3 +568,17 @@ def test_the_cause_of_a_python_error_decides() -> None:
     error = RuntimeError("no")
     error.__cause__ = ConnectionResetError("reset")
     assert classify(error) is Meaning.PASSES
+
+
+def test_a_table_that_changes_while_expectations_read_it_is_no_verdict_on_the_rows() -> None:
+    """The hazard: an hour was refused by the quality gate since an ALTER TABLE ran beside it."""
+    text = (
+        "pyspark.errors.exceptions.captured.AnalysisException: "
+        "[INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS.COLUMNS_MISMATCH] Detected incompatible changes "
+        "to table `lake`.`games`.`events` after DataFrame/Dataset has been resolved and analyzed"
+    )
+    assert is_away(text)
+    assert isinstance(explain_text("evaluate the suite s", text), Unexplained)
+    assert not is_away(
+        text.replace("INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "UNRESOLVED_COLUMN")
+    )
