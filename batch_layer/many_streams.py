@@ -7,11 +7,12 @@ decides whose hour is next.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -89,7 +90,7 @@ def run_streams(
     at_once: int | None = None,
 ) -> list[StreamOutcome]:
     """Do the work of many streams, `at_once` small hours at a time (default: one per core)."""
-    turns = Turns(at_once or len(os.sched_getaffinity(0)), spark.new)
+    turns = Turns(at_once or pa.cpu_count(), spark.new)
 
     def run(job: Job) -> StreamOutcome:
         with fields(stream=job.stream.name):
