@@ -4,8 +4,8 @@
 Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
 --replay, restates each accepted hour with dead letters that decode now. A refused hour does not
 block the next one. Several --stream, --group NAME or --all select many streams, which share one
-Spark; each has its own outcome. The exit code is 1 if any hour was refused, and
-`combined_exit_code` for many streams.
+Spark; each has its own outcome. Spark is opened once an hour needs it (decision 68). The exit code
+is 1 if any hour was refused, and `combined_exit_code` for many streams.
 """
 
 from __future__ import annotations
