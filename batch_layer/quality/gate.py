@@ -166,9 +166,8 @@ def _evaluate(
 
 
 def _raise_if_unreachable(doing: str, text: str) -> None:
-    """Raise the classified error if an exception's text is about a service, or about a table that
-    another program altered meanwhile, not about the rows."""
-    if is_away(text) or "[INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS" in text:
+    """Raise the classified error if an exception's text is about a service, not about the rows."""
+    if is_away(text):
         raise explain_text(doing, text)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from anabranch.common.errors import ConfigurationError, Transient
-from batch_layer.quality.gate import _exception, _raise_if_unreachable
+from anabranch.common.errors import ConfigurationError
+from batch_layer.quality.gate import _exception
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, great_expectations, load_suite
 from batch_layer.quality.wording import FailedExpectation, describe_failure
@@ -406,15 +406,3 @@ def test_an_expectation_of_ours_is_checked_like_the_others(
 ) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         load_suite(_file(tmp_path, {"type": type_, "kwargs": kwargs}))
-
-
-def test_a_table_that_another_program_altered_meanwhile_refuses_no_hour() -> None:
-    """A refused hour would stay refused, as its records do not change."""
-    text = (
-        "pyspark.errors.exceptions.captured.AnalysisException: "
-        "[INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS.COLUMNS_MISMATCH] Detected incompatible changes "
-        "to table `lake`.`games`.`events` after DataFrame/Dataset has been resolved and analyzed"
-    )
-    with pytest.raises(Transient, match="evaluate the suite"):
-        _raise_if_unreachable("evaluate the suite", text)
-    _raise_if_unreachable("evaluate the suite", 'The column "nowhere" does not exist.')
