@@ -16,7 +16,7 @@ from anabranch.iceberg.snapshots import PUBLISH_ID, ancestors_to_last_publish
 from speed_layer.job import SpeedJob
 
 TRIED_AGAIN = re.compile(
-    r"try \d+ failed: .*; try \d+ in [0-9.]+ s \((.*, )?(no time limit|until \S+ UTC); "
+    r"try \d+ failed: .*; try \d+ in [0-9.]+ s \((.*, )?(no time limit|until \S+ UTC)\)"
 )
 PUBLISHED = re.compile(r"published \d+ offsets as")
 

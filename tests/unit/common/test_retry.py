@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from running import TRIED_AGAIN
 
 from anabranch.common.counters import RETRIES, TALLY
 from anabranch.common.errors import (
@@ -229,3 +230,13 @@ def test_any_error_during_a_stop_is_transient() -> None:
     with pytest.raises(Transient) as raised:
         Retry(None, stop).call("stream s", stopped_in_the_middle)
     assert raised.value.exit_code == 75
+
+
+@pytest.mark.parametrize("limit", [None, timedelta(minutes=1)])
+def test_the_failure_tests_know_the_line_of_another_try(
+    caplog: pytest.LogCaptureFixture, limit: timedelta | None
+) -> None:
+    """Else what asserts that nothing was tried again could not fail."""
+    action = _failing(Transient("s3: away"), Unexplained("what?"))
+    Retry(limit, threading.Event(), longest_pause=QUICK).call("stream s", action)
+    assert [bool(TRIED_AGAIN.search(line)) for line in caplog.messages] == [True, True]
