@@ -33,9 +33,10 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg import catalog_settings
 from anabranch.iceberg.lake import Lake
 from anabranch.kafka import source
+from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol.measured import MEASURED, read_measured
 from batch_layer import build as hours_of_batch
-from batch_layer import rebuild, stream_run
+from batch_layer import rebuild, sources, stream_run
 
 if TYPE_CHECKING:
     from broker import ProxiedBroker
@@ -141,11 +142,13 @@ def test_kafka_killed_and_started_again_under_a_running_speed_job(
     _assert_exact(one, caplog)
 
 
+@pytest.mark.parametrize("reader", ["spark", "this process"])
 def test_kafka_cut_while_the_batch_job_reads_an_hour(
     behind: Behind,
     proxied_kafka: ProxiedBroker,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    reader: str,
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers)
     one.topic()
@@ -153,13 +156,16 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     cuts = _once(proxied_kafka.proxy.cut)
-    real = source.read_ranges
+    where, name = (source, "read_ranges") if reader == "spark" else (KafkaAdapter, "read_records")
+    real = getattr(where, name)
 
-    def read_ranges(*arguments: object, **named: object) -> object:
+    def read(*arguments: object, **named: object) -> object:
         cuts()
-        return real(*arguments, **named)  # type: ignore[arg-type]
+        return real(*arguments, **named)
 
-    monkeypatch.setattr(source, "read_ranges", read_ranges)
+    monkeypatch.setattr(where, name, read)
+    if reader == "spark":
+        monkeypatch.setattr(sources, "SMALL", 0)
     with _mended_after_a_failure(proxied_kafka.proxy, caplog):
         results = one.batch()
     assert [r.decision for r in results if r.hour == hour] == ["accepted"]
