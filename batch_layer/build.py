@@ -179,7 +179,7 @@ class HourBuilder:
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
         self._offsets = 0
-        self.reader = HourReader(job, self._open_spark, self._lost)
+        self.reader = HourReader(job, lambda: self._spark, self._lost)
         self.passes = Passes(spark)
 
     def use(self, spark: LazySpark) -> None:
@@ -188,10 +188,11 @@ class HourBuilder:
     def follow(self, job: Job) -> None:
         """Continue with the stream's new columns."""
         self._job, self._stream = job, job.stream
-        self.reader = HourReader(job, self._open_spark, self._lost)
+        self.reader = HourReader(job, lambda: self._spark, self._lost)
 
-    def _open_spark(self) -> SparkSession:
-        """Return the session, with the settings of the current hour."""
+    @property
+    def _spark(self) -> SparkSession:
+        """The session, with the settings of the current hour; opened at its first use."""
         spark = self._session()
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = spark.sparkContext.defaultParallelism
@@ -201,10 +202,6 @@ class HourBuilder:
         # The Spark jobs of one stream form a pool, and the pools of many share the cores.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._stream.name)
         return spark
-
-    @property
-    def _spark(self) -> SparkSession:
-        return self._open_spark()
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
@@ -342,9 +339,9 @@ class HourBuilder:
             return in_one_task(self._read_staged(self._stream.table, staged.rows), cut.offsets)
 
         counts, accepted = staged.counts(cut.ranges), None
-        if has_missing(cut.ranges, counts.held) and not (
-            cut.offsets <= SMALL
-            and self.reader.has_none_stored(staged.masks(cut.ranges), hour, state)
+        if has_missing(cut.ranges, counts.held) and (
+            cut.offsets > SMALL
+            or self.reader.may_have_stored(staged.masks(cut.ranges), hour, state)
         ):
             self.passes.begin("look for records missing in Kafka")
             places = rows().select(*PLACE_COLUMNS)

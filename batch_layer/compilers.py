@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.offsets.position import ranges_between, size
 from anabranch.protocol.state import load_state
@@ -18,16 +20,18 @@ _MOST_BY_SPARK = 500_000
 _MOST_BY_WORKERS = 2_000_000
 
 
-def java_options(jobs: Iterable[Job], span: tuple[str, str] | None) -> str:
+def java_options(jobs: Iterable[Job], kafka: KafkaAdapter, span: tuple[str, str] | None) -> str:
     """Return options of the driver's Java for the offsets that the jobs' streams have to read;
-    empty if one does not answer. The job itself reports errors."""
+    empty if one does not answer. The job itself reports errors. `kafka` is not shared with other
+    threads, which may use the jobs' own clients meanwhile."""
+    shares = accumulate(share_of(job, kafka, span) for job in jobs)
     try:
-        return FIRST_COMPILER if sum(share_of(job, span) for job in jobs) <= 1 else ""
+        return FIRST_COMPILER if all(share <= 1 for share in shares) else ""
     except AnabranchError:
         return ""
 
 
-def share_of(job: Job, span: tuple[str, str] | None) -> float:
+def share_of(job: Job, kafka: KafkaAdapter, span: tuple[str, str] | None) -> float:
     """Return the most offsets that a job has to read, in the hours of `span` or in all waiting ones
     including the open hour, as a share of the number from which the second compiler pays. Raises
     Transient if Kafka or the lake is unreachable, Refused for an accepted hour that the ledger does
@@ -37,7 +41,7 @@ def share_of(job: Job, span: tuple[str, str] | None) -> float:
     cuts = job.ledger.remembering(state, chosen).cuts
     offsets = sum(cuts[h].offsets for h in chosen if h in cuts)
     if span is None or span[1] >= state.timeline.open:
-        topic = job.kafka.describe(job.stream.topic)
-        ends = job.kafka.stable_ends(topic) if topic is not None else {}
+        topic = kafka.describe(job.stream.topic)
+        ends = kafka.stable_ends(topic) if topic is not None else {}
         offsets += size(ranges_between(state.timeline.start, ends))
     return offsets / (_MOST_BY_WORKERS if job.stream.archive is None else _MOST_BY_SPARK)

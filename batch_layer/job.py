@@ -31,11 +31,13 @@ from pyspark.sql import SparkSession
 
 from anabranch.common.errors import combined_exit_code
 from anabranch.common.logs import of_process
+from anabranch.common.process import is_submitted
 from anabranch.job import Job, main, open_job, open_jobs, parser
+from anabranch.kafka.client import KafkaAdapter
 from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.protocol.acts import act_now
-from anabranch.spark.in_process import is_submitted, open_here
+from anabranch.spark.in_process import open_here
 from anabranch.spark.session import LazySpark, close_session, stop_on_signal
 from anabranch.spark.workers import SETTINGS
 from batch_layer import compilers
@@ -151,8 +153,10 @@ def _spark(
         stop.set()
 
     def open_spark() -> SparkSession:
-        java = compilers.java_options(jobs, span)
-        opened = open_here(jobs[0].environment, f"anabranch batch {what}", settings, java)
+        environment = jobs[0].environment
+        with KafkaAdapter(environment.kafka) as kafka:
+            java = compilers.java_options(jobs, kafka, span)
+        opened = open_here(environment, f"anabranch batch {what}", settings, java)
         stop_on_signal(opened, request_stop, _SIGNALS)
         return opened
 

@@ -65,14 +65,11 @@ class OffsetMasks:
     def distinct(self) -> Offsets:
         return {p: of.count for p, of in self.masks.items() if of.count}
 
-    def lacks(self, places: pa.Table) -> bool:
+    def lacks(self, places: Iterable[pa.Table]) -> bool:
         """Return whether one of `places`, inside the ranges, is not among the offsets."""
-        partitions, offsets = (places.column(name).to_numpy() for name in PLACE)
-        for p, of in self.masks.items():
-            at = offsets[partitions == p] - of.start
-            if not of.mask[at[(at >= 0) & (at < len(of.mask))]].all():
-                return True
-        return False
+        ranges = {p: (of.start, of.start + len(of.mask)) for p, of in self.masks.items()}
+        others = OffsetMasks.of(places, ranges).masks
+        return any((others[p].mask & ~of.mask).any() for p, of in self.masks.items())
 
     def missing(self) -> dict[int, Missing]:
         """Return the other offsets of the ranges, by partition."""

@@ -311,22 +311,23 @@ class HourReader:
             return around, None
         return around, records.too_large(spark, self._stream, large, lambda _: hour)
 
-    def has_none_stored(self, held: OffsetMasks, hour: str, state: State) -> bool:
-        """Return True if the table has no record of the hour whose place is not
-        among `held`, for a stream without an archive. Reads the places in the files of the hour;
-        False for an hour that was accepted before, whose offsets `find_stored` returns."""
+    def may_have_stored(self, held: OffsetMasks, hour: str, state: State) -> bool:
+        """Return whether the table has a record of the hour whose place is not among `held`, for a
+        stream without an archive. Reads the places in the files of the hour; True for an hour that
+        was accepted before, whose offsets `find_stored` returns."""
         if state.is_accepted(hour):
-            return False
+            return True
         # As in `find_stored`.
         dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
         letters = self._job.lake.load(self._stream.dead_letters_table)
         branches = ("speed", "main") if hour in state.retained_hours else ("speed",)
-        for table, branch in itertools.product((state.table, letters), branches):
-            files = self._lost.without(files_of(table, branch, hour))
-            for batch in RowReader.of(table).read(files, PLACE_COLUMNS):
-                if held.lacks(pa.table(batch)):
-                    return False
-        return True
+        return held.lacks(
+            pa.table(batch)
+            for table, branch in itertools.product((state.table, letters), branches)
+            for batch in RowReader.of(table).read(
+                self._lost.without(files_of(table, branch, hour)), PLACE_COLUMNS
+            )
+        )
 
     def find_stored(self, read: DataFrame, hour: str, cut: Cut, state: State) -> Stored:
         """Find every record of the cut that the archive or the table has and whose place is not in

@@ -18,6 +18,7 @@ from enum import Enum
 from functools import cache
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.process import is_submitted
 
 LOG = logging.getLogger(__name__)
 
@@ -333,6 +334,6 @@ def reach(step: Step) -> None:
 def _signal(number: signal.Signals) -> None:
     """Send a signal to this process and, under spark-submit, first to its parent: the JVM would
     notice the death, log it and clean up."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if is_submitted():
         os.kill(os.getppid(), number)
     os.kill(os.getpid(), number)

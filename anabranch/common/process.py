@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -94,3 +95,8 @@ def in_own_thread(call: Callable[[], None]) -> Callable[[], None]:
 
     threading.Thread(target=run, name="signals", daemon=True).start()
     return lambda: requests.put(None)
+
+
+def is_submitted() -> bool:
+    """Return whether spark-submit runs this process: its JVM runs already, and receives signals."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ

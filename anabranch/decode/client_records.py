@@ -10,15 +10,16 @@ import pyarrow as pa
 from anabranch.decode.headers import text_of
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS
 
-_MOST_RECORDS, _MOST_BYTES = 10_000, 16 * 2**20
+BATCH_RECORDS, BATCH_BYTES = 10_000, 16 * 2**20
+"""Limits of a batch that a decoder reads, in Spark's workers too."""
 
 
 def split_records(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the records in parts of the size of a Python worker's batch, as far as one record is
-    not larger. Pure."""
+    """Yield the records in parts of at most BATCH_RECORDS, which end once they have more than
+    BATCH_BYTES. Pure."""
     part, size = list[Any](), 0
     for record in records:
-        if len(part) == _MOST_RECORDS or size > _MOST_BYTES:
+        if len(part) == BATCH_RECORDS or size > BATCH_BYTES:
             yield part
             part, size = [], 0
         part.append(record)

@@ -23,8 +23,7 @@ def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     """Return the hash of each row's key; null for a key without a part, which names no event. Types
     that a column can be widened to hash alike, and so do an empty text and null."""
     parts = key_parts(rows, key)
-    is_named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
-    sql = f"SELECT CASE WHEN {is_named} THEN hash({', '.join(parts)}) END FROM keys"
+    sql = f"SELECT CASE WHEN {_names_event(parts)} THEN hash({', '.join(parts)}) END FROM keys"
     hashes = in_duckdb(sql, keys=rows.select(key)).column(0)
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in hashes.chunks], pa.int64())
 
@@ -32,6 +31,11 @@ def hash_keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
 def key_parts(rows: pa.Table, key: Sequence[str]) -> list[str]:
     """Return SQL for the parts of a key, whose values are equal if the keys are."""
     return [_part('"' + c.replace('"', '""') + '"', rows.schema.field(c).type) for c in key]
+
+
+def _names_event(parts: Sequence[str]) -> str:
+    """Return the SQL condition that a key with these parts names an event."""
+    return " OR ".join(f"{part} IS NOT NULL" for part in parts)
 
 
 def find_keys(
@@ -76,7 +80,7 @@ def have_same_keys(
     memory."""
     one, other = (reader.read(of, key).read_all() for of in (files, others))
     parts = key_parts(one, key)
-    named = " OR ".join(f"{part} IS NOT NULL" for part in parts)
+    named = _names_event(parts)
     # Null equals null in EXCEPT, as in a part of a key.
     first, second = (f"(SELECT {', '.join(parts)} FROM {t} WHERE {named})" for t in ("a", "b"))
     sql = f"({first} EXCEPT {second}) UNION ALL ({second} EXCEPT {first}) LIMIT 1"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from anabranch.common.process import is_submitted
 from anabranch.config import Environment
 from anabranch.spark.session import close_session, explained, open_session
 from anabranch.spark.submit import require_spark, submit_command, with_master
@@ -16,14 +17,6 @@ from anabranch.spark.workers import SETTINGS, require_workers
 
 # What spark-submit runs when PySpark starts it.
 _SHELL = "pyspark-shell"
-# The variable in which the JVM of spark-submit passes its port to a Python process.
-_GATEWAY = "PYSPARK_GATEWAY_PORT"
-
-
-def is_submitted() -> bool:
-    """Return whether spark-submit runs this process: its JVM, which receives the signals, runs
-    already."""
-    return _GATEWAY in os.environ
 
 
 def open_here(

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import one_line
+from anabranch.decode.client_records import BATCH_BYTES, BATCH_RECORDS
 from anabranch.spark.executor_python import difference, installed
 from anabranch.spark.settings import runs_here
 from anabranch.spark.worker_daemon import MODULES
@@ -24,9 +25,8 @@ LOG = logging.getLogger(__name__)
 
 SETTINGS = {
     "spark.python.daemon.module": "anabranch.spark.worker_daemon",
-    # Limits of a worker's batch.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_RECORDS),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(BATCH_BYTES),
 }
 """Settings of a session in which Python workers decode records."""
 

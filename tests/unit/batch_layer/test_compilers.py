@@ -35,7 +35,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> float:
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * records}).adapter)
-    return share_of(job, span)
+    return share_of(job, job.kafka, span)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_most_offsets_are_fewer_where_records_are_archived(lake: StreamLake) -> 
 def test_options_by_the_sum_of_the_shares(
     monkeypatch: pytest.MonkeyPatch, shares: list[float | Transient], expected: str
 ) -> None:
-    def share_of(share: Any, span: None) -> float:
+    def share_of(share: Any, kafka: None, span: None) -> float:
         if isinstance(share, Transient):
             raise share
         return float(share)
 
     monkeypatch.setattr(compilers, "share_of", share_of)
-    assert java_options(cast(Any, shares), None) == expected
+    assert java_options(cast(Any, shares), cast(Any, None), None) == expected

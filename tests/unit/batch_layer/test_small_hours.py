@@ -57,7 +57,7 @@ def test_places_that_were_not_read(partition: int, offsets: list[int], expected:
         return pa.table({"kafka_partition": of, "kafka_offset": ofs})
 
     masks = OffsetMasks.of([places(0, [10, 12, 13])], {0: (10, 14), 1: (0, 1)})
-    assert masks.lacks(places(partition, offsets)) is expected
+    assert masks.lacks([places(partition, offsets)]) is expected
 
 
 def test_a_session_opens_once_for_all_threads() -> None:
