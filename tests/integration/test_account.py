@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from budget import budget
+from no_spark import NO_SPARK
 from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
@@ -31,6 +32,8 @@ from anabranch.records.staged import (
 )
 from batch_layer import build as building
 from batch_layer import sources
+from batch_layer.rebuild import Rebuilder, RebuildRequest
+from batch_layer.stream_run import StreamRun
 
 Make = Callable[..., World]
 
@@ -264,3 +267,30 @@ def test_spark_and_this_process_read_a_small_hour_alike(
     assert {row["kafka_partition"] for row in small[1]} == {0, 1}
     monkeypatch.setattr(sources, "SMALL", 0)
     assert rebuilt(restate=True) == small
+
+
+def test_small_hours_open_no_spark(world: Make) -> None:
+    """With a duplicate, a dead letter, rows of the speed layer, and a later hour accepted before."""
+    one, earlier, later = world(), past_hour(2), past_hour(1)
+    one.topic(2)
+    one.send(spread(earlier, 20, "e"))
+    at = start_of(later) + timedelta(minutes=59, seconds=59)
+    one.send([*spread(later, 20, "f"), (0, at, b"{broken"), (1, at, event("e-3", at))])
+    one.apply()
+    one.speed()
+    results = [
+        result
+        for hour in (later, earlier)
+        for result in StreamRun(one.job, Rebuilder(one.job, NO_SPARK)).rebuild(
+            [hour], RebuildRequest()
+        )
+    ]
+    assert [(r.hour, r.decision) for r in results] == [(later, "accepted"), (earlier, "accepted")]
+    assert [(r.account.good, r.account.dead, r.account.duplicate) for r in results] == [
+        (20, 1, 1),
+        (20, 0, 0),
+    ]
+    assert all(r.account.run is not None and r.account.run.spark is None for r in results)
+    # Without the dead letter and the duplicate.
+    del one.sent[40:]
+    assert one.contents() == one.acknowledged()
