@@ -82,15 +82,20 @@ def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
         return []
     former = sorted(table.schemas().values(), key=lambda s: s.schema_id, reverse=True)
     changes = plan_foreign_changes(published, table.schema(), wanted, former)
-    if not any(map(_is_replaced, changes)):
+    if all(c.now is not None or c.replaced_by is None for c in changes):
         return changes
-    files = data_files(table)
-    # Under a new id, all old rows would have null in the column.
-    return [c for c in changes if not _is_replaced(c) or has_values(files, _leaves(c.field))]
+    files, fields = data_files(table), index_by_id(table.schema())
 
+    def is_missed(change: ForeignChange) -> bool:
+        if change.now is not None or change.replaced_by is None:
+            return True
+        # Iceberg adds NOT NULL to no column, so only the old field can be what is wanted.
+        if wanted.find_field(change.path).required and not fields[change.replaced_by].required:
+            return True
+        # Under a new id, all old rows would have null in the column.
+        return has_values(files, _leaves(change.field))
 
-def _is_replaced(change: ForeignChange) -> bool:
-    return change.now is None and change.replaced_by is not None
+    return list(filter(is_missed, changes))
 
 
 def plan_foreign_changes(

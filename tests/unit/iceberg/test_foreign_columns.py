@@ -13,7 +13,7 @@ from lakes import FIRST, StreamLake, new_lake, new_stream, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.table.update.schema import UpdateSchema
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
+from pyiceberg.types import IcebergType, IntegerType, LongType, NestedField, StringType, StructType
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
@@ -110,12 +110,27 @@ def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> No
     assert apply(one, stream_of(DDL)) == []
 
 
-@pytest.mark.parametrize("name", ["n", "s", "s.b", "kafka_offset"])
-def test_a_column_of_a_table_without_rows_comes_back(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("n", None),
+        ("s", None),
+        ("s.b", None),
+        ("kafka_offset", None),
+        ("id", StringType()),
+        ("kafka_offset", LongType()),
+    ],
+)
+def test_a_column_of_a_table_without_rows_comes_back(
+    tmp_path: Path, name: str, added: IcebergType | None
+) -> None:
+    """`added`: the other program added it again, without its NOT NULL."""
     one = new_lake(tmp_path)
     apply(one, stream_of(DDL))
     before = one.table().schema()
     alter(one, one.name, lambda u: u.delete_column(name))
+    if added is not None:
+        alter(one, one.name, lambda u: u.add_column(name, added))
     with pytest.raises(Terminal, match=f"another program dropped column {name}"):
         require_columns(one.table(), stream_of(DDL))
     assert "brought column" in apply(one, stream_of(DDL))[0]
