@@ -49,10 +49,11 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Patient:
-    """A stream that is examined, and an operator who runs the remedies."""
+    """A stream that is examined, with its accepted `hour`, and an operator who runs the
+    remedies."""
 
-    def __init__(self, one: World, tools: Path) -> None:
-        self.one, self.tools = one, tools
+    def __init__(self, one: World, tools: Path, hour: str) -> None:
+        self.one, self.tools, self.hour = one, tools, hour
 
     def report(self) -> dict[str, Any]:
         done = CliRunner().invoke(
@@ -112,13 +113,14 @@ def patient(
     """A stream with an accepted hour, and records of the running one."""
     one = World(tmp_path_factory.mktemp("doctor") / "conf", environment, spark)
     one.topic()
-    one.send(spread(past_hour(1), 20, "e"))
+    hour = past_hour(1)
+    one.send(spread(hour, 20, "e"))
     one.apply()
-    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
     one.speed()
     one.send_now(20, "now")
     one.speed()
-    yield Patient(one, tools)
+    yield Patient(one, tools, hour)
     one.kafka.close()
 
 
@@ -233,7 +235,7 @@ def test_a_column_that_is_not_applied(patient: Patient) -> None:
 
 
 def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
-    one, hour = patient.one, past_hour(1)
+    one, hour = patient.one, patient.hour
     [row] = [r for r in one.job.ledger.history({hour}) if r.decision == "accepted"][-1:]
     wrong = replace(row, decision_id=uuid.uuid4().hex, good=(row.good or 0) + 1)
     one.job.ledger.record([wrong])
