@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from anabranch import records
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.remote_errors import one_line
-from anabranch.decode.client_records import batch_of, split_records
+from anabranch.decode.inputs import batch_of, split_records
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.parquet_writer import Output, Target
 from anabranch.iceberg.reading_tags import count_deaths

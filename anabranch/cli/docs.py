@@ -13,7 +13,7 @@ import click
 
 from anabranch.cli.report import Report, local_report
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.resources import shipped
+from anabranch.common.version import shipped
 
 
 @click.command()

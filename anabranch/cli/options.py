@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anabranch.common.errors import AnabranchError, Unexpected
-from anabranch.common.redaction import redact
+from anabranch.common.errors import AnabranchError, Unexpected, redact
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -1,4 +1,5 @@
-"""Errors, by what the caller should do next.
+"""Errors, by what the caller should do next, and redaction of the secrets that this process knows,
+in errors and logs of any library.
 
 Each error has the exit code of the command that it ends: 1 refused or a failed check, 2 wrong usage
 or configuration, 70 unexpected (EX_SOFTWARE of sysexits.h), 75 transient, try again (EX_TEMPFAIL).
@@ -8,7 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from anabranch.common.redaction import redact
+_SHORTEST = 6
+_KNOWN: set[str] = set()
+
+
+def remember(secrets: Iterable[str]) -> None:
+    """Redact these texts from now on, except short ones, which could match any message."""
+    _KNOWN.update(secret for secret in secrets if len(secret) >= _SHORTEST)
+
+
+def redact(text: str) -> str:
+    """Replace known secrets in a text with `***`."""
+    for secret in sorted(_KNOWN, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
 
 _FIRST = (70, 2, 1, 75)
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.file_lock import locked
 from anabranch.common.json_values import parse
+from anabranch.common.temporary import locked
 
 LOG = logging.getLogger(__name__)
 

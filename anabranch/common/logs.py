@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from anabranch.common.redaction import redact
+from anabranch.common.errors import redact
 
 _PROCESS_FIELDS: dict[str, Any] = {}
 _THREAD_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar(

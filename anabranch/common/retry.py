@@ -1,9 +1,8 @@
-"""Retry policy of both jobs for transient errors. Refused publishes
-(`anabranch.protocol.publish.run`) and requests repeated within seconds
-(`anabranch.common.attempts`) do not use it.
+"""Retries: of one request within seconds (`attempts`), and of a whole job by the policy of both
+jobs (`Retry`). Refused publishes (`anabranch.protocol.publish.run`) use neither.
 
-Pauses are capped exponential back-off with full jitter (random between zero and the cap, so that
-jobs that failed together do not retry together). Each failure is one log line. The batch layer
+A job's pauses are capped exponential back-off with full jitter (random between zero and the cap, so
+that jobs that failed together do not retry together). Each failure is one log line. The batch layer
 limits the time. Unexplained errors are retried a few times only, whatever the limit.
 """
 
@@ -14,15 +13,47 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import NoReturn, TypeVar
 
-from anabranch.common.attempts import doubling
 from anabranch.common.counters import RETRIES, TALLY
 from anabranch.common.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
 from anabranch.common.remote_errors import asked_service, explain
+
+
+def attempts(
+    pauses: Iterable[float], seconds: float = math.inf, at_most: int | None = None
+) -> Iterator[int]:
+    """Yield attempt numbers from 1, with a pause between two; the caller leaves the loop on
+    success.
+
+    The last attempt is number `at_most`, or one that ends `seconds` or more after the first began.
+    The code after the loop, or in its `else`, raises the failure.
+    """
+    deadline, pause = time.monotonic() + seconds, iter(pauses)
+    for number in count(1):
+        yield number
+        if number == at_most or time.monotonic() >= deadline:
+            return
+        time.sleep(next(pause))
+
+
+def doubling(first: float, longest: float = math.inf) -> Iterator[float]:
+    """Yield pauses in seconds that double from `first` up to `longest`."""
+    while True:
+        yield first
+        first = min(longest, first * 2)
+
+
+def jitter(longest: float) -> Iterator[float]:
+    """Yield random pauses in seconds up to `longest`, so that processes refused together do not
+    collide again."""
+    while True:
+        yield random.uniform(0, longest)
+
 
 LOG = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
-"""Temporary folders. A process locks each of its folders while it lives, so that a clean-up on the
-same machine recognises folders of killed processes.
+"""Temporary folders, and locks between processes, which the kernel releases when a process ends.
+
+A process locks each of its folders while it lives, so that a clean-up on the same machine
+recognises folders of killed processes.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ import fcntl
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import repeat
 from pathlib import Path
+
+from anabranch.common.errors import Transient
+from anabranch.common.retry import attempts
 
 LOG = logging.getLogger(__name__)
 
@@ -78,3 +84,26 @@ def _abandoned(now: datetime) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if now.timestamp() - path.stat().st_mtime >= _MIN_AGE.total_seconds():
                 yield path.parent
+
+
+@contextmanager
+def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Lock `file` for this process; call `waiting` once if another process has the lock.
+
+    Raises Transient after `seconds`. The file is not deleted: otherwise two processes could lock
+    two files of the same name.
+    """
+    with file.open("a") as handle:
+        for number in attempts(repeat(0.1), seconds):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if number == 1 and waiting is not None:
+                    waiting()
+        else:
+            raise Transient(
+                f"lock {file}: expected it within {seconds:.0f} s, found it taken by another "
+                f"process; `fuser {file}` names it; try again once it has ended"
+            )
+        yield

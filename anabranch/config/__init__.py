@@ -23,10 +23,14 @@ from anabranch.config.family import (
     FamilyKeys,
     FamilyMember,
     Members,
+    Selected,
+    broken,
     expand,
     families_of,
     load_families,
     load_family,
+    loaded,
+    select_streams,
 )
 from anabranch.config.loading import (
     family_names,
@@ -37,7 +41,6 @@ from anabranch.config.loading import (
     stream_names,
 )
 from anabranch.config.plain import UNREADABLE, group_in_file, parse_duration, resolve_folder
-from anabranch.config.selection import Selected, broken, loaded, select_streams
 from anabranch.config.stream import (
     RESERVED_COLUMNS,
     TAKEN_COLUMNS,

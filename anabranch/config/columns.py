@@ -49,7 +49,7 @@ class Notation:
     """How a column's values are written, at every level; empty: as the format does.
 
     `unit`: TIMESTAMPs are numbers of seconds, millis, micros or nanos, DATEs of days, since 1970.
-    `pattern`: times are text of this form (`anabranch.config.time_pattern`). `decimal`: numbers may
+    `pattern`: times are text of this form (`anabranch.config.schema`). `decimal`: numbers may
     be text with this decimal sign; `base64`: DECIMALs are Base64 of the unscaled number's bytes,
     big-endian.
     """

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from anabranch.common.errors import ConfigurationError
-from anabranch.common.redaction import remember
+from anabranch.common.errors import ConfigurationError, remember
 from anabranch.config import plain
 from anabranch.config.columns import RESCUED, columns_ddl
 from anabranch.config.environment import Environment

@@ -24,17 +24,23 @@ from anabranch.config.base import (
     repeated_name,
 )
 from anabranch.config.columns import RESCUED, ROW, Column, columns_ddl
-from anabranch.config.egress import Target, check_targets
-from anabranch.config.format_settings import (
-    WITH_REGISTRY,
-    FormatSettings,
-    check_columns,
-    parse_format,
-)
-from anabranch.config.keep import Archive, Keep, parse_keep
-from anabranch.config.partition import TYPES, PartitionField, parse_field, parse_partition
 from anabranch.config.plain import GRACE, OWNER, parse_hour
 from anabranch.config.schema import parse_schema
+from anabranch.config.sections import (
+    TYPES,
+    WITH_REGISTRY,
+    Archive,
+    FormatSettings,
+    Keep,
+    PartitionField,
+    Target,
+    check_columns,
+    check_targets,
+    parse_field,
+    parse_format,
+    parse_keep,
+    parse_partition,
+)
 from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
     PARTIALS,

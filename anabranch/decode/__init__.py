@@ -1,9 +1,9 @@
 """Decoding: from a record's bytes to its row, or to the reason why it has none.
 
-One decoder for both layers, groups and clusters, and for commands without Spark. It runs over
-Arrow data in Spark's Python workers and does not import Spark. A verdict depends only on the
-record's bytes, the stream's file, the ingest hour and, with a schema registry, the schema of the
-record's id: not on the layer, the time, the batch or the process. No bytes make it fail.
+One decoder for both layers, groups and clusters, and for commands without Spark. It runs over Arrow
+data in Spark's Python workers and does not import Spark. A verdict depends only on the record's
+bytes, the stream's file, the ingest hour and, with a schema registry, the schema of the record's
+id: not on the layer, the time, the batch or the process. No bytes make it fail.
 
 `Decoder.decode`:
 
@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.decode.reading import Errors, Reading, found
-from anabranch.decode.values import MICROS, dates_of, in_the_calendar, texts
+from anabranch.decode.inputs import headers_of
+from anabranch.decode.values import MICROS, Errors, Reading, dates_of, found, in_the_calendar, texts
 from anabranch.decode.wire import UnlistedSchema, WriterSchema
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.hours import start_of
@@ -153,7 +153,7 @@ class Decoder:
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
         """Decode a batch with `key`, `value`, `partition`, `offset` and `timestamp` of Spark's
-        Kafka source, `headers` as text (`anabranch.decode.headers`), and `ingest_hour`. Raises
+        Kafka source, `headers` as text (`anabranch.decode.inputs`), and `ingest_hour`. Raises
         UnlistedSchema."""
         # Step 1: read the values.
         reading = self._reader.read(batch)
@@ -325,3 +325,27 @@ class RawReader:
                         i, place, "invalid_utf8", f"{name}: {found('UTF-8', 'bytes that are not')}"
                     )
         return Reading(columns, errors, lambda name, i: str(columns[name][i].as_py()))
+
+
+_KAFKA = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour"]
+
+
+def letters_of(batch: pa.RecordBatch, decoded: Decoded, topic_id: str, layer: str) -> pa.Table:
+    """Return the records of a batch (`Decoder.decode`) that have an error, in the columns of the
+    dead letters table, with their bytes unchanged."""
+    places = sorted(decoded.errors)
+    at = pa.array(places, pa.int64())
+    records, errors = batch.take(at), [decoded.errors[i] for i in places]
+    kafka = decoded.rows.select(_KAFKA).take(at)
+    return pa.table(
+        {
+            "topic_id": pa.repeat(topic_id, len(at)),
+            **dict(zip(_KAFKA, kafka.columns, strict=True)),
+            "key": records.column("key"),
+            "value": records.column("value"),
+            "headers": headers_of(records.column("headers")),
+            "error_code": pa.array([code for code, _ in errors], pa.string()),
+            "error_text": pa.array([text for _, text in errors], pa.string()),
+            "layer": pa.repeat(layer, len(at)),
+        }
+    )

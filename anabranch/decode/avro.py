@@ -42,8 +42,18 @@ from anabranch.decode import notations, values
 from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
 from anabranch.decode.notations import words
-from anabranch.decode.reading import Errors, Reading, found, spread, verdict, within
-from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
+from anabranch.decode.values import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    MICROS,
+    Errors,
+    Reading,
+    Unreadable,
+    found,
+    spread,
+    verdict,
+    within,
+)
 from anabranch.decode.wire import WriterSchema, split
 
 _MEMBER = re.compile(r"member[0-9]+")

@@ -24,8 +24,7 @@ import pyarrow as pa
 
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
-from anabranch.decode.reading import Errors, Reading, found
-from anabranch.decode.values import MICROS
+from anabranch.decode.values import MICROS, Errors, Reading, found
 
 _QUOTED = r'"[^"]*+(?:""[^"]*+)*+"'
 

@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from anabranch.config.columns import ROW, Column
 from anabranch.decode.json import REFUSED, JsonReader
-from anabranch.decode.reading import Errors, Reading, found
+from anabranch.decode.values import Errors, Reading, found
 
 _NULL, _DELETE = Raw(b"null"), Raw(b'"d"')
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from anabranch.config.columns import MOST_DIGITS, Notation
 from anabranch.config.plain import NAME
-from anabranch.config.time_pattern import parse_pattern
+from anabranch.config.schema import parse_pattern
 from anabranch.decode import values
 from anabranch.decode.notations import PER_SECOND, moment
 from anabranch.decode.values import Unreadable

@@ -27,8 +27,7 @@ from msgspec import UNSET, Meta, Raw
 
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
-from anabranch.decode.reading import Errors, Reading, found
-from anabranch.decode.values import MICROS, Unreadable
+from anabranch.decode.values import MICROS, Errors, Reading, Unreadable, found
 from anabranch.decode.wire import WriterSchema, split
 
 MAX_DEPTH = 100

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.config.time_pattern import parse_pattern
+from anabranch.config.schema import parse_pattern
 from anabranch.decode import values
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
 

@@ -32,8 +32,19 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from anabranch.decode import values
 from anabranch.decode.avro import Malformed, read_long, same, text_of
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.reading import Errors, Reading, columns_of, found, spread, verdict, within
-from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Unreadable
+from anabranch.decode.values import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    MICROS,
+    Errors,
+    Reading,
+    Unreadable,
+    columns_of,
+    found,
+    spread,
+    verdict,
+    within,
+)
 from anabranch.decode.wire import DESCRIPTOR, WriterSchema, split
 
 if TYPE_CHECKING:

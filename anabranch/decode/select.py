@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from anabranch.config.select import KAFKA_NAMES, SelectedColumn, connection
 from anabranch.decode import values
-from anabranch.decode.headers import headers_of
+from anabranch.decode.inputs import headers_of
 from anabranch.decode.values import MICROS
 
 FAILED = "select_failed"

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.decode.reading import Errors, found
+from anabranch.decode.values import Errors, found
 
 _HEADER = 5
 

@@ -36,12 +36,12 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import Identifier
 
-from anabranch.common.attempts import attempts, doubling, jitter
 from anabranch.common.counters import COMMITS, TALLY
 from anabranch.common.errors import MetadataGone, TableMissing, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.common.remote_errors import explain, lake_errors, one_line
+from anabranch.common.retry import attempts, doubling, jitter
 from anabranch.config import Environment
 from anabranch.iceberg import ledger_files, pyiceberg_fixes
 from anabranch.iceberg.catalog_settings import (

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform
 
-from anabranch.config.partition import parse_field
+from anabranch.config.sections import parse_field
 from anabranch.iceberg.manifests import own_spec_id
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
-from anabranch.common.attempts import attempts
 from anabranch.common.errors import (
     AnabranchError,
     ConfigurationError,
     MissingRight,
     Transient,
 )
+from anabranch.common.retry import attempts
 from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.answers import (
     LARGE_FETCH,

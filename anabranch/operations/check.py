@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
-from anabranch.decode import Decoded, Decoder, client_records, decode_spec
+from anabranch.decode import Decoded, Decoder, decode_spec, inputs
 from anabranch.decode.wire import schema_ids
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import hour_of
@@ -180,7 +180,7 @@ def batch_of(records: Sequence[Any], now: datetime) -> pa.RecordBatch:
     """Return kafka-python's records as a decoder's batch, oldest first. The ingest hour is that of
     the record's timestamp, or of `now` if it has none that is a time. Pure."""
     ordered = sorted(records, key=lambda r: (r.timestamp, r.offset, r.partition))
-    batch = client_records.batch_of(ordered)
+    batch = inputs.batch_of(ordered)
     hours = [
         hour_of(now if at is None or r.timestamp < 0 else at)
         for r, at in zip(ordered, batch.column("timestamp").to_pylist(), strict=True)

@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from anabranch.common.attempts import doubling
 from anabranch.common.errors import Transient
 from anabranch.common.json_values import from_json, parse
+from anabranch.common.retry import doubling
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake, Overtaken
 from anabranch.protocol.state import TURN

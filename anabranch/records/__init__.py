@@ -17,8 +17,7 @@ from pyspark.sql import functions as F
 from anabranch.config import Stream
 from anabranch.config.columns import Column
 from anabranch.decode import Decoder, DecodeSpec, decode_spec
-from anabranch.decode.headers import AS_TEXT, headers_of
-from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.decode.inputs import AS_TEXT, assign_hours, check_hours, headers_of
 from anabranch.kafka.large_records import TOO_LARGE, LogRecord
 from anabranch.kafka.source import time_of
 from anabranch.offsets.hours import HourRange

@@ -31,9 +31,9 @@ from anabranch.decode import (
     UnlistedSchema,
     WriterSchema,
     decode_spec,
+    letters_of,
 )
-from anabranch.decode.hours import assign_hours, check_hours
-from anabranch.decode.letters import letters_of
+from anabranch.decode.inputs import assign_hours, check_hours
 from anabranch.iceberg.parquet_writer import (
     FileWriter,
     Output,

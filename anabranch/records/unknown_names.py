@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
+from anabranch.config.sections import UNKNOWN_NAME_LENGTH
 
 MOST_OF_RECORD, MOST_OF_TASK = 200, 10_000
 """Maximum number of names read from one record, and counted by one task."""

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from anabranch.common.attempts import attempts, doubling
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.common.file_lock import locked
-from anabranch.common.resources import shipped
+from anabranch.common.retry import attempts, doubling
+from anabranch.common.temporary import locked
+from anabranch.common.version import shipped
 from anabranch.spark.home import configure, spark_home
 from anabranch.spark.java import require_java
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import one_line
-from anabranch.decode.client_records import BATCH_BYTES, BATCH_RECORDS
+from anabranch.decode.inputs import BATCH_BYTES, BATCH_RECORDS
 from anabranch.spark.executor_python import difference, installed
 from anabranch.spark.settings import runs_here
 from anabranch.spark.worker_daemon import MODULES

@@ -29,7 +29,7 @@ from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
 from anabranch.decode import avro, protobuf
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.reading import columns_of
+from anabranch.decode.values import columns_of
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion

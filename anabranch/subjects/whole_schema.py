@@ -16,7 +16,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.config import Stream
 from anabranch.decode import avro_names, protobuf
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.reading import columns_of
+from anabranch.decode.values import columns_of
 from anabranch.kafka.schema_registry import References, RegisteredSchema, SubjectVersion
 
 _SECONDS = 60.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.config.egress import Target
+from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries

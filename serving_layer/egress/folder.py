@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
-from anabranch.config.egress import Target
+from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery

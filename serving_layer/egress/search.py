@@ -15,11 +15,11 @@ from typing import Any
 
 from anabranch import config
 from anabranch.common import http
-from anabranch.common.attempts import attempts, doubling
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.http import is_transient
-from anabranch.config.egress import Target
+from anabranch.common.retry import attempts, doubling
+from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery

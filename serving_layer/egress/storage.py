@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from anabranch import config
-from anabranch.common.file_lock import locked
 from anabranch.common.remote_errors import lake_errors
+from anabranch.common.temporary import locked
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.file_io import LakeFileIO, store_of
 from anabranch.iceberg.files import delete_files, list_files, local_path

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.common.errors import ConfigurationError, Refused
-from anabranch.config.egress import Target
+from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.kafka.transactions import Outgoing, RecordTooLarge, TransactionalProducer
 from anabranch.protocol import deliveries

@@ -14,10 +14,8 @@ import pyarrow as pa
 
 from anabranch.common.errors import Refused
 from anabranch.config import Stream
-from anabranch.decode import Decoder, UnlistedSchema, decode_spec
-from anabranch.decode.client_records import batch_of
-from anabranch.decode.hours import assign_hours, check_hours
-from anabranch.decode.letters import letters_of
+from anabranch.decode import Decoder, UnlistedSchema, decode_spec, letters_of
+from anabranch.decode.inputs import assign_hours, batch_of, check_hours
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.kafka.client import KafkaAdapter

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
 from anabranch.config import Environment, FamilyKeys, Stream
-from anabranch.config.format_settings import FormatSettings
 from anabranch.config.mistakes import models_of
 from anabranch.config.schema import ColumnSettings
+from anabranch.config.sections import FormatSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 FILES: dict[str, type[BaseModel]] = {

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.spark.jars import cache_folder
 
 _SECONDS = 1800

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from maven import retrieve
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.spark.jars import cache_folder, ensure_jars
 from anabranch.spark.java import require_java
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java

@@ -20,7 +20,7 @@ import requests
 from maven import retrieve
 from servers import serving
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java

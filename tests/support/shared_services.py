@@ -12,7 +12,7 @@ import boto3
 import psutil
 import pytest
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
 from anabranch.dev.services.processes import free_port
 from anabranch.spark.java import FIRST_COMPILER

@@ -16,7 +16,7 @@ import requests
 from maven import retrieve
 from servers import serving
 
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.config import Environment
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import cache_folder, ensure_jars

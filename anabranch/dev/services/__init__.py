@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 
 from anabranch.common.errors import ConfigurationError, Terminal
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.dev.services import kafka_broker, s3_server
 from anabranch.dev.services.processes import HOST, Daemon, free_port, require_free_port, stop_all
 from anabranch.spark.jars import Jars, Progress, ensure_jars

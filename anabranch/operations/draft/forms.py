@@ -23,7 +23,7 @@ from anabranch.config.columns import MOST_DIGITS, Notation
 from anabranch.config.plain import NAME
 from anabranch.decode import csv, values
 from anabranch.decode.guessed import STRING, Guess, common_notation, guess, guess_text
-from anabranch.decode.headers import headers_of
+from anabranch.decode.inputs import headers_of
 from anabranch.operations.draft.sketch import Sketch, is_usable
 
 _JSON = msgspec.json.Decoder(float_hook=Decimal)

@@ -11,8 +11,8 @@ from typing import Any
 
 from anabranch.config import RESERVED_COLUMNS, Stream
 from anabranch.config.columns import ROW, Column, columns_ddl
-from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
 from anabranch.config.schema import columns_mapping
+from anabranch.config.sections import UNKNOWN_NAME_LENGTH
 from anabranch.decode.guessed import combine
 from anabranch.job import Job
 from anabranch.offsets.hours import spans_of

@@ -12,7 +12,7 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, decide, new_lake
 
 from anabranch.common.errors import Refused, Transient
-from anabranch.config.keep import Archive
+from anabranch.config.sections import Archive
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift

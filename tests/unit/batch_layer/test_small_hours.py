@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.decode.client_records import split_records
+from anabranch.decode.inputs import split_records
 from anabranch.spark.session import LazySpark
 from batch_layer.offset_counts import OffsetMasks
 

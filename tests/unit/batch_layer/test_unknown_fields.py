@@ -12,8 +12,8 @@ import yaml
 from anabranch.cli.render.rows import drift_text
 from anabranch.cli.report import print_text
 from anabranch.config import Stream, SubjectSchema, load_stream
-from anabranch.config.format_settings import FormatSettings
 from anabranch.config.schema import parse_schema
+from anabranch.config.sections import FormatSettings
 from anabranch.decode.guessed import combine, guess_type
 from anabranch.offsets.hours import Cut
 from anabranch.operations.reports.drift import drift_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.common import attempts as attempts_module
-from anabranch.common.attempts import attempts, doubling, jitter
+from anabranch.common import retry as attempts_module
 from anabranch.common.errors import Transient
-from anabranch.common.file_lock import locked
+from anabranch.common.retry import attempts, doubling, jitter
+from anabranch.common.temporary import locked
 from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.spark import jars

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.columns import Column, Notation, parse_columns
-from anabranch.config.schema import columns_mapping, parse_schema
-from anabranch.config.time_pattern import parse_pattern
+from anabranch.config.schema import columns_mapping, parse_pattern, parse_schema
 from anabranch.decode import values
 
 SCHEMA = {

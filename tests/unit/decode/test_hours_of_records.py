@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.decode.hours import assign_hours, check_hours
+from anabranch.decode.inputs import assign_hours, check_hours
 from anabranch.offsets.hours import HourRange
 from speed_layer.plan import assign
 

@@ -22,7 +22,7 @@ from anabranch.config import EventTime, Stream
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import parse_select
 from anabranch.decode import Decoded, Decoder, decode_spec
-from anabranch.decode.headers import headers_of
+from anabranch.decode.inputs import headers_of
 from anabranch.decode.select import Selection
 
 SECRET = b"0123456789abcdef"

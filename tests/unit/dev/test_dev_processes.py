@@ -16,7 +16,7 @@ import pytest
 from waiting import wait_for
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.common.file_lock import locked
+from anabranch.common.temporary import locked
 from anabranch.dev import services
 from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon

@@ -21,7 +21,7 @@ from pyiceberg.types import LongType
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.columns import parse_columns
-from anabranch.config.partition import parse_partition
+from anabranch.config.sections import parse_partition
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.orphans import own_files
 from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of, write_all

@@ -12,7 +12,7 @@ from anabranch.cli.report import Table
 from anabranch.config.schema import parse_schema
 from anabranch.config.stream import Stream
 from anabranch.decode import Decoder, decode_spec
-from anabranch.decode.headers import headers_of
+from anabranch.decode.inputs import headers_of
 from anabranch.operations.check import Check, batch_of, check_of
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)

@@ -19,8 +19,8 @@ from lakes import FIRST, StreamLake, new_environment, new_stream
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step
-from anabranch.common.file_lock import locked
-from anabranch.config.egress import Target
+from anabranch.common.temporary import locked
+from anabranch.config.sections import Target
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads

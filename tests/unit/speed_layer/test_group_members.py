@@ -19,7 +19,7 @@ from waiting import wait_for
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.health import PATIENCE
 from anabranch.config import Speed
-from anabranch.config.format_settings import FormatSettings
+from anabranch.config.sections import FormatSettings
 from anabranch.job import Job
 from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position, Ranges, Topic

@@ -17,7 +17,7 @@ from waiting import wait_for
 
 from anabranch import config
 from anabranch.config import Stream, SubjectSchema
-from anabranch.config.format_settings import FormatSettings
+from anabranch.config.sections import FormatSettings
 from anabranch.iceberg.lake import Lake
 from anabranch.job import FollowedJob, Job, StreamFolder, open_job
 from anabranch.subjects import follow
