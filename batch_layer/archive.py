@@ -14,8 +14,8 @@ from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.config import Stream
 from anabranch.iceberg.commits import Commit
-from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.iceberg.staging import stage
 from anabranch.job import Job

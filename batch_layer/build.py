@@ -23,14 +23,13 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.config import Stream
 from anabranch.config.stream import RESERVED_COLUMNS
-from anabranch.iceberg.hour_files import files_by_hour, files_of
+from anabranch.iceberg.manifests import files_by_hour, files_of
 from anabranch.iceberg.parquet_writer import data_file_of, has_own_layout
 from anabranch.iceberg.partitions import spark_columns
-from anabranch.iceberg.physical_design import sort_order_id
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, by_own_spec, read_staged, stage, stage_written
-from anabranch.iceberg.table_schemas import rows_columns
+from anabranch.iceberg.table_schemas import rows_columns, sort_order_id
 from anabranch.job import Job
 from anabranch.kafka.batches import Missing
 from anabranch.offsets import hours

@@ -14,8 +14,8 @@ from pyiceberg.manifest import DataFile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from anabranch.iceberg.hour_files import files_at
-from anabranch.iceberg.lost_files import LostFile, find_lost_files
+from anabranch.iceberg.files import LostFile, find_lost_files
+from anabranch.iceberg.manifests import files_at
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import read_snapshot, read_staged
 from anabranch.job import Job

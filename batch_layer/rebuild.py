@@ -34,11 +34,10 @@ from anabranch.common.logs import fields
 from anabranch.common.progress import Progress
 from anabranch.config import Stream
 from anabranch.iceberg.file_io import count_written
-from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
-from anabranch.iceberg.lost_files import reports_missing_file
-from anabranch.iceberg.reading_tags import held_snapshots
+from anabranch.iceberg.files import reports_missing_file
+from anabranch.iceberg.manifests import content_by_hour, files_by_hour
 from anabranch.iceberg.snapshots import has_landed
-from anabranch.iceberg.staging import WITHIN
+from anabranch.iceberg.staging import WITHIN, held_snapshots
 from anabranch.job import Job
 from anabranch.kafka.source import is_out_of_memory
 from anabranch.offsets import hours

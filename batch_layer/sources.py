@@ -25,12 +25,11 @@ from anabranch import records
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.remote_errors import one_line
 from anabranch.decode.inputs import batch_of, split_records
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.parquet_writer import Output, Target
-from anabranch.iceberg.reading_tags import count_deaths
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.snapshots import Staged, heads
-from anabranch.iceberg.staging import read_snapshot, stage_written
+from anabranch.iceberg.staging import count_deaths, read_snapshot, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.kafka.large_records import AHEAD, TOO_LARGE

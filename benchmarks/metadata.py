@@ -33,7 +33,7 @@ from anabranch.config.columns import parse_columns
 from anabranch.config.views import WINDOW_START
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Change, Commit
-from anabranch.iceberg.hour_files import files_by_hour, files_of
+from anabranch.iceberg.manifests import files_by_hour, files_of
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift, start_of

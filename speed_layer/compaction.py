@@ -29,9 +29,8 @@ from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
-from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.manifests import content_by_hour, hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.rewriting import Rewritten, group_by_schema, rewrite
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head

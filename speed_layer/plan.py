@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.config import Speed
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import oldest_timestamps
+from anabranch.iceberg.manifests import oldest_timestamps
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, is_staged, is_young
 from anabranch.offsets.hours import Cut, HourRange, hour_of, hour_ranges

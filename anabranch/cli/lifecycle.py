@@ -374,8 +374,7 @@ def _what_is_taken_over(
     """Yield, of each source, what its metadata states and what an audit of it proves."""
     from anabranch.cli.render.hours import other_text
     from anabranch.common.errors import Refused
-    from anabranch.lifecycle.importing.files import split_form
-    from anabranch.lifecycle.importing.stated import stated
+    from anabranch.lifecycle.importing.files import split_form, stated
     from anabranch.operations.audit.other import AuditRequest, audit_other
 
     for _, name in map(split_form, sources):

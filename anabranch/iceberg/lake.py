@@ -53,12 +53,11 @@ from anabranch.iceberg.clock import Clock, is_within, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.file_io import with_renewed_keys
-from anabranch.iceberg.foreign import check_foreign_commits
+from anabranch.iceberg.foreign import check_foreign_commits, require_writable
 from anabranch.iceberg.prepare import prepare, prepare_stage
 from anabranch.iceberg.s3 import shared_files
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
-from anabranch.iceberg.table_format import require_writable
 
 LOG = logging.getLogger(__name__)
 

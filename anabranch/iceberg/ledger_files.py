@@ -42,9 +42,9 @@ from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, Set
 from anabranch.common.json_values import parse, read_property
 from anabranch.iceberg.expiry import plan_plain_expiry
 from anabranch.iceberg.file_io import write_files
-from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
 from anabranch.iceberg.manifests import own_spec_id, read_entries
 from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshot_writer import ManifestWriter, counts_of
 from anabranch.iceberg.snapshots import PUBLISH_ID, count
 
 if TYPE_CHECKING:

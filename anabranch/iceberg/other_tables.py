@@ -1,11 +1,19 @@
 """Tables that other programs write, read without Spark and in bounded memory: Iceberg tables of the
-catalog or of a folder, Delta tables, folders of files. Nothing is written."""
+catalog or of a folder (by their newest metadata file), Delta tables, folders of files, with or
+without the log of Spark's file sink. Nothing is written.
+
+That log, `_spark_metadata`, lists the valid files of a folder. A micro-batch is valid if its log
+file is complete: `N`, or `N.compact`, which has the entries of all earlier micro-batches too. Files
+of killed micro-batches are in the folder but in no log file. Spark's reader follows the same rules
+(org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
@@ -13,20 +21,24 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+from pyiceberg.table import FileScanTask, StaticTable
 
 from anabranch.common.errors import Refused, TableMissing
+from anabranch.common.json_values import parse
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment
-from anabranch.iceberg import file_sink
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
 from anabranch.iceberg.file_io import LakeFileIO, for_tasks
 from anabranch.iceberg.files import Stored, files_by_name, root_of
-from anabranch.iceberg.iceberg_source import find_metadata, open_parts, parts_of
 from anabranch.iceberg.lake import Lake
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # The bytes above which a Parquet file is read in parts of about this size.
@@ -155,10 +167,9 @@ def _files(
         if log.cut_short is not None:
             what += f"; its last file {log.cut_short} is incomplete and does not count"
         names = known
-    elif any(map(file_sink.is_written_by_spark, names)) and "all files count" not in what:
+    elif any(map(is_written_by_spark, names)) and "all files count" not in what:
         what += (
-            f": it has no {file_sink.FOLDER}, so files of micro-batches or jobs that were killed "
-            "count too"
+            f": it has no {FOLDER}, so files of micro-batches or jobs that were killed count too"
         )
     if not names:
         raise Refused(f"read {location}: expected files of rows, found none; check its name")
@@ -168,10 +179,10 @@ def _files(
 
 def listed_files(
     io: FileIO, stored: Mapping[str, Stored], location: str
-) -> tuple[list[str], file_sink.SinkLog] | None:
+) -> tuple[list[str], SinkLog] | None:
     """Return the files in the log of Spark's file sink, and the log; None for a folder without one.
     Raises Refused as `file_sink`, Transient."""
-    prefix, where = f"{file_sink.FOLDER}/", f"{location}/{file_sink.FOLDER}"
+    prefix, where = f"{FOLDER}/", f"{location}/{FOLDER}"
     logs = {name.removeprefix(prefix): name for name in stored if name.startswith(prefix)}
     if not logs:
         return None
@@ -182,8 +193,8 @@ def listed_files(
             return source.read().decode("utf-8", "replace")
 
     sizes = {name: one.size for name, one in stored.items() if is_visible(name)}
-    log = file_sink.read_log(logs, read, where)
-    return file_sink.match(log, sizes, root_of(location), where), log
+    log = read_log(logs, read, where)
+    return match(log, sizes, root_of(location), where), log
 
 
 def folder_values(name: str) -> dict[str, pa.Scalar]:
@@ -269,3 +280,206 @@ def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
             f"read {path}: expected a complete Parquet file, found {error}; remove it, or write "
             "it again"
         ) from error
+
+
+_METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.(?:gz\.)?metadata\.json")
+
+
+def find_metadata(names: Iterable[str], location: str) -> str | None:
+    """Return the newest metadata file among the files of a folder; None if it is not an Iceberg
+    table. Raises Refused if two files have the newest version: one of them was never committed."""
+    versions = [
+        (int(match[1]), name) for name in names if (match := _METADATA.fullmatch(name)) is not None
+    ]
+    newest = max((version for version, _ in versions), default=None)
+    found = sorted(name for version, name in versions if version == newest)
+    if len(found) > 1:
+        raise Refused(
+            f"read {location}: expected one newest metadata file, found {' and '.join(found)}: "
+            "one of them was never committed; name the one that the catalog has: "
+            "…/NAME.metadata.json"
+        )
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class IcebergPart:
+    """One data file of a table, read in the table's current columns without deleted rows (delete
+    files)."""
+
+    metadata: TableMetadata
+    io: FileIO
+    task: FileScanTask
+
+    @property
+    def path(self) -> str:
+        return self.task.file.file_path
+
+    @property
+    def schema_arrow(self) -> pa.Schema:
+        return schema_to_pyarrow(self.metadata.schema(), include_field_ids=False)
+
+    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with some columns. Raises Transient."""
+        with lake_errors(f"read {self.task.file.file_path}"):
+            projected = self.metadata.schema().select(*columns)
+            scan = ArrowScan(self.metadata, self.io, projected, AlwaysTrue())
+            for batch in scan.to_record_batches([self.task]):
+                yield from (
+                    batch.slice(begin, batch_size) for begin in range(0, batch.num_rows, batch_size)
+                )
+
+
+def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
+    """Return the parts of the table of a metadata file, as `parts_of`. Raises Transient."""
+    with lake_errors(f"read {metadata}"):
+        return parts_of(StaticTable.from_metadata(metadata, dict(io.properties)), metadata)
+
+
+def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
+    """Return the id of a table's current snapshot and its data files, ordered by path. Raises
+    Refused for a table without rows, or with equality deletes, which PyIceberg does not read;
+    Transient."""
+    with lake_errors(f"read {name}"):
+        snapshot = table.current_snapshot()
+        tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
+        if snapshot is None or not tasks:
+            raise Refused(
+                f"read {name}: expected a table with rows, found one without a snapshot or without "
+                "files; check its location"
+            )
+        summary = snapshot.summary
+        if summary is not None and summary.get("total-equality-deletes") not in (None, "0"):
+            raise Refused(
+                f"read {name}: expected a table without equality deletes, found some, as Flink "
+                "writes them; run Spark's rewrite_data_files with delete-file-threshold 1 on it "
+                "first"
+            )
+    io = for_tasks(table.io)
+    return snapshot.snapshot_id, [IcebergPart(table.metadata, io, task) for task in tasks]
+
+
+FOLDER = "_spark_metadata"
+_BATCH = re.compile(r"(\d+)(\.compact)?")
+_DATA_FILE = re.compile(r"part-\d{5}-[0-9a-f-]{36}[-.]c\d{3}\..*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in the log: its path as Spark wrote it, URL-decoded, and its size in bytes."""
+
+    path: str
+    size: int
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The JSON of a file in the log."""
+
+    path: str
+    size: int
+    action: str = "add"
+
+
+@dataclass(frozen=True)
+class SinkLog:
+    """The valid files, in the order of their micro-batches. `through`: the last valid micro-batch;
+    `cut_short`: the last log file if it is incomplete, so that its micro-batch is not valid."""
+
+    entries: tuple[Entry, ...]
+    through: int
+    cut_short: str | None = None
+
+
+def is_written_by_spark(name: str) -> bool:
+    """Return whether a file has a name as Spark's writers give it."""
+    return _DATA_FILE.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> SinkLog:
+    """Read the log of a sink from the files `names` of its folder. Ignores files of killed writers,
+    such as `.12.….tmp`.
+
+    Raises Refused, with the name of the log file, if one before the last is missing or damaged.
+    """
+    # If a number has both files, the compact one is used: its name sorts after the other's.
+    log = {
+        int(found[1]): name
+        for name in sorted(names)
+        if (found := _BATCH.fullmatch(name)) is not None
+    }
+    if not log:
+        return SinkLog((), -1)
+
+    @cache
+    def entries_of(number: int) -> list[Entry] | None:
+        return _parse_entries(read(log[number]))
+
+    last, cut_short = max(log), None
+    if entries_of(last) is None:
+        cut_short, last = log.pop(last), last - 1
+    begin = max((number for number, name in log.items() if name.endswith(".compact")), default=0)
+    entries: list[Entry] = []
+    for number in range(begin, last + 1):
+        if number not in log:
+            raise Refused(
+                f"{where}: expected log files {begin} to {last}, found no {number}; restore it, "
+                f"or move {FOLDER} away to import every file of the folder, where rows that "
+                "repeat by the stream's key are left out"
+            )
+        of_batch = entries_of(number)
+        if of_batch is None:
+            raise Refused(
+                f"{where}/{log[number]}: expected a line v1 and lines of JSON, found other lines; "
+                f"restore it, or move {FOLDER} away to import every file of the folder"
+            )
+        entries += of_batch
+    deleted = {one.path for one in entries if one.is_deleted}
+    kept = [one for one in entries if one.path not in deleted]
+    return SinkLog(tuple(dict.fromkeys(kept)), last, cut_short)
+
+
+def _parse_entries(text: str) -> list[Entry] | None:
+    """Return the entries of a log file; None if it is incomplete."""
+    version, *lines = text.split("\n")
+    if version != "v1":
+        return None
+    try:
+        values = [parse(_Line, line) for line in lines if line]
+        return [Entry(unquote(v.path), v.size, v.action == "delete") for v in values]
+    except ValueError:
+        return None
+
+
+def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[str]:
+    """Return the names, within the folder `root`, of the valid files. `sizes` has the sizes of all
+    its files by name. A copied folder has other paths than the log: its files are found by the ends
+    of their paths.
+
+    Raises Refused for a file that is missing or has another size.
+    """
+    by_last = dict[str, list[str]]()
+    for known in sizes:
+        by_last.setdefault(known.rpartition("/")[2], []).append(known)
+    found = []
+    name: str | None
+    for entry in log.entries:
+        path = (
+            entry.path.partition(":")[2].lstrip("/")
+            if ":" in entry.path
+            else entry.path.lstrip("/")
+        )
+        candidates = by_last.get(path.rpartition("/")[2], ())
+        own = path.removeprefix(root)
+        name = (
+            own if own in sizes else next((c for c in candidates if path.endswith(f"/{c}")), None)
+        )
+        if name is None or sizes[name] != entry.size:
+            there = "none" if name is None else f"one of {sizes[name]} bytes"
+            raise Refused(
+                f"{where}: expected the file {entry.path} of {entry.size} bytes, which the log "
+                f"lists, found {there}; restore it: its rows would be missing"
+            )
+        found.append(name)
+    return found

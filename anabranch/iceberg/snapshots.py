@@ -83,7 +83,7 @@ keeps the publish if another program adds snapshots and its `expire_snapshots` k
 ones."""
 
 READING = "reading-"
-"""The prefix of the tags for long reads (`anabranch.iceberg.reading_tags`)."""
+"""The prefix of the tags for long reads (`anabranch.iceberg.staging`)."""
 
 STAGED = "staged-"
 """The prefix, before an attempt's id, of the branch of its staged snapshot, so that other programs

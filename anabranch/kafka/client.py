@@ -30,19 +30,22 @@ from anabranch.common.errors import (
     Transient,
 )
 from anabranch.common.retry import attempts
-from anabranch.kafka import kafka_python_fixes
-from anabranch.kafka.answers import (
+from anabranch.kafka import kafka_python
+from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing, fetch_batches
+from anabranch.kafka.kafka_python import (
+    FAILURES,
     LARGE_FETCH,
     LONGEST_MS,
     bytes_of,
     config_value,
+    connect,
+    explained,
+    explaining,
+    missing_right,
     plan_fetch_bytes,
     retention_of,
     topic_of,
 )
-from anabranch.kafka.batches import Explanation, Fetched, Missing, explain_missing, fetch_batches
-from anabranch.kafka.client_errors import FAILURES, explained, explaining, missing_right
-from anabranch.kafka.kafka_python_fixes import connect
 from anabranch.kafka.large_records import Stretch, find_large
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.offsets.hour_ends import MOST_FETCHED, find_oldest
@@ -82,7 +85,7 @@ _STUCK_S = 3
 _SMALL_FETCH = 16 << 10
 
 
-kafka_python_fixes.apply()
+kafka_python.apply()
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
 

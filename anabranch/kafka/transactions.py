@@ -16,7 +16,7 @@ from anabranch.common.deadline import call_within
 from anabranch.common.errors import AnabranchError, NoAnswer, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter, new_producer, position_to_commit
-from anabranch.kafka.client_errors import explained
+from anabranch.kafka.kafka_python import explained
 
 _TRANSACTION_MS = 30_000
 _LARGEST_REQUEST = 64 << 20

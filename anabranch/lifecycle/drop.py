@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.iceberg import admin
-from anabranch.iceberg.files import delete_files, same_file
-from anabranch.iceberg.orphans import list_table, own_files, references
+from anabranch.iceberg.files import delete_files, list_table, own_files, references, same_file
 from anabranch.iceberg.owner import read_owner
 from anabranch.protocol.state import load_state
 

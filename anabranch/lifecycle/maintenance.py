@@ -32,11 +32,10 @@ from anabranch.common.progress import Progress
 from anabranch.common.temporary import clear_abandoned
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
-from anabranch.iceberg.files import Stored, delete_files
-from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.files import Stored, delete_files, remember
 from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
-from anabranch.iceberg.orphans import remember
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import finished

@@ -22,10 +22,15 @@ from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
-from anabranch.iceberg.hour_files import content_by_hour, hours_on_branches
 from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import files_before
-from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.manifests import (
+    content_by_hour,
+    hour_of_file,
+    hours_on_branches,
+    list_manifests,
+    read_entries,
+)
 from anabranch.iceberg.s3 import bucket_of, open_store
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISHED, STAGING, head, heads, made_at
 from anabranch.offsets.hours import shift

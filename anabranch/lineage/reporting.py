@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
     from anabranch.job import Job
-    from anabranch.lineage.events import Subject
-    from anabranch.lineage.runs import HourRun
+    from anabranch.lineage.events import HourRun, Subject
 
 LOG = logging.getLogger(__name__)
 
@@ -52,8 +51,7 @@ def subject_of(job: Job) -> Subject:
 
 
 def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
-    from anabranch.lineage.events import events_of
-    from anabranch.lineage.runs import run_of
+    from anabranch.lineage.events import events_of, run_of
 
     run = run_of(subject.table_uuid, row)
     return run, events_of(subject, run)

@@ -17,14 +17,14 @@ from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
 from anabranch.iceberg.files import same_file
+from anabranch.iceberg.foreign import require_writable
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
 from anabranch.iceberg.partitions import OF_TIME, fields_of
-from anabranch.iceberg.physical_design import apply_design
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, branch_properties, snapshot_properties
-from anabranch.iceberg.table_format import require_writable
 from anabranch.iceberg.table_schemas import (
+    apply_design,
     archive_schema,
     dead_letters_schema,
     partials_schema,

@@ -31,9 +31,8 @@ from anabranch.common.json_values import parse, read_property, read_stored
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake, until_landed
-from anabranch.iceberg.manifests import hour_of_file, own_spec_id
+from anabranch.iceberg.manifests import files_by_hour, hour_of_file, own_spec_id
 from anabranch.iceberg.snapshots import (
     BRANCHES,
     Staged,

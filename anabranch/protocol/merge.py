@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from anabranch.common.fail_points import Step, reach
 from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import files_by_hour, hours_apart
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import files_by_hour, hours_apart
 from anabranch.protocol import coverage
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Decision, Publish, new_id, run

@@ -11,7 +11,7 @@ from typing import Literal
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.lost_files import find_lost_files
+from anabranch.iceberg.files import find_lost_files
 from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.ledger_row import Layer

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

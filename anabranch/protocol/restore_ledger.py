@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from anabranch.config import Stream
-from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 
 from anabranch.common.arrays import find_sorted
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 
 HASH = "key-hash"
 """The column with the hash of a key. No column of a stream can have this name."""

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyiceberg.manifest import DataFile
 from pyspark.sql import DataFrame
 
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.records.key_hashes import in_duckdb
 
 _BLOCK_BITS = 10

@@ -26,7 +26,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.iceberg.hour_files import files_at
+from anabranch.iceberg.manifests import files_at
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job, open_job
 from anabranch.offsets.hours import hour_of, start_of

@@ -20,7 +20,7 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from anabranch.common.output import text
 from anabranch.config.stream import RESERVED_COLUMNS
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 
 from anabranch.common.arrays import groups_by_size
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.offsets.position import Ranges
 from anabranch.records.key_hashes import in_duckdb
 from anabranch.records.row_hashes import digest_files, hash_files

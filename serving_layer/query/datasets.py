@@ -27,9 +27,9 @@ from pyiceberg.table import Table
 
 from anabranch.common.errors import FileGone, Refused, Transient
 from anabranch.common.temporary import temporary_folder
-from anabranch.iceberg.lost_files import reports_missing_file
+from anabranch.iceberg.files import reports_missing_file
 from anabranch.iceberg.manifests import HourManifest, hour_of_file, list_manifests, read_entries
-from anabranch.iceberg.row_reader import dataset_of, is_readable_by_name, read_by_id
+from anabranch.iceberg.rewriting import dataset_of, is_readable_by_name, read_by_id
 from serving_layer.query.pruning import (
     all_of,
     bounds_guarantee,

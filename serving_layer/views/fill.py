@@ -26,8 +26,8 @@ from anabranch.config.views import WINDOW_START
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.file_io import write_files
-from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import heads
 from anabranch.protocol.partials import PROVENANCE_COLUMNS, digest_of
 from anabranch.protocol.publish import new_id

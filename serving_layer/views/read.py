@@ -22,8 +22,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.config import Stream, View
-from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import hours_between, spans_of
 from anabranch.protocol.ledger import Acceptance, Ledger

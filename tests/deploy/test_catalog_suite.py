@@ -27,8 +27,7 @@ from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.files import delete_files
-from anabranch.iceberg.orphans import list_table, own_files
+from anabranch.iceberg.files import delete_files, list_table, own_files
 from anabranch.iceberg.s3 import ObjectStore
 from anabranch.iceberg.snapshots import heads
 

@@ -24,7 +24,7 @@ from commands import call
 from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
 from anabranch.common.errors import MetadataGone, Terminal
-from anabranch.iceberg.orphans import references
+from anabranch.iceberg.files import references
 from anabranch.protocol import ledger
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from anabranch.common.fail_points import Step
 from anabranch.config import S3
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.parquet_writer import FileWriter, target_of
 from anabranch.iceberg.s3 import ObjectStore
 

@@ -24,7 +24,7 @@ from anabranch.common.fail_points import Step
 from anabranch.common.output import plain
 from anabranch.iceberg import ledger_files
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger

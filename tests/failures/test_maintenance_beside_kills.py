@@ -24,8 +24,7 @@ from test_fail_points import damage, is_good
 from world import World, event, past_hour, spread
 
 from anabranch.common.fail_points import FAIL_AT, Step
-from anabranch.iceberg.files import list_files, same_file
-from anabranch.iceberg.orphans import references
+from anabranch.iceberg.files import list_files, references, same_file
 from anabranch.iceberg.snapshots import BRANCHES, UNNAMED
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.maintained import read_runs

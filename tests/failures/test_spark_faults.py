@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from world import World, past_hour, spread
 
 from anabranch import records
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.records import staged
 from batch_layer import sources

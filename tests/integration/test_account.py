@@ -15,7 +15,7 @@ from no_spark import NO_SPARK
 from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.parquet_writer import data_file_of
 from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import new_producer

@@ -12,7 +12,7 @@ import pytest
 from stored_rows import stored_rows
 from world import SCHEMA, World, event, past_hour
 
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of

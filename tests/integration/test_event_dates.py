@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from world import World, event, past_hour
 
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import start_of
 
 Make = Callable[..., World]

@@ -9,7 +9,7 @@ from commands import call
 from world import World, event, past_hour, spread
 
 from anabranch.iceberg.files import delete_files
-from anabranch.iceberg.hour_files import files_by_branch
+from anabranch.iceberg.manifests import files_by_branch
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit, find_lost
 

@@ -14,7 +14,7 @@ from world import World, event, past_hour, spread
 from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import create_topic
 from anabranch.lifecycle import maintenance

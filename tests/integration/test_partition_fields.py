@@ -14,7 +14,7 @@ from world import World, event, past_hour
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.fail_points import Step
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.rewriting import opened as opened_file
 from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.lifecycle.maintenance import maintain

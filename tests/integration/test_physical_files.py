@@ -16,8 +16,8 @@ from pyiceberg.manifest import DataFile
 from queries import sources
 from world import World, event, past_hour
 
-from anabranch.iceberg.bloom_filters import groups_that_may_hold
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
+from anabranch.lifecycle.erasure.search import groups_that_may_hold
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
 from serving_layer.query.datasets import Opened, opened

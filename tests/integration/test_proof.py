@@ -18,7 +18,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import start_of
 from anabranch.operations.page.app import Page, Settings
 from anabranch.protocol import ledger

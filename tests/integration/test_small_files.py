@@ -11,7 +11,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.common.output import plain
 from anabranch.iceberg import rewriting
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 

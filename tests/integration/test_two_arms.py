@@ -360,7 +360,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
 
 
 def _files(one: World, hour: str) -> tuple[object, ...]:
-    from anabranch.iceberg.hour_files import files_of
+    from anabranch.iceberg.manifests import files_of
 
     return files_of(one.state.table, "main", hour)
 

@@ -36,7 +36,7 @@ from writers import BY_PYARROW, BY_SPARK, writers
 from anabranch.common.errors import Transient, Unexplained
 from anabranch.common.output import plain
 from anabranch.iceberg import rewriting
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.hours import start_of

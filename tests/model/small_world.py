@@ -28,8 +28,7 @@ from values import replace
 
 from anabranch.iceberg import prepare
 from anabranch.iceberg.commits import Commit
-from anabranch.iceberg.files import Stored
-from anabranch.iceberg.orphans import plan_orphans
+from anabranch.iceberg.files import Stored, plan_orphans
 from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.snapshots import (
     BRANCHES,

@@ -13,7 +13,7 @@ import statistics
 import pytest
 from real_hours import MOST_FILES, STREAM, RealHours, real_hours
 
-from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.hours import shift
 
 MICRO_BATCHES = int(os.environ.get("SCALE_MICRO_BATCHES", "900"))

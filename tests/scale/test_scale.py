@@ -21,7 +21,7 @@ from scale import Cost, ScaledStream, measured, median_of
 from waiting import wait_for
 
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.hour_files import content_by_hour, files_of
+from anabranch.iceberg.manifests import content_by_hour, files_of
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 

@@ -29,8 +29,7 @@ from anabranch.common.output import plain
 from anabranch.dev.producers.events import Ack
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.dev.services.processes import HOST
-from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.manifests import list_manifests
+from anabranch.iceberg.manifests import content_by_hour, list_manifests
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift, start_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from world import World
 
-from anabranch.iceberg.orphans import list_table, own_files
+from anabranch.iceberg.files import list_table, own_files
 from anabranch.iceberg.s3 import open_store
 from anabranch.lifecycle.erasure.end import tables_of
 

@@ -7,7 +7,7 @@ from collections import Counter
 from world import World
 
 from anabranch.iceberg import rewriting
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 
 BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 

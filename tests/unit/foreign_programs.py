@@ -15,7 +15,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from anabranch.iceberg import hour_files, snapshots
+from anabranch.iceberg import manifests, snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshot_writer import SnapshotWriter
@@ -36,7 +36,7 @@ def rewrite(
     new = write_alone(lake, lake.rows(branch) if rows is None else list(rows))
     table = lake.table()
     old = [
-        f for of_hour in hour_files.files_by_hour(table, branch).values() for f in of_hour.values()
+        f for of_hour in manifests.files_by_hour(table, branch).values() for f in of_hour.values()
     ]
     writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
     made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})

@@ -12,7 +12,7 @@ from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 
 from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter

@@ -10,7 +10,7 @@ from lakes import StreamLake, decide
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, record, stage_rows
 
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.position import Topic
 from anabranch.protocol import override
 from anabranch.protocol.holding import hold

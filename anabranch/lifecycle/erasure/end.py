@@ -28,16 +28,17 @@ from anabranch.common.progress import Progress
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.files import Stored, list_versions
-from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.orphans import (
+from anabranch.iceberg.files import (
     OwnFiles,
+    Stored,
     list_table,
+    list_versions,
     own_files,
     plan_orphans,
     references,
     remember,
 )
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN

@@ -1,4 +1,5 @@
-"""Erase rows: replace their files on every branch, some hours at a time."""
+"""Erase rows: replace their files on every branch, some hours at a time. The other steps of an
+erasure share the size of a commit, and the ledger rows of hours."""
 
 from __future__ import annotations
 
@@ -14,23 +15,23 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import files_by_branch, hours_on_branches, paths_by_hour
+from anabranch.iceberg.manifests import files_by_branch, hours_on_branches, paths_by_hour
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.job import Job
-from anabranch.lifecycle.erasure import steps
 from anabranch.lifecycle.erasure.end import replaced_files
 from anabranch.lifecycle.erasure.search import (
     Covered,
+    Place,
     Values,
     column_of,
     covered_of,
     erased_mask,
     find_rows,
 )
-from anabranch.lifecycle.erasure.steps import decisions_of
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.erased import Erasure
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
@@ -41,6 +42,68 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
+
+FILES_A_COMMIT = 32
+"""The number of files that one commit replaces: few enough to be written well before the commit's
+deadline."""
+
+ATTEMPTS = 20
+"""The attempts of a step when other processes change its input meanwhile."""
+
+
+def decisions_of(
+    job: Job,
+    state: State,
+    one: Erasure,
+    rows: Mapping[str, Mapping[int, int]],
+    dead: Mapping[str, Collection[Place]],
+    paths: Mapping[str, Collection[str]],
+    accepted: Mapping[str, Collection[Place]] | None = None,
+) -> list[LedgerRow]:
+    """Return the ledger rows of an erasure for some hours. By hour: `rows` has the erased rows by
+    partition, `dead` the erased dead letters, `paths` the replaced files, and `accepted` the dead
+    letters of the batch layer."""
+    now, decided = job.lake.clock.now(), list[LedgerRow]()
+    history = job.ledger.history({*rows, *dead})
+    for hour in sorted({*rows, *dead}):
+        row = ledger.newest(ledger.with_waiting(state, hour, history)).get(hour)
+        before = row if row is not None and state.is_accepted(hour) else None
+        places = dead.get(hour, ())
+        # An accepted hour has the batch layer's account.
+        of_dead = dict(Counter(p for p, o in places if (p, o) in (accepted or {}).get(hour, ())))
+        counts = rows.get(hour, {})
+        decided.append(
+            ledger.decision(
+                hour,
+                "erased",
+                before.revision if before is not None else 0,
+                None,
+                now,
+                account=erasure.plan_account(before, counts, of_dead),
+                erasure=erasure.erased_of_hour(one, counts, places, paths.get(hour, ())),
+            )
+        )
+    return decided
+
+
+def record_unserved(
+    job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]
+) -> None:
+    """Record files with erased records that are on no branch of the rows' table in the ledger, by
+    hour."""
+
+    def decide(state: State) -> Decision[None]:
+        current = state.erasures[one.id]
+        decisions = decisions_of(job, state, current, {hour: {} for hour in paths}, {}, paths)
+        return Decision(
+            state,
+            erasure.plan_unserved(state, current, decisions, new_id(), job.lake.clock.now()),
+            None,
+        )
+
+    published = publisher.run_merged(decide, f"erase records of {job.stream.name}")
+    publisher.record_decisions(published.state)
+
 
 _HOURS_AT_ONCE = 240
 
@@ -74,21 +137,21 @@ def hours_in_parts(table: Table) -> Iterator[list[str]]:
 def erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) -> Found:
     removed = Found()
     for part in hours_in_parts(job.lake.load(job.stream.table)):
-        for _ in range(steps.ATTEMPTS):
+        for _ in range(ATTEMPTS):
             state = load_state(job.lake, job.stream.table)
             files = erasure.by_path(files_by_branch(state.table, part))
             found = sorted(find_rows(state, one, values, files.values()).items())
             if not found:
                 break
-            for begin in range(0, len(found), steps.FILES_A_COMMIT):
-                some = dict(found[begin : begin + steps.FILES_A_COMMIT])
+            for begin in range(0, len(found), FILES_A_COMMIT):
+                some = dict(found[begin : begin + FILES_A_COMMIT])
                 removed = removed.plus(
                     _rewrite_rows(job, publisher, one, values, some, state, files)
                 )
         else:
             raise Transient(
                 f"erase records of {job.stream.name}: expected the files of hours {part[0]} to "
-                f"{part[-1]} to stay in one of {steps.ATTEMPTS} attempts, found others each time; "
+                f"{part[-1]} to stay in one of {ATTEMPTS} attempts, found others each time; "
                 "run the command again"
             )
     return removed

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.files import list_files
-from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
-from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.manifests import files_by_branch, hour_of_file, paths_by_hour
 from anabranch.job import Job
-from anabranch.lifecycle.erasure import steps
+from anabranch.lifecycle.erasure import rows
 from anabranch.lifecycle.erasure.end import clear_partials, hours_of, log_starts, remember_folders
 from anabranch.lifecycle.erasure.letters import (
     archive_files,
     archived_places,
     erase_archived,
     erase_letters,
+    find_former,
     find_letters_of,
+    repair,
+    request_row,
 )
-from anabranch.lifecycle.erasure.repair import find_former, repair, request_row
-from anabranch.lifecycle.erasure.rows import Found, erase_rows, hours_in_parts
+from anabranch.lifecycle.erasure.rows import Found, erase_rows, hours_in_parts, record_unserved
 from anabranch.lifecycle.erasure.search import (
     Place,
     Values,
@@ -33,7 +34,6 @@ from anabranch.lifecycle.erasure.search import (
     require_column,
     require_values,
 )
-from anabranch.lifecycle.erasure.steps import record_unserved
 from anabranch.lifecycle.erasure.words import normal_forms
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import act_now
@@ -106,7 +106,7 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
     # First: the rows still show which archived records belong to them.
     erase_archived(job, publisher, one, values)
     removed, letters = erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
-    for _ in range(steps.ATTEMPTS):
+    for _ in range(rows.ATTEMPTS):
         state = load_state(job.lake, job.stream.table)
         publisher.finish(state)
         archived = erase_archived(job, publisher, one, values)
@@ -143,7 +143,7 @@ def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
             LOG.info("stream %s: erasure %s is done", job.stream.name, one.id)
             return Erased(landed.state.erasures[one.id], removed)
     raise Transient(
-        f"erase records of {job.stream.name}: expected no other publish in one of {steps.ATTEMPTS} "
+        f"erase records of {job.stream.name}: expected no other publish in one of {rows.ATTEMPTS} "
         "attempts; run it again"
     )
 
@@ -190,7 +190,7 @@ def _search(
     job: Job, state: State, one: Erasure, values: Values, is_wanted: Callable[[str], bool]
 ) -> Found:
     """Return the records that an erasure would remove from the hours that `is_wanted` selects."""
-    hours, paths, rows = set[str](), set[str](), 0
+    hours, paths, count = set[str](), set[str](), 0
     for part in hours_in_parts(state.table):
         there = files_by_branch(state.table, list(filter(is_wanted, part)))
         files = erasure.by_path(there)
@@ -198,14 +198,14 @@ def _search(
         hours |= paths_by_hour(state.table, [files[path] for path in found]).keys()
         paths |= found.keys()
         main = erasure.by_path({"main": there["main"]})
-        rows += sum(sum(counts.values()) for path, counts in found.items() if path in main)
+        count += sum(sum(counts.values()) for path, counts in found.items() if path in main)
     of_letters = find_letters_of(job, job.lake.load(job.stream.dead_letters_table), one, values)
     dead = {
         (h, place) for h, places in of_letters.by_hour.items() if is_wanted(h) for place in places
     }
     of_dead = {path for h, some in of_letters.paths.items() if is_wanted(h) for path in some}
     return Found(
-        tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), rows, len(dead)
+        tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), count, len(dead)
     )
 
 

@@ -1,38 +1,52 @@
-"""Find erased values: rows by the values of a column, other records by a search of their bytes.
+"""Find erased values: rows by the values of a column, other records by a search of their bytes, of
+which Avro and Protobuf are decoded.
 
 Files whose bounds exclude every value are not opened. From the others, the search reads the column
-and the rows' places, in row groups whose Bloom filters do not exclude every value.
+and the rows' places, in row groups whose Bloom filters do not exclude every value: PyArrow writes
+Parquet's Bloom filters but does not read them. Source: https://github.com/apache/parquet-
+format/blob/master/BloomFilter.md. A filter is a header and blocks of eight words; the upper half of
+a value's XXH64 selects a block, the lower half a bit of each word.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import IntegerType, LongType, PrimitiveType, StringType
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.bloom_filters import groups_that_may_hold
+from anabranch.config import Environment, Stream
+from anabranch.decode.avro import Malformed, value_reader
+from anabranch.decode.avro_names import Incompatible, parse
+from anabranch.decode.protobuf import contents_reader
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import opened, read_batches
-from anabranch.lifecycle.erasure.payloads import Payloads
+from anabranch.kafka.schema_registry import RegisteredSchema, open_registry
 from anabranch.lifecycle.erasure.words import Words
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import log_of
 from anabranch.protocol.state import State
+from anabranch.subjects.whole_schema import read_descriptors, whole_schema
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+    from pyiceberg.io import InputStream
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
@@ -268,3 +282,174 @@ def places_by_hour(
     for path, of_file in places.items():
         by_hour.setdefault(hour_of_file(table, files[path]), set()).update(of_file)
     return by_hour
+
+
+_Read = Callable[[bytes], Any]
+_HEADER = struct.Struct(">xI")  # Confluent's wire format: a zero byte, the schema's id
+
+
+class Payloads:
+    """Decodes keys, values and headers in Avro and Protobuf by the writers' schemas of the stream's
+    registry, whatever their subject and fields, or values by its descriptor file. Other bytes stay
+    as they are."""
+
+    def __init__(self, environment: Environment, stream: Stream) -> None:
+        needs_registry = stream.format.needs_registry
+        self._registry = open_registry(environment, stream) if needs_registry else None
+        self._subject = stream.format.subject
+        self._readers: dict[int, _Read | None] = {}
+        self._of_value: _Read | None = None
+        if stream.format.descriptor is not None:
+            self._of_value = contents_reader(read_descriptors(stream), stream.format.message)
+        self._lock = Lock()
+
+    def of(self, row: Mapping[str, Any]) -> list[bytes]:
+        """Return the bytes of a record's key, value and headers. Raises Transient if the registry
+        does not answer, ConfigurationError if it refuses."""
+        headers = (
+            part for h in row["headers"] or () for part in (str(h["key"]).encode(), h["value"])
+        )
+        value = row["value"]
+        if self._of_value is not None and value is not None:
+            value = _decoded(self._of_value, value, value)
+        parts = (row["key"], value, *headers)
+        return [self._texts(part) for part in parts if part is not None]
+
+    def _texts(self, part: bytes) -> bytes:
+        if self._registry is None or len(part) < _HEADER.size or part[0] != 0:
+            return part
+        reader = self._reader(*_HEADER.unpack_from(part))
+        return _decoded(reader, part[_HEADER.size :], part) if reader is not None else part
+
+    def _reader(self, id: int) -> _Read | None:
+        """Return the reader of a schema; None if the registry has none, one of JSON, or one that no
+        decoder reads."""
+        assert self._registry is not None
+        with self._lock:
+            if id not in self._readers:
+                schema = self._registry.schema(id, self._subject)
+                try:
+                    self._readers[id] = _reader_of(schema) if schema is not None else None
+                except Incompatible:
+                    self._readers[id] = None
+            return self._readers[id]
+
+
+def _reader_of(schema: RegisteredSchema) -> _Read | None:
+    if schema.type == "AVRO":
+        return value_reader(parse(whole_schema(schema)))
+    return contents_reader(whole_schema(schema)) if schema.type == "PROTOBUF" else None
+
+
+def _decoded(read: _Read, encoded: bytes, otherwise: bytes) -> bytes:
+    try:
+        return b"\n".join(_leaves(read(encoded)))
+    except Malformed:
+        return otherwise
+
+
+def _leaves(value: Any) -> Iterator[bytes]:
+    """Yield the texts, bytes and whole numbers of a value."""
+    if isinstance(value, bytes):
+        yield value
+    elif isinstance(value, Mapping):
+        # The keys of a map are bytes, those of a record are its fields' names.
+        yield from (key for key in value if isinstance(key, bytes))
+        yield from _leaves(value.values())
+    elif isinstance(value, tuple):
+        # Of a union: the number of the value's type is no content.
+        yield from _leaves(value[1])
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield str(value).encode()
+
+
+_SALTS = np.array(
+    [
+        0x47B6137B,
+        0x44974D91,
+        0x8824AD5B,
+        0xA2B7289D,
+        0x705495C7,
+        0x2DF1424B,
+        0x9EFC4947,
+        0x5C6BFB31,
+    ],
+    np.uint64,
+)
+_LOW = np.uint64(0xFFFFFFFF)
+_WORDS = len(_SALTS)
+# The header in Thrift's compact protocol: field 1 (i32), the filter's bytes; then the kinds: block,
+# XXH64, uncompressed.
+_BYTES_FIELD = 0x15
+_ONLY_KIND = bytes.fromhex("1c1c00001c1c00001c1c000000")
+# The maximum length of a header.
+_HEADER_BYTES = 1 + 5 + len(_ONLY_KIND)
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def groups_that_may_hold(
+    open_file: Callable[[], InputStream],
+    metadata: pq.FileMetaData,
+    column: str,
+    values: Sequence[str | int],
+) -> list[int]:
+    """Return the numbers of a file's row groups, except those whose Bloom filter of a top-level
+    column excludes every value.
+
+    A filter has no false negatives, so every row group that contains a value is returned. Row
+    groups without a filter, or with one of an unknown kind, are returned too. The file is opened
+    only if it has filters.
+    """
+    at = next(i for i in range(len(metadata.schema)) if metadata.schema.column(i).path == column)
+    chunks = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
+    if not any(chunk.bloom_filter_offset for chunk in chunks):
+        return list(range(len(chunks)))
+    hashes = _hashes(values, metadata.schema.column(at).physical_type)
+    with open_file() as source:
+        kept = []
+        for group, chunk in enumerate(chunks):
+            found = (
+                _bitset(source, chunk.bloom_filter_offset) if chunk.bloom_filter_offset else None
+            )
+            if found is None or _holds_any(found, hashes):
+                kept.append(group)
+    return kept
+
+
+def _bitset(source: InputStream, offset: int) -> npt.NDArray[np.uint32] | None:
+    """Return the words of a filter; None for an unknown kind."""
+    source.seek(offset)
+    header = source.read(_HEADER_BYTES)
+    if header[0] != _BYTES_FIELD:
+        return None
+    number, at, shift = 0, 1, 0
+    while header[at] & 0x80:
+        number, at, shift = number | (header[at] & 0x7F) << shift, at + 1, shift + 7
+    length = (number | header[at] << shift) >> 1  # zigzag, and never negative
+    end = at + 1 + len(_ONLY_KIND)
+    if header[at + 1 : end] != _ONLY_KIND:
+        return None
+    source.seek(offset + end)
+    return np.frombuffer(source.read(length), np.dtype("<u4"))
+
+
+def _hashes(values: Sequence[str | int], physical_type: str) -> Hashes:
+    """Return the XXH64 of the plain encoding of each value within the type's range."""
+    if physical_type == "BYTE_ARRAY":
+        plain = [str(value).encode() for value in values]
+    else:
+        code, bits = ("<i", 31) if physical_type == "INT32" else ("<q", 63)
+        plain = [struct.pack(code, n) for n in map(int, values) if -(2**bits) <= n < 2**bits]
+    return np.array([xxhash.xxh64_intdigest(one) for one in plain], np.uint64)
+
+
+def _holds_any(words: npt.NDArray[np.uint32], hashes: Hashes) -> bool:
+    blocks = np.uint64(len(words) // _WORDS)
+    first = ((hashes >> np.uint64(32)) * blocks >> np.uint64(32)) * np.uint64(_WORDS)
+    bits = ((hashes & _LOW)[:, None] * _SALTS[None, :] & _LOW) >> np.uint64(27)
+    chosen = words[first[:, None] + np.arange(_WORDS, dtype=np.uint64)]
+    return bool(((chosen >> bits.astype(np.uint32)) & 1).all(axis=1).any())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.hour_files import files_by_branch, files_by_hour
+from anabranch.iceberg.manifests import files_by_branch, files_by_hour
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.lifecycle.erasure.end import (

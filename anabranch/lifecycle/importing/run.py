@@ -20,9 +20,8 @@ from anabranch.common.errors import Refused, Transient, Unexpected
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
-from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.manifests import files_by_hour, hour_of_file
 from anabranch.iceberg.other_tables import OtherTable, location_of, open_other
 from anabranch.iceberg.parquet_writer import data_file_of, plain_target
 from anabranch.iceberg.partitions import fields_of
@@ -30,14 +29,8 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
 from anabranch.lifecycle.importing.files import maker, split_form
-from anabranch.lifecycle.importing.rows import (
-    HOUR,
-    find_duplicates,
-    find_known,
-    find_repeated_places,
-    has_key,
-)
 from anabranch.lifecycle.importing.sources import (
+    HOUR,
     NUMBER,
     PLACE,
     READ_FROM_KAFKA,
@@ -45,6 +38,10 @@ from anabranch.lifecycle.importing.sources import (
     Seam,
     SourceReader,
     counts_by_hour,
+    find_duplicates,
+    find_known,
+    find_repeated_places,
+    has_key,
     hours_of,
 )
 from anabranch.lifecycle.importing.tasks import (

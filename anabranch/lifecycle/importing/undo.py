@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries, ledger

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import FileGone
 from anabranch.common.progress import Progress
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.files import LostFile, find_lost_files, require_manifests
 from anabranch.iceberg.ledger_files import Span
-from anabranch.iceberg.lost_files import LostFile, find_lost_files, require_manifests
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.job import Job
 from anabranch.offsets.hours import IMPORTED, Cut, hours_between, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip

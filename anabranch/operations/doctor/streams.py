@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from anabranch.common.errors import AnabranchError, FileGone
 from anabranch.config import Environment, Stream
+from anabranch.iceberg.files import LostFile
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.lost_files import LostFile
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift

@@ -15,12 +15,11 @@ from anabranch.common.errors import (
 )
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin
-from anabranch.iceberg.foreign import operation_of
+from anabranch.iceberg.foreign import SUPPORTED, operation_of, unsupported_feature
 from anabranch.iceberg.foreign_columns import find_foreign_changes, published_schema
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
-from anabranch.iceberg.table_format import SUPPORTED, unsupported_feature
 from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns

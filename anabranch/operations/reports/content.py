@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
-from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.manifests import (
+    content_by_hour,
+    files_by_hour,
+    hour_of_file,
+    list_manifests,
+    read_entries,
+)
 from anabranch.iceberg.snapshots import head, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from anabranch.config import Stream
 from anabranch.iceberg import snapshots
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.hours import Cut, end_of

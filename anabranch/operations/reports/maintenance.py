@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.errors import AnabranchError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
-from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift

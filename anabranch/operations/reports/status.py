@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.config import Stream
-from anabranch.iceberg.hour_files import HourContent, content_by_hour
 from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.manifests import HourContent, content_by_hour
 from anabranch.iceberg.snapshots import head, last_publish, made_at, published_since, total
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words

@@ -24,9 +24,8 @@ from anabranch.dev import services
 from anabranch.dev.producers.events import Sent
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import is_alive
-from anabranch.iceberg.files import delete_files
-from anabranch.iceberg.hour_files import files_by_branch
-from anabranch.iceberg.lost_files import find_lost_files
+from anabranch.iceberg.files import delete_files, find_lost_files
+from anabranch.iceberg.manifests import files_by_branch
 from anabranch.kafka.client import create_topic
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol.state import State, load_state

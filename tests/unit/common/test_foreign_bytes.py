@@ -19,8 +19,8 @@ import pytest
 from anabranch.common.errors import AnabranchError
 from anabranch.common.health import read_record
 from anabranch.common.json_values import parse, read_property
-from anabranch.iceberg.file_sink import read_log
-from anabranch.iceberg.orphans import FOLDERS
+from anabranch.iceberg.files import FOLDERS
+from anabranch.iceberg.other_tables import read_log
 from anabranch.iceberg.owner import FORMAT, Owner
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.iceberg.bloom_filters import groups_that_may_hold
+from anabranch.lifecycle.erasure.search import groups_that_may_hold
 
 ROWS, GROUP = 4_000, 1_000
 Write = Callable[[pa.Table, Path], None]

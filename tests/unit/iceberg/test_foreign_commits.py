@@ -19,8 +19,9 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import admin, foreign, orphans, snapshots
+from anabranch.iceberg import admin, foreign, snapshots
 from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.files import references
 from anabranch.iceberg.prepare import set_ref
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position
@@ -282,7 +283,7 @@ def remove_orphans(lake: StreamLake) -> None:
     """Every file below the table that its metadata does not name, as `remove_orphan_files` does
     with no age."""
     table = lake.table()
-    named = {path.removeprefix("file://") for path in orphans.references(table)}
+    named = {path.removeprefix("file://") for path in references(table)}
     for path in Path(table.location().removeprefix("file://")).rglob("*"):
         if path.is_file() and str(path) not in named:
             path.unlink()

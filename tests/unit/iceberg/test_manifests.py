@@ -21,8 +21,15 @@ from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.hour_files import content_by_hour, files_by_hour, files_of, hours_apart
-from anabranch.iceberg.manifests import Slot, list_manifests, plan_merges
+from anabranch.iceberg.manifests import (
+    Slot,
+    content_by_hour,
+    files_by_hour,
+    files_of,
+    hours_apart,
+    list_manifests,
+    plan_merges,
+)
 from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, head, heads
 from anabranch.offsets.hours import shift
 from anabranch.protocol.publish import new_id

@@ -8,8 +8,8 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.common.errors import NotOffered
-from anabranch.iceberg import lost_files
-from anabranch.iceberg.lost_files import missing_paths
+from anabranch.iceberg import files
+from anabranch.iceberg.files import missing_paths
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_only_files_that_storage_lacks_are_missing(
         raise NotOffered("expected an object store that lists and deletes")
 
     if not lists:
-        monkeypatch.setattr(lost_files, "list_files", refuse)
+        monkeypatch.setattr(files, "list_files", refuse)
     paths = [tmp_path / folder.format(i=i) / "rows.parquet" for i in range(folders)]
     for path in paths:
         path.parent.mkdir(parents=True)

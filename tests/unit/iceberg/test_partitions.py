@@ -23,7 +23,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config.columns import parse_columns
 from anabranch.config.sections import parse_partition
 from anabranch.iceberg import admin, table_schemas
-from anabranch.iceberg.orphans import own_files
+from anabranch.iceberg.files import own_files
 from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of, write_all
 from anabranch.iceberg.partitions import OF_TIME, fields_of, partitioning_of
 from anabranch.offsets.hours import shift

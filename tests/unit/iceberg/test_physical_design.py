@@ -17,14 +17,14 @@ from pyiceberg.types import IntegerType
 from anabranch.config import Files
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of
-from anabranch.iceberg.physical_design import (
+from anabranch.iceberg.table_schemas import (
     DESIGN,
     PhysicalDesign,
     apply_design,
     plan_design,
+    rows_design,
     sort_order_id,
 )
-from anabranch.iceberg.table_schemas import rows_design
 from serving_layer.query.pruning import file_guarantee
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))

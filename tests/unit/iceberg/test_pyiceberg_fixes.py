@@ -43,8 +43,8 @@ from scale import ScaledStream
 from anabranch.common.errors import MetadataGone
 from anabranch.iceberg import pyiceberg_fixes
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.manifest_writer import ManifestWriter
 from anabranch.iceberg.pyiceberg_fixes import LISTS_OF_PARTS, PARTS
+from anabranch.iceberg.snapshot_writer import ManifestWriter
 from anabranch.offsets.hours import Timeline
 
 

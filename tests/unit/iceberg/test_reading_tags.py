@@ -14,8 +14,8 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg import lake
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
-from anabranch.iceberg.reading_tags import count_deaths, held_snapshots
 from anabranch.iceberg.snapshots import READING, heads
+from anabranch.iceberg.staging import count_deaths, held_snapshots
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift

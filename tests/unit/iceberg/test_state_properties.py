@@ -22,8 +22,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import admin, expiry, orphans, snapshots, state_properties
+from anabranch.iceberg import admin, expiry, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.files import references
 from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.snapshots import CONTENT, MERGED
 from anabranch.iceberg.state_properties import STATE
@@ -469,7 +470,7 @@ def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(long: S
     files."""
     before = long.state()
     table = long.table()
-    named = {p.removeprefix("file://") for p in orphans.references(table)}
+    named = {p.removeprefix("file://") for p in references(table)}
     for path in Path(table.location().removeprefix("file://")).rglob("*"):
         if path.is_file() and str(path) not in named:
             path.unlink()

@@ -29,8 +29,8 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.kafka import answers, client, client_errors, kafka_python_fixes
-from anabranch.kafka.kafka_python_fixes import IO_THREAD
+from anabranch.kafka import client, kafka_python
+from anabranch.kafka.kafka_python import IO_THREAD
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -120,7 +120,7 @@ def test_the_cause_that_the_client_only_logs_decides(
     logging.getLogger("kafka.net.manager").warning(
         "Bootstrap connection to %s failed: %s", "n", failure
     )
-    error = client_errors.explained(
+    error = kafka_python.explained(
         UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
     )
     assert type(error) is kind
@@ -132,7 +132,7 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
         "failed: %s", errors.SaslAuthenticationFailedError("wrong")
     )
     began = time.monotonic()
-    error = client_errors.explained(
+    error = kafka_python.explained(
         UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
     )
     assert type(error) is Transient
@@ -148,7 +148,7 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     ],
 )
 def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, waits: str) -> None:
-    error = client_errors.explained(
+    error = kafka_python.explained(
         UNREACHABLE, "list offsets of topic t", failure, time.monotonic()
     )
     assert type(error) is Transient
@@ -168,9 +168,9 @@ REFUSALS = [
 def test_every_refusal_names_the_right_that_is_missing(
     kind: type[errors.AuthorizationError],
 ) -> None:
-    explained = client_errors.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
+    explained = kafka_python.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
     assert type(explained) is MissingRight
-    [option] = [option for refused, option, _ in client_errors.RIGHTS if refused is kind]
+    [option] = [option for refused, option, _ in kafka_python.RIGHTS if refused is kind]
     assert f"kafka-acls.sh --bootstrap-server {UNREACHABLE.bootstrap_servers} --add" in str(
         explained
     )
@@ -180,7 +180,7 @@ def test_every_refusal_names_the_right_that_is_missing(
 def test_a_right_of_another_resource_is_not_named() -> None:
     """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
     error = errors.GroupAuthorizationFailedError()
-    explained = client_errors.explained(
+    explained = kafka_python.explained(
         UNREACHABLE, "send", error, time.monotonic(), "--operation Write --topic t"
     )
     assert "--operation Read --group GROUP" in str(explained)
@@ -198,7 +198,7 @@ def test_a_right_of_another_resource_is_not_named() -> None:
     ],
 )
 def test_the_most_specific_connection_error_is_reported(logged: list[str], most: str) -> None:
-    failures = client_errors.FailureHandler()
+    failures = kafka_python.FailureHandler()
     for text in logged:
         error = errors.KafkaConnectionError(text)
         failures.emit(
@@ -210,7 +210,7 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
 
 
 def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
-    failures = client_errors.FailureHandler()
+    failures = kafka_python.FailureHandler()
     error = errors.KafkaConnectionError("111 ECONNREFUSED")
     record = logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
     record.threadName = f"{IO_THREAD}kafka:9092"
@@ -257,7 +257,7 @@ def test_data_before_the_end_of_a_connection_is_read() -> None:
         def _sock_recv(self) -> tuple[bytes, Exception | None]:
             return b"why", OSError("hung up")
 
-    kafka_python_fixes.deliver_data_before_eof(Transport)
+    kafka_python.deliver_data_before_eof(Transport)
     assert Transport()._sock_recv() == (b"why", None)
 
 
@@ -286,7 +286,7 @@ def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[st
 def test_an_installation_has_the_package_of_each_codec() -> None:
     """The development environment may have one of them only because another tool brings it."""
     installed = installed_with("anabranch")
-    assert set(client_errors.CODEC_PACKAGES.values()) <= installed
+    assert set(kafka_python.CODEC_PACKAGES.values()) <= installed
     declared = {
         one.name: one.extras
         for one in map(
@@ -299,18 +299,18 @@ def test_an_installation_has_the_package_of_each_codec() -> None:
     assert codec.has_gzip() and codec.has_snappy() and codec.has_lz4() and codec.has_zstd()
 
 
-@pytest.mark.parametrize("name", client_errors.CODEC_PACKAGES)
+@pytest.mark.parametrize("name", kafka_python.CODEC_PACKAGES)
 def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
     error = errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
-    explained = client_errors.explained(UNREACHABLE, "read topic t", error, time.monotonic())
+    explained = kafka_python.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert explained.exit_code == 2
-    assert f"run `pip install {client_errors.CODEC_PACKAGES[name]}`" in str(explained)
+    assert f"run `pip install {kafka_python.CODEC_PACKAGES[name]}`" in str(explained)
 
 
 def test_an_unknown_codec_ends_the_job() -> None:
     error = errors.UnsupportedCodecError("Unrecognized compression type: 7")
-    explained = client_errors.explained(UNREACHABLE, "read topic t", error, time.monotonic())
+    explained = kafka_python.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert "upgrade Anabranch" in str(explained)
 
@@ -321,9 +321,9 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
     with pytest.raises(
         NoTopicIds, match=r"topic t: expected an id from the brokers \(KIP-516\), found none"
     ) as refused:
-        answers.topic_id("t", given)
+        kafka_python.topic_id("t", given)
     assert refused.value.exit_code == 2
-    assert answers.topic_id("t", uuid.UUID(int=1)) == 21 * "A" + "Q"
+    assert kafka_python.topic_id("t", uuid.UUID(int=1)) == 21 * "A" + "Q"
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
 def test_a_look_fetches_as_much_as_its_records_need(
     now: int, sizes: list[int], count: int, planned: int
 ) -> None:
-    assert answers.plan_fetch_bytes(now, sizes, count) == planned
+    assert kafka_python.plan_fetch_bytes(now, sizes, count) == planned
 
 
 class Admin:
@@ -374,4 +374,4 @@ def test_the_checksum_of_a_batch_is_that_of_the_standard() -> None:
     """Its values are those of RFC 3720, B.4; google-crc32c computes them."""
     zeros = memoryview(bytes(40))[8:]
     assert default_records.calc_crc32c(zeros) == util.calc_crc32c(zeros) == 0x8A9136AA
-    assert default_records.calc_crc32c.__module__ == kafka_python_fixes.__name__
+    assert default_records.calc_crc32c.__module__ == kafka_python.__name__

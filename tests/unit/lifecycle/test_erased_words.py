@@ -18,7 +18,7 @@ from protos import HEAD, descriptors, indexed, type_of
 
 from anabranch.common.errors import Transient
 from anabranch.config import Catalog, Environment, Kafka, Registry
-from anabranch.lifecycle.erasure.payloads import Payloads
+from anabranch.lifecycle.erasure.search import Payloads
 from anabranch.lifecycle.erasure.words import Words, normal_forms
 
 UUID = "3f2b8c1e-9d4a-4e6b-8a51-0c7d2e9f1b34"

@@ -32,7 +32,7 @@ from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
-from anabranch.lifecycle.erasure import end, letters, run, steps
+from anabranch.lifecycle.erasure import end, letters, rows, run
 from anabranch.lifecycle.erasure.rows import Found
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
@@ -97,7 +97,7 @@ def stored_bytes(folder: Path) -> set[bytes]:
 def test_erased_records_leave_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(steps, "FILES_A_COMMIT", at_once)
+    monkeypatch.setattr(rows, "FILES_A_COMMIT", at_once)
     people = People(tmp_path, archive=True)
     assert people.archived == ARCHIVED
     done = people.erase(replace(ORDER, until=timedelta(0)))
@@ -201,8 +201,8 @@ def test_row_groups_are_chosen_by_bloom_filters(
 def test_an_hour_may_have_more_files_than_commits_are_tried(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "FILES_A_COMMIT", 1)
-    monkeypatch.setattr(steps, "ATTEMPTS", 2)
+    monkeypatch.setattr(rows, "FILES_A_COMMIT", 1)
+    monkeypatch.setattr(rows, "ATTEMPTS", 2)
     done = people.erase()
     assert (done.removed.rows, done.removed.files) == (4, 3)
     assert "anna" not in {
@@ -513,7 +513,7 @@ def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> 
 def test_dead_letters_of_many_files_leave_in_several_commits_and_count_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "FILES_A_COMMIT", 1)
+    monkeypatch.setattr(rows, "FILES_A_COMMIT", 1)
     people, plan, planned = People(tmp_path, LETTERS), erasure.plan_letters, list[int]()
 
     def left_meanwhile(table: Table, state: Any, rewritten: Any, *of: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anabranch.common.errors import Refused
-from anabranch.iceberg.file_sink import Entry, SinkLog, is_written_by_spark, match, read_log
+from anabranch.iceberg.other_tables import Entry, SinkLog, is_written_by_spark, match, read_log
 
 WHERE = "/old/_spark_metadata"
 

@@ -38,13 +38,16 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.lifecycle.importing import run, tasks
-from anabranch.lifecycle.importing.rows import (
+from anabranch.lifecycle.importing.sources import (
     HOUR,
+    Numbers,
+    SourceReader,
     find_duplicates,
     find_known,
     find_repeated_places,
+    first_number,
+    may_become,
 )
-from anabranch.lifecycle.importing.sources import Numbers, SourceReader, first_number, may_become
 from anabranch.lifecycle.importing.tasks import HERE, Sums
 from anabranch.lifecycle.retention import expire_rows
 from anabranch.offsets.hours import (

@@ -36,8 +36,7 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg import expiry, ledger_files, table_schemas
 from anabranch.iceberg import lake as lakes_module
 from anabranch.iceberg.commits import Change, Outcome, Tag
-from anabranch.iceberg.files import Stored, same_file
-from anabranch.iceberg.orphans import plan_orphans, references
+from anabranch.iceberg.files import Stored, plan_orphans, references, same_file
 from anabranch.iceberg.s3 import bucket_and_key
 from anabranch.iceberg.snapshots import BRANCHES, Staged, find_staged
 from anabranch.job import Job

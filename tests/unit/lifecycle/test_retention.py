@@ -26,8 +26,8 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
 from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import content_by_hour, files_by_hour
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.job import Job
 from anabranch.lifecycle import maintenance, retention

@@ -20,7 +20,7 @@ from test_importing import LAST, NOW, OLDEST, STEPS, ids, job_of, with_places, w
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
 from anabranch.lifecycle.importing import run
-from anabranch.lifecycle.importing.stated import stated
+from anabranch.lifecycle.importing.files import stated
 from anabranch.offsets.hours import Timeline, start_of
 from anabranch.protocol.publisher import Publisher
 

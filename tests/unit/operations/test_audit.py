@@ -38,7 +38,7 @@ from pydantic import SecretStr
 from anabranch.cli.render.hours import audit_text
 from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.kafka.batches import Explanation, Missing, spans
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift

@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, StringType
 from anabranch.cli import main
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import diff
 from anabranch.protocol.ledger_row import Diff

@@ -10,7 +10,7 @@ import pytest
 from lakes import FIRST, Row, StreamLake, new_lake, record, rows, stage
 
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import archive, erasure

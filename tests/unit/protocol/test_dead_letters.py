@@ -17,7 +17,7 @@ from lakes import FIRST, StreamLake, new_lake, new_state, waiting
 
 from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
 from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.job import Job

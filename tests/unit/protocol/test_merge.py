@@ -13,7 +13,7 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.coverage import uncovered_reason

@@ -18,7 +18,7 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.files import delete_files
-from anabranch.iceberg.hour_files import files_by_branch
+from anabranch.iceberg.manifests import files_by_branch
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift, start_of
 from anabranch.operations.reports.status import HourSummary, hour_rows

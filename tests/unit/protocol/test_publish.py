@@ -18,7 +18,7 @@ from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.errors import Terminal, Transient
-from anabranch.iceberg import admin, expiry, hour_files, snapshots
+from anabranch.iceberg import admin, expiry, manifests, snapshots
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.snapshots import STAGING, Staged
 from anabranch.offsets.hours import Cut
@@ -132,7 +132,7 @@ def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> 
     assert lake.metadata_files() == files
     lake.land(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)}))))
     assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
-    (main,) = hour_files.files_of(lake.table(), "main", FIRST)
+    (main,) = manifests.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
 
 

@@ -22,7 +22,7 @@ from anabranch.common.errors import Transient, Unexpected
 from anabranch.config.columns import parse_columns
 from anabranch.decode import DecodeSpec
 from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of, write_all
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.snapshots import find_staged
 from anabranch.iceberg.staging import Written, stage_written
 from anabranch.offsets.hours import Cut, HourRange

@@ -26,7 +26,7 @@ from anabranch.cli.render.changes import change_words
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.output import plain
 from anabranch.iceberg import admin
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol import apply, ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow

@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
-from anabranch.iceberg.row_reader import RowReader
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges

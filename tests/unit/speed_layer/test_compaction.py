@@ -30,7 +30,7 @@ from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
-from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.rewriting import Rewritten, group_by_schema, is_same, rewrite, schema_text
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
