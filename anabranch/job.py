@@ -19,8 +19,12 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol.ledger import Ledger
-from anabranch.subjects.follow import TABLES_POLL_S, ColumnsFollower, SubjectReader
-from anabranch.subjects.resolve import with_table_columns
+from anabranch.subjects.follow import (
+    TABLES_POLL_S,
+    ColumnsFollower,
+    SubjectReader,
+    with_table_columns,
+)
 
 LOG = logging.getLogger(__name__)
 

@@ -35,15 +35,20 @@ from anabranch.kafka.batches import Missing
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.protocol import coverage, dead_letters, ledger, shares
+from anabranch.protocol import dead_letters, ledger, merge, shares
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.ledger_row import Diff, HourAccount, QualityResult, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
-from anabranch.records.erased import find_erased, without
-from anabranch.records.key_hashes import find_keys, have_same_keys, keys_at
-from anabranch.records.reshape import fit_to_table
-from anabranch.records.row_hashes import find_hashes, hash_at, hash_frame
+from anabranch.records.erased import find_erased, fit_to_table, without
+from anabranch.records.hashes import (
+    find_hashes,
+    find_keys,
+    hash_at,
+    hash_frame,
+    have_same_keys,
+    keys_at,
+)
 from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
 from anabranch.records.unknown_names import UnknownNames
 from anabranch.spark.session import LazySpark
@@ -61,7 +66,6 @@ from batch_layer.balance import (
     has_missing,
     plus,
 )
-from batch_layer.cached import cached, released_at_the_end
 from batch_layer.duplicates import (
     MOST_BROADCAST,
     NO_DUPLICATES,
@@ -80,15 +84,23 @@ from batch_layer.offset_counts import (
     ReadCounts,
     count,
     count_places,
+    count_unknown,
     missing_offsets,
     split_missing,
+    sum_unknown,
 )
-from batch_layer.passes import Passes
+from batch_layer.passes import (
+    SMALL,
+    Passes,
+    cached,
+    in_one_task,
+    released_at_the_end,
+    shuffle_partitions,
+    write_tasks,
+)
 from batch_layer.quality.gate import run_suite
-from batch_layer.quality.row_counts import RowCountBaseline
-from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_tasks
+from batch_layer.quality.suite import RowCountBaseline
 from batch_layer.sources import HourReader, HourRecords, StagedHour
-from batch_layer.unknown_fields import count_unknown, sum_unknown
 from serving_layer.layer_diff.duckdb import content_types
 from serving_layer.layer_diff.files import Run, by_task, compare_files
 from serving_layer.layer_diff.kinds import Difference
@@ -537,7 +549,7 @@ class HourBuilder:
         # Step 4: compare. The account records a difference; only an expectation of step 5 on the
         # number of rows can refuse the hour for it.
         self.passes.begin("compare with the speed layer")
-        unread = coverage.unread_ranges(state, built.hour, cut)
+        unread = merge.unread_ranges(state, built.hour, cut)
         if self._lost.of_hour(built.hour, "speed"):
             # Which of its rows are gone is not known.
             unread = dict(cut.ranges)
@@ -668,7 +680,7 @@ class HourBuilder:
                 if row.decision in ("accepted", "expired") and row.good is not None
             ]
 
-        why = coverage.uncovered_reason(state, "speed", hour)
+        why = merge.uncovered_reason(state, "speed", hour)
         if why is None and self._lost.of_hour(hour, "speed"):
             why = "files of the speed layer are gone"
         if why is not None:

@@ -27,10 +27,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records.key_hashes import HASH, in_duckdb, key_parts
+from anabranch.records.hashes import HASH, in_duckdb, key_parts
 from anabranch.records.staged import PLACE
-from batch_layer.cached import cached
 from batch_layer.offset_counts import OffsetMasks
+from batch_layer.passes import cached
 
 PLACE_COLUMNS = [*PLACE]
 
@@ -149,7 +149,7 @@ def find_few_duplicates(
     """Find duplicates as `find_duplicates`, in the driver's memory, by the `facts` of the rows:
     places, and the `hash` of each key (`anabranch.records.staged.facts_of`). `read_keys`: returns
     the keys of the rows at places. `find_served`: returns the keys in the look-back with one of
-    these hashes (`anabranch.records.key_hashes.find_keys`). Return None if more than MOST_BROADCAST
+    these hashes (`anabranch.records.hashes.find_keys`). Return None if more than MOST_BROADCAST
     rows, of the hour or of the look-back, are candidates."""
     named = facts.filter(facts.column("hash").is_valid())
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)

@@ -4,8 +4,10 @@
 Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
 --replay, restates each accepted hour with dead letters that decode now. A refused hour does not
 block the next one. Several --stream, --group NAME or --all select many streams, which share one
-Spark; each has its own outcome. Spark is opened once an hour needs it (decision 68). The exit code
-is 1 if any hour was refused, and `combined_exit_code` for many streams.
+Spark; each has its own outcome. Spark is opened once an hour needs it (decision 68), with Java's
+compilers by the number of waiting offsets. The exit code is 1 if any hour was refused, and
+`combined_exit_code` for many streams. The job prints the results itself, by stream and hour:
+spark-submit runs it without the command line.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
 
 if __name__ == "__main__":
     # Exit code 1 means refused, but Python exits with 1 if an import fails.
@@ -29,22 +33,25 @@ if __name__ == "__main__":
 
 from pyspark.sql import SparkSession
 
-from anabranch.common.errors import combined_exit_code
+from anabranch.common.errors import AnabranchError, combined_exit_code
 from anabranch.common.logs import of_process
+from anabranch.common.output import print_json, print_table
 from anabranch.common.process import is_submitted
 from anabranch.job import Job, main, open_job, open_jobs, parser
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.lineage.parents import parse_run
 from anabranch.offsets.hours import hours_between, shift, span_of
-from anabranch.protocol.acts import act_now
+from anabranch.offsets.position import ranges_between, size
+from anabranch.protocol.ledger_row import act_now
+from anabranch.protocol.state import load_state
 from anabranch.spark.in_process import open_here
+from anabranch.spark.java import FIRST_COMPILER
 from anabranch.spark.session import LazySpark, close_session, stop_on_signal
 from anabranch.spark.workers import SETTINGS
-from batch_layer import compilers
 from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
-from batch_layer.rebuild import RebuildRequest
+from batch_layer.plan import waiting_hours
+from batch_layer.rebuild import RebuildRequest, Result
 from batch_layer.stream_run import StreamRun
-from batch_layer.summary import exit_code, exit_code_of, print_outcome, print_outcomes
 
 LOG = logging.getLogger(__name__)
 
@@ -155,7 +162,7 @@ def _spark(
     def open_spark() -> SparkSession:
         environment = jobs[0].environment
         with KafkaAdapter(environment.kafka) as kafka:
-            java = compilers.java_options(jobs, kafka, span)
+            java = java_options(jobs, kafka, span)
         opened = open_here(environment, f"anabranch batch {what}", settings, java)
         stop_on_signal(opened, request_stop, _SIGNALS)
         return opened
@@ -185,3 +192,109 @@ def _spark(
 def start() -> None:
     """Run the job and end the process with its exit code."""
     main(run, sys.argv[1:])
+
+
+# Above these numbers of offsets the second compiler saves more time than it takes
+# (decision 61).
+_MOST_BY_SPARK = 500_000
+_MOST_BY_WORKERS = 2_000_000
+
+
+def java_options(jobs: Iterable[Job], kafka: KafkaAdapter, span: tuple[str, str] | None) -> str:
+    """Return options of the driver's Java for the offsets that the jobs' streams have to read;
+    empty if one does not answer. The job itself reports errors. `kafka` is not shared with other
+    threads, which may use the jobs' own clients meanwhile."""
+    shares = accumulate(share_of(job, kafka, span) for job in jobs)
+    try:
+        return FIRST_COMPILER if all(share <= 1 for share in shares) else ""
+    except AnabranchError:
+        return ""
+
+
+def share_of(job: Job, kafka: KafkaAdapter, span: tuple[str, str] | None) -> float:
+    """Return the most offsets that a job has to read, in the hours of `span` or in all waiting ones
+    including the open hour, as a share of the number from which the second compiler pays. Raises
+    Transient if Kafka or the lake is unreachable, Refused for an accepted hour that the ledger does
+    not have."""
+    state = load_state(job.lake, job.stream.table)
+    chosen = waiting_hours(state) if span is None else hours_between(span[0], shift(span[1], 1))
+    cuts = job.ledger.remembering(state, chosen).cuts
+    offsets = sum(cuts[h].offsets for h in chosen if h in cuts)
+    if span is None or span[1] >= state.timeline.open:
+        topic = kafka.describe(job.stream.topic)
+        ends = kafka.stable_ends(topic) if topic is not None else {}
+        offsets += size(ranges_between(state.timeline.start, ends))
+    return offsets / (_MOST_BY_WORKERS if job.stream.archive is None else _MOST_BY_SPARK)
+
+
+_COUNTS = ("good", "dead", "duplicate", "gap")
+_COLUMNS = ("state", "revision", *_COUNTS, "reason")
+
+
+def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
+    """Return 1 if an hour was refused, else 0. Hours restated in addition to the named ones do not
+    count. Pure."""
+    return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
+
+
+def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
+    return (
+        outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
+    )
+
+
+def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
+    """Print the hours of a job of one stream. `nothing`: the end of the line "no hour ..." if there
+    are none."""
+    if output == "json":
+        print_json(_view(outcome))
+    elif outcome.results:
+        print_table(("hour", *_COLUMNS), [(r.hour, *_cells(r)) for r in outcome.results])
+    else:
+        print(f"{outcome.stream}: no hour {nothing}")
+
+
+def print_outcomes(
+    outcomes: Sequence[StreamOutcome], hours: Collection[str] | None, output: str, nothing: str
+) -> None:
+    ordered = sorted(outcomes, key=lambda outcome: outcome.stream)
+    if output == "json":
+        views = [
+            _view(o)
+            | {
+                "exit_code": exit_code_of(o, hours),
+                "error": str(o.error) if o.error is not None else None,
+            }
+            for o in ordered
+        ]
+        print_json({"streams": views})
+        return
+    rows: list[tuple[object, ...]] = []
+    for outcome in ordered:
+        rows += [(outcome.stream, r.hour, *_cells(r)) for r in outcome.results]
+        if outcome.error is not None:
+            rows.append(
+                (outcome.stream, "", "failed", *("" for _ in _COLUMNS[1:-1]), str(outcome.error))
+            )
+        elif not outcome.results:
+            rows.append((outcome.stream, "", f"no hour {nothing}", *("" for _ in _COLUMNS[1:])))
+    print_table(("stream", "hour", *_COLUMNS), rows)
+
+
+def _view(outcome: StreamOutcome) -> dict[str, Any]:
+    rows = [
+        {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason}
+        | r.account.as_dict()
+        | ({"served": r.served} if r.served is not None else {})
+        for r in outcome.results
+    ]
+    return {"stream": outcome.stream, "hours": rows}
+
+
+def _cells(result: Result) -> tuple[object, ...]:
+    return (
+        result.decision,
+        result.revision,
+        *(getattr(result.account, name) for name in _COUNTS),
+        result.reason,
+    )

@@ -1,14 +1,22 @@
-"""Count an hour's offsets: those of its ranges in the staged files, and those that were read.
+"""Count an hour's offsets, those of its ranges in the staged files and those that were read, and
+the fields of its records that the stream's schema does not know.
 
 Offsets are counted as bits: one number for 64 neighbours, combined by OR. An offset that occurs
 twice counts once, exactly. At most a sixtieth of the rows is shuffled, since neighbours are read
 together.
+
+Unknown fields have a name, the number of an hour's records with it, and the shape of their values.
+The shape is without a value's contents: the ledger stores it, and the value may be a secret.
 """
 
 from __future__ import annotations
 
+import json
+import pickle
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +24,13 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from anabranch.decode import REFUSED_FIELD
+from anabranch.decode.guessed import guess_type
 from anabranch.kafka.batches import Missing
-from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records import UNKNOWN
+from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+from anabranch.records import UNKNOWN, inside
 from anabranch.records.staged import PLACE
+from anabranch.records.unknown_names import FoundName, UnknownNames
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
@@ -173,3 +183,93 @@ def split_missing(
         if after.count:
             rest[p] = after
     return lost, rest
+
+
+# A JSON string, which may be truncated, and whether it is a key; or a digit of a number.
+_PART = re.compile(r'"((?:\\.|[^"\\])*)("?)(\s*:)?|[0-9]', re.DOTALL)
+# A character of a JSON string, with its escape.
+_CHARACTER = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
+
+
+def shape_of(sample: str) -> str:
+    """Replace each letter of a value in a JSON text by `a` or `A` and each digit by `9`:
+    `"2026-11-21T03Z"` becomes `"9999-99-99A99A"`. Names of fields, true, false and null stay.
+    Idempotent. Pure."""
+    return _PART.sub(_masked, sample)
+
+
+def _masked(part: re.Match[str]) -> str:
+    text, end, colon = part.groups()
+    if text is None:
+        return "9"
+    if colon is not None:
+        return part.group()
+    return f'"{_CHARACTER.sub(lambda c: _class(c.group()), text)}{end}'
+
+
+def _class(character: str) -> str:
+    if len(character) == 6:
+        return "a"
+    if len(character) == 2 or not character.isalnum():
+        return character
+    return "9" if character.isdigit() else "A" if character.isupper() else "a"
+
+
+MOST_NAMES = 50
+"""Maximum number of names counted for an hour."""
+
+_SAMPLE = 80  # characters
+
+
+def sum_unknown(found: UnknownNames) -> UnknownFields:
+    """Return the unknown fields that workers counted, the most frequent names first. Pure."""
+    names = sorted(found.names.items(), key=lambda item: (-item[1].records, item[0]))
+
+    def field_of(name: str, one: FoundName) -> UnknownField:
+        objects = [parsed(value) for _, value in sorted(one.values.items())]
+        field = UnknownField(name, one.records, one.first, one.last)
+        return sampled(field, [value for value in objects if value is not None])
+
+    fields = tuple(field_of(*item) for item in names[:MOST_NAMES])
+    return UnknownFields(found.records, fields, max(0, len(names) - MOST_NAMES))
+
+
+def count_unknown(decoded: DataFrame) -> UnknownNames:
+    """Count the unknown fields of records that Spark has."""
+    records = decoded.where(DRIFTS).select(
+        "kafka_partition", "kafka_offset", UNKNOWN, "kafka_value"
+    )
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        found = UnknownNames()
+        for batch in batches:
+            for partition, offset, names, value in zip(
+                *(column.to_pylist() for column in batch.columns), strict=True
+            ):
+                found.add(names, (partition, offset), value)
+        yield pa.RecordBatch.from_pydict({"found": [pickle.dumps(found)]})
+
+    found = records.mapInArrow(run, "found BINARY").collect()
+    return UnknownNames.sum(pickle.loads(bytes(row.found)) for row in found)
+
+
+def parsed(value: bytes) -> Mapping[str, Any] | None:
+    """Return the JSON object of a record, with or without a schema id before it; None if Python
+    cannot read it. Pure."""
+    try:
+        # In the wire format, a zero and a schema id precede it.
+        found = json.loads(value[5:] if value[:1] == b"\0" else value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
+    """Return the field with the shape of one of these records' values, and with their common type.
+    Pure."""
+    held = [value[field.name] for value in values if field.name in value]
+    if not held:
+        return field
+    text = shape_of(json.dumps(next((v for v in held if v is not None), None)))
+    short = text if len(text) <= _SAMPLE else text[:_SAMPLE] + "…"
+    return replace(field, sample=short, type=guess_type(held))

@@ -1,24 +1,35 @@
 """The batch layer's decisions, as pure functions: which hours wait, whether a staged hour may be
-published, and its publish."""
+published, its publish, and when a refused hour is rebuilt: once an input of its verdict has
+changed, and otherwise once a day.
+
+The verdict depends on the cut, the code, the stream's file, its suite, the other hours and the
+speed layer's rows. While none of them changes, a rebuild would refuse the hour again. Other inputs
+are not tracked (a row count of a week ago, records that Kafka or S3 lost or restored), hence the
+daily rebuild.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
 from pyiceberg.manifest import DataFile
 
+from anabranch.common.version import VERSION
+from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import is_staged
+from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
-from anabranch.protocol import coverage, ledger
-from anabranch.protocol.acts import Act
-from anabranch.protocol.ledger_row import HourAccount, RunFacts
+from anabranch.offsets.position import ranges_to_keys
+from anabranch.protocol import ledger, merge
+from anabranch.protocol.ledger_row import Act, HourAccount, LedgerRow, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import (
@@ -29,6 +40,7 @@ from anabranch.protocol.state import (
     empty_hours_changes,
     plan_after,
 )
+from anabranch.protocol.topic_change import gone_from_kafka
 from batch_layer.balance import GONE, Balance, Counted
 
 # The account of an hour without records.
@@ -157,7 +169,7 @@ def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
     # Decision 16: without this restatement, an event that both hours have would stay in two
     # accepted hours.
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
-    return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
+    return {h: unread for h, unread in waiting.items() if not merge.unread_hours(state, unread)}
 
 
 def fingerprint(
@@ -201,7 +213,7 @@ def may_yet_be_served(
         h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in GONE)
     }
     return frozenset(
-        f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}"
+        f"{h} unread {sorted(merge.unread_ranges(state, h, cut).items())}"
         for h, cut in gone.items()
     )
 
@@ -332,3 +344,65 @@ def plan_publish(
 
 def _files(rebuilt: Iterable[Rebuilt]) -> tuple[DataFile, ...]:
     return tuple(f for r in rebuilt for f in r.staged.files)
+
+
+REBUILD_AFTER = timedelta(days=1)
+# Sections of a stream's file that do not affect the verdict.
+_OTHER = {"speed", "maintain", "airflow"}
+
+
+def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
+    """Return a hash of the inputs of an hour's verdict. Pure."""
+    around = stream.lookback_hours
+    first, last = hours.shift(hour, -around), hours.shift(hour, around)
+    inputs = {
+        "code": VERSION,
+        "stream": stream.model_dump(mode="json", exclude=_OTHER),
+        "suite": hashlib.sha256(suite).hexdigest(),
+        "cut": cut.as_dict(),
+        "accepted": {h: a.revision for h, a in state.accepted.items() if first <= h <= last},
+        "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
+        "unread": ranges_to_keys(merge.unread_ranges(state, hour, cut)),
+    }
+    # An hour of another topic is rebuilt at once when the stream reads that topic again.
+    if gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut):
+        inputs["gone"] = gone
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def current_basis(stream: Stream, state: State, hour: str, cut: Cut) -> str:
+    """Return the basis of a verdict on an hour now. Reads the suite's file; the quality gate
+    reports a file that cannot be read."""
+    try:
+        suite = stream.expectations.read_bytes() if stream.expectations is not None else b""
+    except OSError:
+        suite = b"unreadable"
+    return refusal_basis(stream, suite, state, hour, cut)
+
+
+def decision_id(id: str, basis: str) -> str:
+    """Return the id of a refusal's ledger row, which ends with its basis."""
+    return f"{id}-{basis}"
+
+
+def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
+    """Return an hour's newest refusal in the ledger's rows (oldest first); None if a newer decision
+    replaced it. Pure."""
+    of_hour = [row for row in rows if row.hour == hour and row.decision != "served"]
+    return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
+
+
+def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
+    """Return True if a refusal needs no rebuild yet: its basis is unchanged and it is less than a
+    day old. Pure."""
+    if refusal is None or not refusal.decision_id.endswith(f"-{basis}"):
+        return False
+    return now - refusal.recorded_at < REBUILD_AFTER
+
+
+def should_record(
+    refusal: LedgerRow | None, basis: str, revision: int, reason: str, now: datetime
+) -> bool:
+    """Return True if a refusal differs from the newest one in the ledger. Pure."""
+    same = refusal is not None and (refusal.revision, refusal.reason) == (revision, reason)
+    return not (same and is_still_valid(refusal, basis, now))

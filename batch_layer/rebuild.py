@@ -42,12 +42,11 @@ from anabranch.job import Job
 from anabranch.kafka.source import is_out_of_memory
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
-from anabranch.protocol import coverage, dead_letters, ledger, merge
-from anabranch.protocol.acts import Act
+from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.imported import require_of_kafka
-from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
+from anabranch.protocol.ledger_row import Act, HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
 from anabranch.protocol.publisher import Publisher
@@ -56,8 +55,8 @@ from anabranch.protocol.sealing import Sealed, require_sealed, seal
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import LazySpark
-from anabranch.subjects.resolve import with_columns_of
-from batch_layer import plan, refusals
+from anabranch.subjects.follow import with_columns_of
+from batch_layer import plan
 from batch_layer.build import Built, HourBuilder
 from batch_layer.lost_files import LostFiles
 from batch_layer.sources import KAFKA
@@ -405,7 +404,7 @@ class Rebuilder:
     def _unread_lookback(self, built: Sequence[Built], state: State) -> frozenset[str]:
         """Return the hours of their look-back that `main` does not serve completely yet."""
         around = {h for b in built for h in self._hours.lookback(b.hour)}
-        return coverage.unread_hours(state, around - {b.hour for b in built})
+        return merge.unread_hours(state, around - {b.hour for b in built})
 
     def _surroundings(
         self, built: Sequence[Built], state: State, unread: frozenset[str]
@@ -447,12 +446,12 @@ class Rebuilder:
         reach(Step.BATCH_REFUSED)
         now, basis = (
             self._job.lake.clock.now(),
-            refusals.current_basis(self._stream, seen, hour, cut),
+            plan.current_basis(self._stream, seen, hour, cut),
         )
-        refusal = refusals.last_refusal(self._job.ledger.history([hour]), hour)
-        if refusals.should_record(refusal, basis, before + 1, reason, now):
+        refusal = plan.last_refusal(self._job.ledger.history([hour]), hour)
+        if plan.should_record(refusal, basis, before + 1, reason, now):
             state = self.load()
-            served, id = state.served_by(hour), refusals.decision_id(new_id(), basis)
+            served, id = state.served_by(hour), plan.decision_id(new_id(), basis)
             row = ledger.decision(
                 hour,
                 "refused",

@@ -35,13 +35,13 @@ from anabranch.job import Job
 from anabranch.kafka.large_records import AHEAD, TOO_LARGE
 from anabranch.kafka.source import apply_to_records, find_large, no_records, read_without_large
 from anabranch.offsets.hours import Cut, HourRange
-from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Position, Ranges, Topic, size, trim
 from anabranch.protocol import dead_letters
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.records.reshape import to_schema
+from anabranch.records import inside
+from anabranch.records.erased import to_schema
 from anabranch.records.staged import (
     Certain,
     Tables,
@@ -54,11 +54,10 @@ from anabranch.records.staged import (
 from anabranch.records.unknown_names import MOST_BYTES
 from anabranch.subjects.schemas import open_schemas
 from batch_layer.archive import as_kafka_records, read_archive
-from batch_layer.cached import cached
 from batch_layer.duplicates import PLACE_COLUMNS
 from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import DRIFTS, OffsetMasks, ReadCounts, count_read
-from batch_layer.sizes import MOST_HASHED, SMALL, in_one_task, write_tasks
+from batch_layer.passes import MOST_HASHED, SMALL, cached, in_one_task, write_tasks
 
 T = TypeVar("T")
 

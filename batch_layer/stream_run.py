@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeVar
@@ -18,15 +18,96 @@ from anabranch.common.errors import AnabranchError, Unexpected
 from anabranch.common.progress import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
-from anabranch.protocol.acts import act_now
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.retention import is_kept
 from anabranch.protocol.sealing import require_ended, require_sealed
 from anabranch.protocol.state import State
-from batch_layer import todo
-from batch_layer.plan import empty_hours
+from anabranch.protocol.topic_change import gone_from_kafka
+from batch_layer import plan
+from batch_layer.plan import empty_hours, plan_recheck, waiting_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 from batch_layer.turns import StreamTurns
 from serving_layer.views.fill import try_fill
+
+
+def find_waiting(job: Job, state: State) -> list[str]:
+    """Return the sealed hours that are not accepted, oldest first. Leaves out refused hours that
+    Kafka lost: a rebuild would refuse them again."""
+    hours, topic_id, sealed = waiting_hours(state), state.position.topic_id, state.timeline.sealed
+    gone = [h for h in hours if gone_from_kafka(state.timeline, topic_id, h, sealed[h])]
+    rows = ledger.newest(job.ledger.history(gone, ledger.BULKY))
+    refused = {h for h, row in rows.items() if row.decision == "refused"}
+    return [h for h in hours if h not in refused]
+
+
+def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> list[Result]:
+    """Return the refusals among `candidates` whose inputs have not changed; these hours are not
+    rebuilt."""
+    if not candidates:
+        return []
+    now, name = job.lake.clock.now(), job.stream.name
+    rows = job.ledger.history(candidates)
+    results = []
+    for hour in (h for h in candidates if h in state.timeline.sealed):
+        refusal = plan.last_refusal(rows, hour)
+        basis = plan.current_basis(job.stream, state, hour, state.timeline.sealed[hour])
+        if refusal is None or not plan.is_still_valid(refusal, basis, now):
+            continue
+        LOG.warning(
+            "stream %s: still refused, inputs unchanged hour=%s reason=%s; to rebuild it now: "
+            "anabranch batch %s --hour %s",
+            name,
+            hour,
+            refusal.reason,
+            name,
+            hour,
+        )
+        results.append(Result(hour, "refused", refusal.revision, refusal.reason, refusal))
+    return results
+
+
+def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
+    """Return a request to restate each accepted hour whose dead letters were lost before they were
+    published. Leaves out hours whose restatement was refused."""
+    lookback = job.stream.lookback_hours
+    found = dead_letters.lost_hours(job.lake, job.stream, state)
+    lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
+    why = {
+        h: f"the dead letters of revision {revision} were lost"
+        for h, revision in sorted(lost.items())
+    }
+    return _restatements(job, state, why)
+
+
+def with_lost_files(job: Job, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
+    """Return a request to restate each accepted hour that lost a file (`why`). Leaves out hours
+    whose restatement was refused."""
+    lookback = job.stream.lookback_hours
+    kept = {
+        h: w for h, w in sorted(why.items()) if h in state.accepted and is_kept(state, h, lookback)
+    }
+    return _restatements(job, state, kept)
+
+
+def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
+    """Return a request to restate each accepted hour whose look-back the speed layer has read
+    completely since. Leaves out hours whose restatement was refused."""
+    read = "duplicates rechecked: the speed layer has now read"
+    why = {h: f"{read} {', '.join(unread)} completely" for h, unread in plan_recheck(state).items()}
+    return _restatements(job, state, why)
+
+
+def _restatements(job: Job, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
+    rows = job.ledger.history(why, ledger.BULKY) if why else []
+    refused = {(row.hour, row.revision) for row in rows if row.decision == "refused"}
+    accepted = {h: state.accepted[h] for h in why}
+    return {
+        h: RebuildRequest(True, accepted[h].by_choice, reason)
+        for h, reason in why.items()
+        if (h, accepted[h].revision + 1) not in refused
+    }
+
 
 LOG = logging.getLogger(__name__)
 
@@ -143,13 +224,11 @@ class StreamRun:
         try:
             with self._turn():
                 waiting = [
-                    h for h in self._call(lambda: todo.waiting(self._job, state)) if h < before
+                    h for h in self._call(lambda: find_waiting(self._job, state)) if h < before
                 ]
                 refused = {
                     result.hour
-                    for result in self._call(
-                        lambda: todo.unchanged_refusals(self._job, state, waiting)
-                    )
+                    for result in self._call(lambda: unchanged_refusals(self._job, state, waiting))
                 }
             for h in [h for h in waiting if h not in refused][:at_most]:
                 self._rebuild_hour(h, RebuildRequest(), state)
@@ -161,11 +240,11 @@ class StreamRun:
             # Recover before the first rebuild: the merge, dead letters and ledger rows that a crash
             # prevented are completed, so no hour is built beside an incomplete publish.
             state = self._recover(self._seal(None))
-            waiting = self._call(lambda: todo.waiting(self._job, state))
+            waiting = self._call(lambda: find_waiting(self._job, state))
             if empty := empty_hours(state, waiting):
                 self.results += self._call(lambda: self._rebuilder.accept_empty(empty))
                 state = self._call(self._rebuilder.load)
-            self.results += self._call(lambda: todo.unchanged_refusals(self._job, state, waiting))
+            self.results += self._call(lambda: unchanged_refusals(self._job, state, waiting))
         decided = {result.hour for result in self.results}
         # Another run may have accepted some of them since.
         remaining = [h for h in waiting if h not in decided and h in state.timeline.sealed]
@@ -192,12 +271,10 @@ class StreamRun:
             state = self._call(self._rebuilder.load)
             is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))
             lost = (
-                {}
-                if is_complete
-                else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
+                {} if is_complete else self._call(lambda: with_lost_dead_letters(self._job, state))
             )
             lost |= self._call(
-                lambda: todo.with_lost_files(self._job, state, self._rebuilder.without_files)
+                lambda: with_lost_files(self._job, state, self._rebuilder.without_files)
             )
             self._rebuilder.without_files.clear()
         for h, request in lost.items():
@@ -205,7 +282,7 @@ class StreamRun:
         with self._turn():
             if lost:
                 state = self._call(self._rebuilder.load)
-            incomplete = self._call(lambda: todo.to_recheck(self._job, state))
+            incomplete = self._call(lambda: to_recheck(self._job, state))
         for h, request in incomplete.items():
             self._attempt(h, request, state)
 

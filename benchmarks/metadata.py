@@ -38,11 +38,11 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.reports.status import status_of
-from anabranch.protocol.completeness import completeness
 from anabranch.protocol.ledger import Ledger, decision
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import load_state
+from anabranch.protocol.watermarks import completeness
 from serving_layer.query.datasets import plan_files
 from serving_layer.views import fill
 from serving_layer.views.read import derive

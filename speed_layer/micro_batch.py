@@ -55,8 +55,7 @@ from anabranch.protocol.publish_queue import YieldToQueue
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
-from anabranch.records.erased import find_erased, without
-from anabranch.records.reshape import fit_to_table
+from anabranch.records.erased import find_erased, fit_to_table, without
 from anabranch.records.staged import Certain, Tables, TaskSpec, stage_certain, task_spec
 from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
 from speed_layer.compaction import Compaction

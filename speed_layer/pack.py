@@ -27,7 +27,7 @@ from pathlib import Path
 
 from anabranch.common.errors import Terminal
 from anabranch.common.version import VERSION
-from anabranch.spark.executor_python import ARCHIVE, CODE, VERSIONS, installed
+from anabranch.spark.settings import ARCHIVE, CODE, VERSIONS, installed
 from anabranch.spark.worker_daemon import MODULES
 
 # Parts of PySpark that executors have in Spark itself.
@@ -37,7 +37,7 @@ _OF_SPARK = tuple(
 _IMPORTED = (
     "import json, sys, pyspark.daemon, pyspark.worker\n"
     f"import {', '.join(MODULES)}\n"
-    "from anabranch.spark.executor_python import installed\n"
+    "from anabranch.spark.settings import installed\n"
     "installed()\n"
     "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 )

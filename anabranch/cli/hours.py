@@ -223,15 +223,15 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
     while the day is not complete.
     """
     from anabranch.cli.render.hours import complete_text, event_time_text
-    from anabranch.protocol import completeness, watermarks
+    from anabranch.protocol import watermarks
     from anabranch.protocol.state import load_state
 
     if event_time is not None:
 
-        def read_day(job: Job, note: Note) -> Report[completeness.EventTimeCompleteness]:
+        def read_day(job: Job, note: Note) -> Report[watermarks.EventTimeCompleteness]:
             note(LAKE)
             state = load_state(job.lake, job.stream.table)
-            view = completeness.completeness(job.stream, state, event_time)
+            view = watermarks.completeness(job.stream, state, event_time)
             return Report(view, event_time_text(view), exit_code=not view.complete)
 
         return many.read_streams(chosen, read_day)()

@@ -85,8 +85,8 @@ def hold(stream: str, hours: str, release: bool, why: str) -> Report[object]:
     exit code 1.
     """
     from anabranch.protocol import holding
-    from anabranch.protocol.holds import parse_hours, span_words
     from anabranch.protocol.publisher import Publisher
+    from anabranch.protocol.registers import parse_hours, span_words
 
     first, last = parse_hours(hours)
     job = open_stream(stream)

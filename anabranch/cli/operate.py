@@ -24,7 +24,7 @@ from anabranch.common.errors import AnabranchError, ConfigurationError
 if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.operations.check import Check
-    from anabranch.subjects.resolve import Planned
+    from anabranch.subjects.follow import Planned
 
 LOG = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _plan(
     """Register the stream's tables if asked, and plan its changes. Return the registrations as
     text, and the stream with its columns and the changes of its subject."""
     from anabranch.iceberg.owner import open_lake
-    from anabranch.subjects.resolve import plan_table, register_table
+    from anabranch.subjects.follow import plan_table, register_table
 
     if isinstance(found, ConfigurationError):
         raise found
@@ -206,7 +206,7 @@ def adopt(stream: str, begin: str | None, why: str | None) -> Report[object]:
     from anabranch.cli.render.changes import adopted_text, adopted_view
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
-    from anabranch.protocol.start_offsets import parse_start
+    from anabranch.protocol.topic_change import parse_start
 
     choice = parse_start(begin) if begin is not None else None
     job = open_stream(stream)

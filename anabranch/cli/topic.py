@@ -100,7 +100,7 @@ def check(chosen: StreamSelection, count: int, drift: bool) -> Result:
 
     from anabranch.cli.render.rows import check_text
     from anabranch.operations import check as checking
-    from anabranch.subjects.resolve import plan_table
+    from anabranch.subjects.follow import plan_table
 
     def ready(job: Job, note: Note) -> None:
         note(KAFKA)

@@ -14,7 +14,7 @@ at any point.
 6. Delete files that killed processes left in this machine's temporary folder.
 
 A failed step does not stop the next. A run records its result in the table at its end
-(`anabranch.protocol.maintained`).
+(`anabranch.protocol.measured`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from anabranch.lifecycle.retention import (
 )
 from anabranch.offsets.hours import Timeline, end_of
 from anabranch.protocol import archive, ledger
-from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size, record_run
+from anabranch.protocol.measured import MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered

@@ -35,9 +35,9 @@ from anabranch.iceberg.s3 import bucket_of, open_store
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISHED, STAGING, head, heads, made_at
 from anabranch.offsets.hours import shift
 from anabranch.protocol import dead_letters, ledger
-from anabranch.protocol.expired import Expired
-from anabranch.protocol.maintained import Size
+from anabranch.protocol.measured import Size
 from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.registers import Expired
 from anabranch.protocol.retention import (
     Due,
     letters_expired,

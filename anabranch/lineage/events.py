@@ -49,8 +49,7 @@ from anabranch.config import Catalog, Environment, Kafka, Stream
 from anabranch.lineage.parents import ParentRun, parse_run
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import ranges_to_keys
-from anabranch.protocol.counts import Counts, accounted
-from anabranch.protocol.ledger_row import LedgerRow, QualityResult
+from anabranch.protocol.ledger_row import Counts, LedgerRow, QualityResult, accounted
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema

@@ -1,8 +1,11 @@
-"""The tables of a stream: `apply` creates or evolves them and reports its changes."""
+"""The tables of a stream: `apply` creates or evolves them and reports its changes. A lost ledger is
+restored: its missing rows are written from the state on the branches."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import (
@@ -19,6 +22,8 @@ from anabranch.iceberg import register as registration
 from anabranch.iceberg.files import same_file
 from anabranch.iceberg.foreign import require_writable
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
 from anabranch.iceberg.partitions import OF_TIME, fields_of
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
@@ -32,13 +37,14 @@ from anabranch.iceberg.table_schemas import (
     rows_design,
 )
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.offsets.hours import Timeline, hour_of
+from anabranch.offsets.hours import Timeline, hour_of, hours_between
 from anabranch.offsets.position import Position
+from anabranch.protocol import ledger
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
-from anabranch.protocol.erased import Erasures
 from anabranch.protocol.erasure_filter import require_sources
 from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
-from anabranch.protocol.restore_ledger import restore_ledger
+from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.registers import Erasures
 from anabranch.protocol.rolled_back import (
     column_words,
     is_ahead,
@@ -46,7 +52,7 @@ from anabranch.protocol.rolled_back import (
     roll_back,
     roll_forward,
 )
-from anabranch.protocol.state import POSITION, TIMELINE
+from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
@@ -372,3 +378,85 @@ def _if_rolled_back(stream: Stream) -> str:
         f"if the stream's file was rolled back on purpose: `anabranch apply {stream.name} "
         "--rolled-back` leaves the table ahead of it"
     )
+
+
+WHY = "restored from the state on the branches; other fields were in the ledger only"
+
+
+def plan_rows(
+    state: State,
+    known: Collection[str],
+    good: Mapping[str, int],
+    dead: Mapping[str, int],
+    now: datetime,
+    first: str = "",
+) -> list[LedgerRow]:
+    """Return rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut,
+    revision, and the counts that the branches have (`good` and `dead`: the rows of the batch
+    branches by hour; unknown for an expired hour). The ids are deterministic, so two processes that
+    restore at once write each row once.
+    """
+    rows = []
+    for hour in missing_hours(state, known, first):
+        accepted = state.accepted.get(hour)
+        served = state.served_by(hour)
+        cut = state.cuts.get(hour)
+        kind: Kind = "sealed"
+        revision, account = 0, HourAccount()
+        if state.is_accepted(hour):
+            kind, revision = "accepted", accepted.revision if accepted is not None else 1
+            if not state.is_expired(hour):
+                account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
+        # Two processes that restore at once write the same id, so the second append finds its row.
+        id = f"restored-{hour}-{kind}-{revision}"
+        rows.append(
+            ledger.decision(
+                hour, kind, revision, cut, now, id, served=served, reason=WHY, account=account
+            )
+        )
+        if state.is_expired(hour):
+            rows.append(
+                ledger.decision(
+                    hour, "expired", revision, None, now, f"restored-{hour}-expired", reason=WHY
+                )
+            )
+    return rows
+
+
+def missing_hours(state: State, known: Collection[str], first: str = "") -> list[str]:
+    """Return the sealed hours from `first` on that are not in `known`. Pure."""
+    return [
+        h
+        for h in hours_between(max(state.timeline.first, first), state.timeline.open)
+        if h not in known
+    ]
+
+
+def restore_ledger(lake: Lake, stream: Stream) -> int:
+    """Write the missing ledger rows of the table's hours; return their number. Idempotent. Raises
+    Transient.
+
+    Writes decisions that wait on a branch first, since they have more fields.
+    """
+    state = load_state(lake, stream.table)
+    if state.timeline.open == state.timeline.first:
+        return 0
+    stream_ledger = Ledger(lake, stream.hours_table)
+    stream_ledger.record_waiting(state)
+    known = {row.hour for row in stream_ledger.history(without=ledger.BULKY)}
+    # Decision 50: hours before it were removed by retention and are not lost.
+    first = stream_ledger.first_hour()
+    if not missing_hours(state, known, first):
+        return 0
+    good, dead = (
+        {h: content.rows for h, content in content_by_hour(lake.load(t), "batch").items()}
+        for t in (stream.table, stream.dead_letters_table)
+    )
+    rows = plan_rows(state, known, good, dead, lake.clock.now(), first)
+    stream_ledger.record(rows)
+    LOG.warning(
+        "stream %s: restored ledger rows from the state on the branches rows=%d",
+        stream.name,
+        len(rows),
+    )
+    return len(rows)

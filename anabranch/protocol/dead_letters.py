@@ -42,9 +42,9 @@ from anabranch.iceberg.snapshots import (
     staged_snapshot,
 )
 from anabranch.iceberg.staging import is_young
-from anabranch.protocol.expired import Expired
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
+from anabranch.protocol.registers import Expired
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
-from anabranch.protocol.acts import Act
-from anabranch.protocol.counts import COUNTS, Counts
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.ledger_row import COUNTS, Act, Counts, Kind, Layer, LedgerRow
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

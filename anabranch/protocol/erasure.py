@@ -23,9 +23,9 @@ from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import Cut, hour_of
 from anabranch.offsets.position import Offsets
-from anabranch.protocol.erased import ERASURES, Erasure, Erasures
 from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
+from anabranch.protocol.registers import ERASURES, Erasure, Erasures
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.config import Environment, Stream
 from anabranch.offsets.hours import hour_of
 from anabranch.offsets.position import Ranges
-from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure import lacks_places, places_of
 from anabranch.protocol.ledger import Ledger, with_waiting
+from anabranch.protocol.registers import Erasure, Erasures
 from anabranch.protocol.state import State
 
 _BYTES = 16

@@ -13,11 +13,10 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol import ledger
-from anabranch.protocol.acts import Act, act_now
-from anabranch.protocol.holds import HOLDS, Hold, Holds, new_hold
-from anabranch.protocol.ledger_row import Kind
+from anabranch.protocol.ledger_row import Act, Kind, act_now
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.registers import HOLDS, Hold, Holds, new_hold
 from anabranch.protocol.state import State, load_state
 
 LOG = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from anabranch.offsets.hours import (
 )
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import ledger
-from anabranch.protocol.acts import Act
-from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
+from anabranch.protocol.ledger_row import Account, Act, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import IMPORTED_FROM, KEPT, SETTLED, State
 

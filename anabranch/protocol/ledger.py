@@ -41,12 +41,12 @@ from anabranch.iceberg.ledger_files import (
 )
 from anabranch.iceberg.snapshots import snapshots_by_commit
 from anabranch.offsets.hours import Cut
-from anabranch.protocol.acts import Act
 from anabranch.protocol.ledger_row import (
     ACCOUNT_COLUMNS,
     NOTES,
     PARSED,
     Account,
+    Act,
     Diff,
     HourAccount,
     Kind,

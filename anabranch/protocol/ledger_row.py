@@ -1,22 +1,76 @@
-"""A row of the ledger: one decision about one hour, and the account that it is based on.
+"""A row of the ledger: one decision about one hour, the account that it is based on, and the
+operator's act from which it follows.
 
 It has two other forms: the ledger's columns, and the JSON that waits in a branch's properties until
 the row has been found in the ledger. A field without a value is None here, null in the ledger, and
-absent from the JSON.
+absent from the JSON. `Counts` is an account in numbers, for reports: its fields are the keys of the
+JSON, in this order.
+
+User and host of an act are as the operating system reports them: a record for colleagues, not a
+proof of identity.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.common.json_values import JsonFields, from_json, to_json
 from anabranch.offsets.hours import Cut
-from anabranch.offsets.position import ranges_from_keys, ranges_to_keys
-from anabranch.protocol.acts import Act
+from anabranch.offsets.position import Ranges, ranges_from_keys, ranges_to_keys
+
+ActName = Literal[
+    "restate",
+    "accept",
+    "replay",
+    "override",
+    "adopt",
+    "redeliver",
+    "hold",
+    "release",
+    "erase",
+    "import",
+    "undo",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Act(JsonFields):
+    """An act of an operator. `why` is None if the operator gave no reason."""
+
+    name: ActName
+    user: str
+    host: str
+    at: datetime
+    why: str | None = None
+
+
+def act_now(name: ActName, why: str | None = None) -> Act:
+    """Return an act of this process's user at the current time (UTC). Raises ConfigurationError for
+    a reason that the ledger cannot store: bytes of an argument that are not UTF-8."""
+    try:
+        (why or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"--why: expected UTF-8 text, found {why!a}; nothing was changed"
+        ) from None
+    return Act(name, _user(), socket.gethostname(), datetime.now(UTC), why)
+
+
+def _user() -> str:
+    # In a container whose user id has no name, getpass finds it in LOGNAME or USER.
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
 
 Layer = Literal["speed", "batch"]
 Kind = Literal[
@@ -289,3 +343,55 @@ PARSED: dict[str, Callable[[Any], Any]] = {
     "act": partial(from_json, Act),
 }
 """Parsers of the JSON columns by name, apart from `cut`, which needs its topic id."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An hour's account in numbers; None if the ledger has no value. JSON has `erased` and
+    `conflicts`, the duplicates with other content, only if they are not 0."""
+
+    offsets: int | None
+    good: int | None
+    dead: int | None
+    duplicate: int | None
+    gap: int | None
+    erased: int | None = None
+    conflicts: int | None = None
+
+    @staticmethod
+    def of(account: HourAccount) -> Counts:
+        return Counts(
+            account.offsets,
+            account.good,
+            account.dead,
+            account.duplicate,
+            account.gap,
+            account.erased,
+            account.conflicts,
+        )
+
+    def as_dict(self) -> dict[str, int | None]:
+        rare = {"erased": self.erased, "conflicts": self.conflicts}
+        return {name: getattr(self, name) for name in COUNTS} | {
+            name: number for name, number in rare.items() if number
+        }
+
+    @property
+    def cells(self) -> list[object]:
+        return [getattr(self, name) for name in COUNTS]
+
+
+TERMS = ("good", "dead", "duplicate", "gap")
+COUNTS = ("offsets", *TERMS)
+
+
+def accounted(account: HourAccount | Counts) -> int | None:
+    """Return the number of offsets that the terms and erased records account for; None if a term is
+    not recorded. Pure."""
+    terms = [getattr(account, name) for name in TERMS]
+    return sum(terms) + (account.erased or 0) if None not in terms else None
+
+
+def ranges_of(cut: Cut | None) -> Ranges | None:
+    """Return a cut's ranges, ordered by partition."""
+    return dict(sorted(cut.ranges.items())) if cut is not None else None

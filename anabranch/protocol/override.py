@@ -12,9 +12,8 @@ from typing import Literal
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.files import find_lost_files
-from anabranch.protocol import coverage, dead_letters, ledger, merge
-from anabranch.protocol.acts import Act, act_now
-from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol.ledger_row import Act, Layer, act_now
 from anabranch.protocol.publish import Again, Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import require_kept
@@ -55,7 +54,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     layer = replace(state, overrides=overrides).served_by(hour)
     if (
         overrides != state.overrides
-        and (reason := coverage.uncovered_reason(state, layer, hour)) is not None
+        and (reason := merge.uncovered_reason(state, layer, hour)) is not None
     ):
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that "

@@ -21,9 +21,9 @@ from anabranch.iceberg.ledger_files import bucket_of, first_hour_of
 from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads
 from anabranch.offsets.hours import Timeline, hour_of, hours_between, shift
 from anabranch.protocol import ledger
-from anabranch.protocol.expired import EXPIRED, Expired
 from anabranch.protocol.ledger_row import NOTES
 from anabranch.protocol.publish import Publish
+from anabranch.protocol.registers import EXPIRED, Expired
 from anabranch.protocol.state import KEPT, NOTHING_CONFIRMED, OVERRIDES, Confirmed, State
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from anabranch.common.errors import Refused
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between
-from anabranch.protocol.coverage import unread_part
+from anabranch.protocol.merge import unread_part
 from anabranch.protocol.state import State, read_state, state_of
 
 if TYPE_CHECKING:

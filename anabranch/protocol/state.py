@@ -20,10 +20,8 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import CONTENT, MERGED
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
-from anabranch.protocol.erased import ERASURES, Erasures
-from anabranch.protocol.expired import EXPIRED, Expired
-from anabranch.protocol.holds import Holds
 from anabranch.protocol.ledger_row import Layer, LedgerRow
+from anabranch.protocol.registers import ERASURES, EXPIRED, Erasures, Expired, Holds
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from anabranch.offsets.partition_sql import inside
+from anabranch.iceberg.schema_evolution import Columns
 from anabranch.protocol.erasure_filter import ErasureFilter, HourFilter
+from anabranch.protocol.rolled_back import is_rolled_back
+from anabranch.records import inside
 from anabranch.records.staged import PLACE
 
 _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
@@ -59,3 +63,19 @@ def _erased_in_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
             yield in_range.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(
                 *PLACE
             )
+
+
+def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Select the columns of `schema` in its types; columns and fields that the frame lacks are
+    null. DataFrame -> DataFrame."""
+    # For Spark, a nullable column does not fit one that is not.
+    return frame.to(schema.toNullable())
+
+
+def fit_to_table(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> DataFrame:
+    """Convert rows to stage to the table's schema if the stream's file was rolled back: fields that
+    only the table has are null. Spark itself adds missing columns, but not missing fields of
+    structs. DataFrame -> DataFrame."""
+    if not is_rolled_back(table, columns):
+        return rows
+    return to_schema(rows, rows.sparkSession.table(f"{catalog}.{'.'.join(table.name())}").schema)

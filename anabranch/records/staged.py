@@ -48,7 +48,7 @@ from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import HourRange
 from anabranch.protocol.publish import new_id
 from anabranch.records import INPUT
-from anabranch.records.key_hashes import hash_keys
+from anabranch.records.hashes import hash_keys
 from anabranch.records.unknown_names import UnknownNames
 
 PLACE = ("kafka_partition", "kafka_offset")

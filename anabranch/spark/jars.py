@@ -25,8 +25,7 @@ from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.retry import attempts, doubling
 from anabranch.common.temporary import locked
 from anabranch.common.version import shipped
-from anabranch.spark.home import configure, spark_home
-from anabranch.spark.java import require_java
+from anabranch.spark.java import configure, require_java, spark_home
 
 _ALL = ("spark", "spark40", "broker", "s3")
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
-from anabranch.spark.home import spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
-from anabranch.spark.java import require_java, require_temporary, require_user
+from anabranch.spark.java import require_java, require_temporary, require_user, spark_home
 from anabranch.spark.settings import REDACTED, runs_here
 
 

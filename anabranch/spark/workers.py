@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import one_line
 from anabranch.decode.inputs import BATCH_BYTES, BATCH_RECORDS
-from anabranch.spark.executor_python import difference, installed
-from anabranch.spark.settings import runs_here
+from anabranch.spark.settings import difference, installed, runs_here
 from anabranch.spark.worker_daemon import MODULES
 
 LOG = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ def _task() -> Callable[[Iterable[int]], Iterator[str]]:
         try:
             for module in modules:
                 importlib.import_module(module)
-            from anabranch.spark.executor_python import installed
+            from anabranch.spark.settings import installed
         except ImportError as error:
             yield json.dumps({"host": host, "missing": str(error)})
         else:

@@ -33,11 +33,15 @@ from anabranch.decode.values import columns_of
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn, NotReadable, require_names
-from anabranch.subjects.json_schema_columns import json_schema_fields
-from anabranch.subjects.protobuf_columns import protobuf_fields
-from anabranch.subjects.whole_schema import whole_schema
+from anabranch.subjects.columns import (
+    NotAColumn,
+    NotReadable,
+    avro_fields,
+    json_schema_fields,
+    protobuf_fields,
+    require_names,
+)
+from anabranch.subjects.schemas import whole_schema
 
 # The narrower types that a column also reads: a subject's field that becomes narrower changes
 # nothing.

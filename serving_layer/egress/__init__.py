@@ -23,9 +23,9 @@ from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries
-from anabranch.protocol.acts import act_now
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.ledger import decision
+from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
 from serving_layer import changes as feed
 from serving_layer.changes.plan import Token

@@ -21,8 +21,8 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.deliveries import Delivery
-from anabranch.protocol.erased import Erasures
 from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.registers import Erasures
 from anabranch.protocol.state import load_state
 from serving_layer.changes import HourChange
 from serving_layer.egress.records import Identity

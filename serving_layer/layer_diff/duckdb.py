@@ -23,8 +23,8 @@ from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
-from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
+from anabranch.records import within
 from serving_layer.layer_diff.kinds import (
     AT,
     KIND,

@@ -17,8 +17,7 @@ from pyiceberg.manifest import DataFile
 from anabranch.common.arrays import groups_by_size
 from anabranch.iceberg.rewriting import RowReader
 from anabranch.offsets.position import Ranges
-from anabranch.records.key_hashes import in_duckdb
-from anabranch.records.row_hashes import digest_files, hash_files
+from anabranch.records.hashes import digest_files, hash_files, in_duckdb
 from serving_layer.layer_diff.duckdb import kinds_of
 from serving_layer.layer_diff.kinds import SAMPLE, Difference, to_difference
 
@@ -48,7 +47,7 @@ def compare_files(
     """Compare the rows in the files of both layers. `content`: SQL of the compared columns.
     `removed`: places of records that the batch layer dropped as duplicates. `left_out`: places of
     rows of the speed layer to ignore. `unread`: the offsets that the speed layer's rows do not
-    account for (`anabranch.protocol.coverage`)."""
+    account for (`anabranch.protocol.merge`)."""
     nothing = left_out.slice(0, 0)
 
     def read(task: Callable[..., pa.Table], *of_layers: tuple[pa.Table, ...]) -> list[pa.Table]:

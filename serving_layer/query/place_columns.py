@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.records.key_hashes import in_duckdb
+from anabranch.records.hashes import in_duckdb
 from serving_layer.query.datasets import quoted
 
 FAMILIES = (

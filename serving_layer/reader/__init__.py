@@ -19,7 +19,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.common.temporary import process_folder
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
-from anabranch.subjects.resolve import with_table_columns
+from anabranch.subjects.follow import with_table_columns
 from serving_layer.query import Answer, Derived, SelectedRows, Source, open_query, source
 from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance

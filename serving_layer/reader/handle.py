@@ -23,7 +23,7 @@ from anabranch.iceberg.snapshots import snapshot_properties
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.subjects.resolve import with_table_columns
+from anabranch.subjects.follow import with_table_columns
 from serving_layer.query import (
     Answer,
     Derived,

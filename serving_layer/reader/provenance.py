@@ -13,7 +13,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import made_at
-from anabranch.protocol import coverage, ledger
+from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from serving_layer.query.datasets import TableFiles
@@ -121,7 +121,7 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
         return False, "its rows have expired (keep.rows)"
     if seen.branch is None and hour in state.retained_hours:
         return False, f"main keeps older rows, since the {layer} layer does not cover it"
-    if (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
+    if (reason := merge.uncovered_reason(state, layer, hour)) is not None:
         return False, reason
     if layer == "speed":
         return True, "not accepted yet" if not state.is_accepted(

@@ -20,8 +20,8 @@ from anabranch.config.views import (
     group_column,
     sum_type,
 )
-from anabranch.protocol.completeness import plan_open_spans
 from anabranch.protocol.state import State
+from anabranch.protocol.watermarks import plan_open_spans
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

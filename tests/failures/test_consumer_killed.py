@@ -19,7 +19,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.protocol import override, topic_change
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.start_offsets import StartChoice
+from anabranch.protocol.topic_change import StartChoice
 
 KILLS = 20
 SEED = 7

@@ -13,7 +13,7 @@ from anabranch.kafka.client import new_producer
 from anabranch.kafka.large_records import TOO_LARGE
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from batch_layer.sizes import SMALL
+from batch_layer.passes import SMALL
 
 MEMORY, SIZE = "512m", 250_000_000
 

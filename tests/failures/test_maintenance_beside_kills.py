@@ -27,7 +27,7 @@ from anabranch.common.fail_points import FAIL_AT, Step
 from anabranch.iceberg.files import list_files, references, same_file
 from anabranch.iceberg.snapshots import BRANCHES, UNNAMED
 from anabranch.offsets.hours import start_of
-from anabranch.protocol.maintained import read_runs
+from anabranch.protocol.measured import read_runs
 
 Make = Callable[..., World]
 DAYS = 3 * 86_400

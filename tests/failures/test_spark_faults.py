@@ -22,7 +22,7 @@ from anabranch.iceberg.manifests import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.records import staged
 from batch_layer import sources
-from batch_layer.sizes import SMALL
+from batch_layer.passes import SMALL
 from speed_layer import micro_batch
 
 Make = Callable[..., World]

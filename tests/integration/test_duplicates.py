@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from anabranch.records.key_hashes import HASH, hash_keys
+from anabranch.records.hashes import HASH, hash_keys
 from batch_layer import duplicates
 from batch_layer.duplicates import (
     PLACE_COLUMNS,

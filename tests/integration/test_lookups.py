@@ -15,9 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.decode import REFUSED_FIELD
-from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges, size
-from anabranch.records import UNKNOWN, trim
+from anabranch.records import UNKNOWN, inside, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import (
     OffsetMasks,

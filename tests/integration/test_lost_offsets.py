@@ -15,7 +15,7 @@ from anabranch.protocol.ledger_row import Account, LedgerRow
 from anabranch.protocol.merge import merge
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import seal
-from anabranch.protocol.start_offsets import StartChoice
+from anabranch.protocol.topic_change import StartChoice
 
 Make = Callable[..., World]
 WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}

@@ -14,7 +14,7 @@ from world import SCHEMA, World, event, past_hour, spread
 from anabranch.cli import main
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import diff, status
-from batch_layer.summary import exit_code
+from batch_layer.job import exit_code
 
 Make = Callable[..., World]
 

@@ -15,7 +15,7 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 
 from batch_layer.quality.gate import run_suite
-from batch_layer.quality.row_counts import SPEED, RowCountBaseline
+from batch_layer.quality.suite import SPEED, RowCountBaseline
 
 GAME_EVENTS = Path(__file__).parents[2] / "conf" / "streams" / "game_events.expectations.yaml"
 AT = datetime(2026, 11, 21, tzinfo=UTC)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import World, past_hour, spread
 
-from batch_layer.quality.row_counts import PREVIOUS, SPEED
+from batch_layer.quality.suite import PREVIOUS, SPEED
 
 Make = Callable[..., World]
 

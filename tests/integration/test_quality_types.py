@@ -20,7 +20,7 @@ from sessions import with_settings
 
 from anabranch.protocol.ledger_row import Entries, QualityResult
 from batch_layer.quality.gate import run_suite
-from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline
+from batch_layer.quality.suite import PREVIOUS, SPEED, RowCountBaseline
 
 AT = datetime(2026, 11, 21, 3, tzinfo=UTC)
 KNOWN = RowCountBaseline(speed_rows=7, previous=lambda days: [7] * days)

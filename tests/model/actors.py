@@ -40,8 +40,8 @@ from anabranch.protocol import publish as publishing
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.start_offsets import Log
 from anabranch.protocol.state import NOTHING_CONFIRMED, Confirmed, check_log_end, check_topic
+from anabranch.protocol.topic_change import Log
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.

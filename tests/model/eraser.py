@@ -15,10 +15,9 @@ from values import replace
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import dead_letters, erasure, holding, ledger, merge
-from anabranch.protocol.acts import Act
-from anabranch.protocol.erased import Erasure
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import Act, LedgerRow
 from anabranch.protocol.publish import Publish
+from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State
 
 IDS = ("person", "person again")

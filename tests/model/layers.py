@@ -26,10 +26,10 @@ from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Cut, hour_of, shift
 from anabranch.offsets.position import Ranges, size
 from anabranch.protocol import (
-    coverage,
     dead_letters,
     erasure,
     ledger,
+    merge,
     publish_queue,
     retention,
     sealing,
@@ -738,7 +738,7 @@ class Batch(Publisher):
         if not retention.is_kept(state, hour, LOOKBACK if accepted is not None else 0):
             yield f"finds that {hour} has expired", world, self.following(self.todo[1:])
             return
-        unread = tuple(sorted(coverage.unread_hours(state, lookback(hour))))
+        unread = tuple(sorted(merge.unread_hours(state, lookback(hour))))
         loaded = replace(
             self,
             at="stage",

@@ -57,7 +57,6 @@ from anabranch.lifecycle import maintenance
 from anabranch.offsets import hours
 from anabranch.offsets.position import Position, RangeRelation
 from anabranch.protocol import (
-    coverage,
     dead_letters,
     erasure,
     imported,
@@ -69,8 +68,8 @@ from anabranch.protocol import (
     topic_change,
     watermarks,
 )
-from anabranch.protocol.expired import Expired
 from anabranch.protocol.publish import Publish
+from anabranch.protocol.registers import Expired
 from anabranch.protocol.state import POSITION, Confirmed, State
 from batch_layer import balance
 from batch_layer import plan as batch_plan
@@ -546,7 +545,7 @@ MUTANTS = {
         also=((publish, "to_commit", expiring_outside_a_publish),),
     ),
     "the merger's look at coverage": Mutant(
-        (coverage, "uncovered_reason", always(None)),
+        (merge, "uncovered_reason", always(None)),
         "main serves []",
         (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED),
     ),
@@ -630,7 +629,7 @@ MUTANTS = {
         world={"turns": 1},
     ),
     "the hours of a look-back that are yet to be read": Mutant(
-        (coverage, "unread_hours", always(frozenset())),
+        (merge, "unread_hours", always(frozenset())),
         "was not compared with",
         (Speed("speed"), Batch("batch")),
         before=REFUSED_AND_UNREAD,

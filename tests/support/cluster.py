@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from anabranch.dev.services.processes import free_port
-from anabranch.spark.home import spark_home
+from anabranch.spark.java import spark_home
 
 # Spark runs a second attempt of a task on another host only, so the workers need two host names.
 HOSTS = ("localhost", "127.0.0.1")

@@ -21,9 +21,8 @@ from maven import cached
 
 from anabranch import config
 from anabranch.kafka.client import new_producer
-from anabranch.spark.home import spark_home
 from anabranch.spark.jars import ensure_jars
-from anabranch.spark.java import require_java
+from anabranch.spark.java import require_java, spark_home
 
 _PROGRAMS = Path(__file__).with_name("producers")
 _KAFKAJS = "2.2.4"

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.common.temporary import locked
-from anabranch.spark.home import spark_home
 from anabranch.spark.jars import cache_folder
-from anabranch.spark.java import require_java
+from anabranch.spark.java import require_java, spark_home
 
 
 def cached(name: str, within: float, fill: Callable[[Path], None]) -> Path:

@@ -15,9 +15,8 @@ from maven import cached, retrieve
 from servers import serving
 
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.spark.home import spark_home
 from anabranch.spark.jars import differences, ensure_jars
-from anabranch.spark.java import require_java
+from anabranch.spark.java import require_java, spark_home
 
 VERSION = "1.11.0"  # the newest whose server is on every mirror; the clients are 1.12
 _SUMS = Path(__file__).with_name("rest_catalog.sha256")

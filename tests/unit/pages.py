@@ -16,7 +16,7 @@ from anabranch.operations.page.app import Page, Settings
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
 from anabranch.operations.reports.reading import Readings, TimedValue, utc_now
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size
+from anabranch.protocol.measured import MaintainedTable, MaintenanceRun, Size
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient

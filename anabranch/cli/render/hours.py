@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from anabranch.cli.report import Table, Text
 from anabranch.kafka.batches import CLASSES, PRESENT
 from anabranch.operations.reports.acts import hours_words, outcome_words
-from anabranch.protocol.counts import COUNTS
 from anabranch.protocol.decisions import changed_words
+from anabranch.protocol.ledger_row import COUNTS
 from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from anabranch.operations.audit.other import OtherAudit, Spans
     from anabranch.operations.reports.acts import ActRecord
     from anabranch.operations.reports.status import HourSummary
-    from anabranch.protocol.completeness import EventTimeCompleteness
     from anabranch.protocol.decisions import DecisionFacts
+    from anabranch.protocol.watermarks import EventTimeCompleteness
 
 
 def hours_text(views: Sequence[HourSummary]) -> Text:

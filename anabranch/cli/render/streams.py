@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
 from anabranch.common.output import plain
-from anabranch.protocol.holds import span_words
+from anabranch.protocol.registers import span_words
 from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:

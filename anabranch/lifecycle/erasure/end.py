@@ -46,11 +46,11 @@ from anabranch.lifecycle.retention import FilesByManifest
 from anabranch.offsets.hours import shift
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.dead_letters import named_files
-from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.maintained import Size
+from anabranch.protocol.measured import Size
 from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:

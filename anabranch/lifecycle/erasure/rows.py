@@ -30,10 +30,10 @@ from anabranch.lifecycle.erasure.search import (
     find_rows,
 )
 from anabranch.protocol import erasure, ledger
-from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:

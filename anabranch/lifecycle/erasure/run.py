@@ -36,11 +36,11 @@ from anabranch.lifecycle.erasure.search import (
 )
 from anabranch.lifecycle.erasure.words import normal_forms
 from anabranch.protocol import erasure, ledger
-from anabranch.protocol.acts import act_now
-from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import Key, keys_of
+from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.registers import Erasure, Erasures
 from anabranch.protocol.state import State, check_topic, load_state
 
 if TYPE_CHECKING:

@@ -39,10 +39,10 @@ from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import opened, read_batches
 from anabranch.kafka.schema_registry import RegisteredSchema, open_registry
 from anabranch.lifecycle.erasure.words import Words
-from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import log_of
+from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State
-from anabranch.subjects.whole_schema import read_descriptors, whole_schema
+from anabranch.subjects.schemas import read_descriptors, whole_schema
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

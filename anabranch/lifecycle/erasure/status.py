@@ -35,13 +35,12 @@ from anabranch.lifecycle.erasure.search import Values, find_rows
 from anabranch.lifecycle.retention import Holder, holders_of
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import erasure, ledger
-from anabranch.protocol.acts import Act
-from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import is_read
 from anabranch.protocol.erasure_filter import keys_of, load_requests
-from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.maintained import read_runs
+from anabranch.protocol.ledger_row import Act, LedgerRow
+from anabranch.protocol.measured import read_runs
 from anabranch.protocol.partials import stale_hours
+from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ from anabranch.iceberg.other_tables import (
     location_of,
     parquet_parts,
 )
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn
+from anabranch.subjects.columns import NotAColumn, avro_fields
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO

@@ -67,7 +67,6 @@ from anabranch.offsets.hours import (
     to_number,
 )
 from anabranch.protocol import ledger
-from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.erasure_filter import HourFilter, load_filter
@@ -81,12 +80,12 @@ from anabranch.protocol.imported import (
     plan_hours,
     plan_import,
 )
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import Act, LedgerRow, act_now
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.records.key_hashes import hash_keys
+from anabranch.records.hashes import hash_keys
 from serving_layer.query.datasets import plan_files
 
 if TYPE_CHECKING:

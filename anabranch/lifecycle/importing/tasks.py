@@ -36,7 +36,7 @@ from anabranch.lifecycle.importing.sources import (
 )
 from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import PARTITION
-from anabranch.records.key_hashes import hash_keys, in_duckdb
+from anabranch.records.hashes import hash_keys, in_duckdb
 from anabranch.records.staged import run_in_tasks
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from anabranch.iceberg.manifests import content_by_hour
 from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries, ledger
-from anabranch.protocol.acts import act_now
 from anabranch.protocol.imported import UNUSED_COLUMNS, imported_hours, plan_undo, undo_refusal
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import LedgerRow, act_now
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state

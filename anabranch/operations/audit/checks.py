@@ -14,8 +14,7 @@ from typing import Any
 from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
 from anabranch.offsets.hours import IMPORTED, Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
-from anabranch.protocol.counts import COUNTS, TERMS, accounted
-from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
+from anabranch.protocol.ledger_row import COUNTS, TERMS, HourAccount, Layer, LedgerRow, accounted
 
 _WORDS = {"rows": "rows of main", "batch": "rows of branch batch", "dead": "dead letters of main"}
 

@@ -19,9 +19,16 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
 from anabranch.operations.doctor.finding import Finding, Issue, error, listed, warning
 from anabranch.spark import jars
-from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
 from anabranch.spark.java import OLDEST, require_java, require_temporary, require_user
-from anabranch.spark.settings import exposed_keys, runs_here, session_settings
+from anabranch.spark.settings import (
+    difference,
+    exposed_keys,
+    installed,
+    packed_archive,
+    packed_versions,
+    runs_here,
+    session_settings,
+)
 
 _NAMED = 3  # jars named in a finding
 # Bytes: below the first, the next checkpoint may fail; below the second, the next shuffle.

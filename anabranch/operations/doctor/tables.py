@@ -24,7 +24,7 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, info, lis
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
-from anabranch.subjects.resolve import with_table_columns
+from anabranch.subjects.follow import with_table_columns
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -17,8 +17,7 @@ from anabranch.decode.wire import schema_ids
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion
 from anabranch.operations.draft.forms import add_change, time_of
 from anabranch.operations.draft.sketch import Sketch
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn
+from anabranch.subjects.columns import NotAColumn, avro_fields
 from anabranch.subjects.plan import plan_columns
 
 _FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}

@@ -58,7 +58,7 @@ from anabranch.operations.reports.reading import (
     utc_now,
 )
 from anabranch.operations.reports.status import overdue_words
-from anabranch.protocol.holds import span_words
+from anabranch.protocol.registers import span_words
 
 _PACKAGE = "anabranch.operations.page"
 # The first response must arrive within 300 ms; a value not read by then arrives with a later

@@ -17,9 +17,8 @@ from anabranch.operations.reports.dead_letters import DeadLetters
 from anabranch.operations.reports.diff import HourDifference, HourDuplicates
 from anabranch.operations.reports.explain import HourFacts, explain
 from anabranch.operations.reports.explain_text import explain_sentences
-from anabranch.protocol.counts import accounted
 from anabranch.protocol.decisions import DecisionFacts, decisions
-from anabranch.protocol.ledger_row import Entries
+from anabranch.protocol.ledger_row import Entries, accounted
 from serving_layer.layer_diff.duckdb import Sample
 
 _SAMPLES = 3  # samples of each kind of difference and each reason of a dead letter

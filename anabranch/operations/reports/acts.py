@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from anabranch.job import Job
-from anabranch.protocol.acts import Act
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import Act, LedgerRow
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from anabranch.common.errors import Refused
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
-from anabranch.protocol import coverage, ledger
+from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
@@ -54,7 +54,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
-    unread = coverage.unread_ranges(state, hour, cut)
+    unread = merge.unread_ranges(state, hour, cut)
     with open_comparison(
         state.table, hour, job.stream.key, job.stream.lookback_hours
     ) as comparison:
@@ -67,7 +67,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
         batch_rows=counted.speed_rows - now.extra - now.duplicate + now.missing,
         diff=now,
         unexplained=unexplained_counts(now, account.gaps),
-        uncovered=coverage.uncovered_reason(state, "speed", hour),
+        uncovered=merge.uncovered_reason(state, "speed", hour),
         when_accepted=replace(account.diff, sample=None) if account.diff is not None else None,
         samples=tuple(samples),
     )
@@ -118,7 +118,7 @@ def speed_rows_reason(state: State, hour: str) -> str | None:
     timeline = state.timeline
     if timeline.is_skipped(hour) and hour not in timeline.skipped:
         return "those of the hour were deleted (`anabranch maintain`)"
-    return coverage.uncovered_reason(state, "speed", hour)
+    return merge.uncovered_reason(state, "speed", hour)
 
 
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:

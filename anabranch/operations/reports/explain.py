@@ -15,11 +15,11 @@ from anabranch.offsets import hours as hour_words
 from anabranch.offsets.hours import Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.diff import speed_rows_reason
-from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, hour_query, tagged
 from anabranch.protocol.ledger import newest
 from anabranch.protocol.ledger_row import (
     Account,
+    Counts,
     Diff,
     HourAccount,
     Kind,
@@ -27,6 +27,7 @@ from anabranch.protocol.ledger_row import (
     LedgerRow,
     QualityResult,
     UnknownFields,
+    ranges_of,
 )
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka

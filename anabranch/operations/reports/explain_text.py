@@ -9,9 +9,8 @@ from anabranch.common.output import text
 from anabranch.offsets.hours import IMPORTED
 from anabranch.operations.reports.explain import BranchRows, HourFacts, Refusal
 from anabranch.operations.reports.status import unexplained_words
-from anabranch.protocol.counts import TERMS, accounted
 from anabranch.protocol.decisions import DecisionFacts, changed_words
-from anabranch.protocol.ledger_row import Diff, QualityResult, UnknownFields
+from anabranch.protocol.ledger_row import TERMS, Diff, QualityResult, UnknownFields, accounted
 
 _PARTITIONS = 8  # maximum partitions of a cut in a sentence
 _FIELDS = 8  # maximum unknown fields in a sentence

@@ -16,7 +16,7 @@ from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.protocol.dead_letters import is_done
-from anabranch.protocol.maintained import MaintenanceRun, Size, newest_complete, read_runs
+from anabranch.protocol.measured import MaintenanceRun, Size, newest_complete, read_runs
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:

@@ -16,19 +16,19 @@ from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
 from anabranch.protocol import ledger, watermarks
-from anabranch.protocol.counts import Counts, ranges_of
-from anabranch.protocol.expired import Expired
-from anabranch.protocol.holds import Hold
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import (
+    Counts,
     Diff,
     Entries,
     HourAccount,
     Layer,
     LedgerRow,
     UnknownFields,
+    ranges_of,
 )
 from anabranch.protocol.measured import MEASURED, read_measured
+from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.shares import HourShare, is_too_many
 from anabranch.protocol.state import POSITION, State, load_state

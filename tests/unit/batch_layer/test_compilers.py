@@ -19,8 +19,8 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import SETTLED, Accepted
 from anabranch.spark.java import FIRST_COMPILER
-from batch_layer import compilers
-from batch_layer.compilers import java_options, share_of
+from batch_layer import job
+from batch_layer.job import java_options, share_of
 
 SECOND, OPEN = shift(FIRST, 1), shift(FIRST, 2)
 BY_SPARK, BY_WORKERS = 500_000, 2_000_000
@@ -34,8 +34,8 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> float:
-    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * records}).adapter)
-    return share_of(job, job.kafka, span)
+    one = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * records}).adapter)
+    return share_of(one, one.kafka, span)
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_options_by_the_sum_of_the_shares(
             raise share
         return float(share)
 
-    monkeypatch.setattr(compilers, "share_of", share_of)
+    monkeypatch.setattr(job, "share_of", share_of)
     assert java_options(cast(Any, shares), cast(Any, None), None) == expected

@@ -16,10 +16,16 @@ import pytest
 import yaml
 
 from anabranch.common.errors import ConfigurationError
-from batch_layer.quality.gate import _exception
-from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
-from batch_layer.quality.suite import Expectation, great_expectations, load_suite
-from batch_layer.quality.wording import FailedExpectation, describe_failure
+from batch_layer.quality.gate import FailedExpectation, _exception, describe_failure
+from batch_layer.quality.suite import (
+    PREVIOUS,
+    SPEED,
+    Expectation,
+    RowCountBaseline,
+    great_expectations,
+    load_suite,
+    plan_bounds,
+)
 
 STREAMS = Path(__file__).parents[3] / "conf" / "streams"
 UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}}

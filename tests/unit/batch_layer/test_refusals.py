@@ -14,8 +14,8 @@ from anabranch.offsets.hours import Cut, Timeline
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, State
-from batch_layer import refusals
-from batch_layer.refusals import (
+from batch_layer import plan
+from batch_layer.plan import (
     REBUILD_AFTER,
     is_still_valid,
     last_refusal,
@@ -68,13 +68,13 @@ def test_a_verdict_contains_its_inputs(changed: str) -> None:
 
 def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     before = basis()
-    monkeypatch.setattr(refusals, "VERSION", "9.9.9")
+    monkeypatch.setattr(plan, "VERSION", "9.9.9")
     assert basis() != before
 
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
     return ledger.decision(
-        HOUR, kind, 1, CUT, NOW, id or refusals.decision_id("id", basis()), reason="no"
+        HOUR, kind, 1, CUT, NOW, id or plan.decision_id("id", basis()), reason="no"
     )
 
 

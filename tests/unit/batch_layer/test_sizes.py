@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batch_layer.sizes import shuffle_partitions, write_tasks
+from batch_layer.passes import shuffle_partitions, write_tasks
 
 MB = 2**20
 FILE_BYTES = 256 * MB

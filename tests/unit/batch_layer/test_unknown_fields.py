@@ -19,8 +19,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.operations.reports.drift import drift_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
-from anabranch.protocol.sample_shapes import shape_of
-from batch_layer.unknown_fields import parsed, sampled
+from batch_layer.offset_counts import parsed, sampled, shape_of
 
 CONF = Path(__file__).parents[3] / "conf"
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)

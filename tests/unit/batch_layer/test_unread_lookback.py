@@ -18,10 +18,10 @@ from anabranch.common.json_values import from_json
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
-from anabranch.protocol.coverage import unread_hours
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import unread_hours
 from anabranch.protocol.state import Accepted, State, accepted_properties
-from batch_layer import todo
+from batch_layer import stream_run
 from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_recheck
 from batch_layer.rebuild import Rebuilder, RebuildRequest
@@ -107,16 +107,18 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(
 def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: StreamLake) -> None:
     made, hours = rebuilder(lake)
     made.rebuild(H1)
-    assert todo.to_recheck(made._job, lake.state()) == {}, "not before"
+    assert stream_run.to_recheck(made._job, lake.state()) == {}, "not before"
     read(lake, 10)
     why = f"duplicates rechecked: the speed layer has now read {H0} completely"
-    assert todo.to_recheck(made._job, lake.state()) == {H1: RebuildRequest(restate=True, why=why)}
+    assert stream_run.to_recheck(made._job, lake.state()) == {
+        H1: RebuildRequest(restate=True, why=why)
+    }
     hours.built.clear()
-    result = made.rebuild(H1, todo.to_recheck(made._job, lake.state())[H1])
+    result = made.rebuild(H1, stream_run.to_recheck(made._job, lake.state())[H1])
     assert (result.decision, result.revision, result.reason) == ("accepted", 2, why)
     assert hours.built == [H1]
     assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
-    assert todo.to_recheck(made._job, lake.state()) == {}
+    assert stream_run.to_recheck(made._job, lake.state()) == {}
 
 
 def test_a_refused_restatement_is_not_tried_by_every_run(lake: StreamLake) -> None:
@@ -125,7 +127,7 @@ def test_a_refused_restatement_is_not_tried_by_every_run(lake: StreamLake) -> No
     read(lake, 10)
     row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
     lake.ledger.record([row])
-    assert todo.to_recheck(made._job, lake.state()) == {}
+    assert stream_run.to_recheck(made._job, lake.state()) == {}
 
 
 def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
@@ -134,7 +136,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
     hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
     made.rebuild(H1, RebuildRequest(accept=True, why="known"))
     read(lake, 10)
-    assert todo.to_recheck(made._job, lake.state())[H1].accept
+    assert stream_run.to_recheck(made._job, lake.state())[H1].accept
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
@@ -147,7 +149,7 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
     assert hours.again == [H1]
     # It keeps the same rows, and rests on all of its look-back now.
     assert lake.state().accepted == {H0: Accepted(1, CUTS[H0]), H1: Accepted(1, CUTS[H1])}
-    assert todo.to_recheck(made._job, lake.state()) == {}
+    assert stream_run.to_recheck(made._job, lake.state()) == {}
 
 
 def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:

@@ -29,8 +29,8 @@ from anabranch.common.errors import (
 )
 from anabranch.common.retry import Retry
 from anabranch.spark.submit import submit
+from batch_layer.job import exit_code
 from batch_layer.rebuild import Result
-from batch_layer.summary import exit_code
 
 ROOT = Path(__file__).parents[3]
 ENDS = [

@@ -26,12 +26,18 @@ from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import Complete
-from anabranch.protocol.erased import ERASURES, Erasure, Erasures
-from anabranch.protocol.expired import EXPIRED, Expired
-from anabranch.protocol.holds import HOLDS, Hold, Holds
-from anabranch.protocol.maintained import MAINTAINED, read_runs
-from anabranch.protocol.measured import read_measured
+from anabranch.protocol.measured import MAINTAINED, read_measured, read_runs
 from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
+from anabranch.protocol.registers import (
+    ERASURES,
+    EXPIRED,
+    HOLDS,
+    Erasure,
+    Erasures,
+    Expired,
+    Hold,
+    Holds,
+)
 from anabranch.protocol.state import (
     ACCEPTED,
     DEAD_LETTERS,
@@ -43,9 +49,7 @@ from anabranch.protocol.state import (
     read_waiting,
     waiting_row,
 )
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn
-from anabranch.subjects.json_schema_columns import json_schema_fields
+from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 from serving_layer.changes.plan import PREFIX, Token
 from serving_layer.egress.manifest import Begun, Manifest
 from serving_layer.egress.records import SenderPosition

@@ -15,8 +15,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.decode import decode_spec
-from anabranch.subjects.schemas import Schemas
-from anabranch.subjects.whole_schema import read_descriptors
+from anabranch.subjects.schemas import Schemas, read_descriptors
 
 TEXT = HEAD + "message Order { string id = 1; int64 n = 2; }"
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from anabranch.cli import docs, main
-from anabranch.spark.home import spark_home
+from anabranch.spark.java import spark_home
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -21,12 +21,11 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.operations.reports.acts import act_records
 from anabranch.protocol import archive
-from anabranch.protocol.acts import Act
-from anabranch.protocol.expired import Expired
 from anabranch.protocol.holding import hold, plan_hold
-from anabranch.protocol.holds import HOLDS, Hold, Holds, parse_hours, span_words
+from anabranch.protocol.ledger_row import Act
 from anabranch.protocol.publish import to_commit
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.registers import HOLDS, Expired, Hold, Holds, parse_hours, span_words
 from anabranch.protocol.retention import plan_due, plan_expire, plan_expire_letters
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.offsets.partition_sql import inside, numbers
+from anabranch.records import inside, numbers
 
 
 def tokens(sql: str) -> int:

@@ -52,8 +52,8 @@ from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.retention import Overdue
 from anabranch.protocol.shares import HourShare
-from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
 from anabranch.spark.jars import JOBS
+from anabranch.spark.settings import ARCHIVE, VERSIONS, installed
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)

@@ -35,7 +35,6 @@ from anabranch.operations.reports.metrics import NAMES, ScrapedStream, metrics_o
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
-from anabranch.protocol.maintained import MaintainedTable, MaintenanceRun, Size
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -43,7 +42,10 @@ from anabranch.protocol.measured import (
     READABLE,
     STAGE,
     Durations,
+    MaintainedTable,
+    MaintenanceRun,
     Measured,
+    Size,
 )
 from anabranch.protocol.retention import Overdue
 from anabranch.protocol.shares import HourShare

@@ -11,8 +11,8 @@ from lakes import FIRST, new_state
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import status
 from anabranch.protocol import ledger
-from anabranch.protocol.coverage import unread_ranges
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
+from anabranch.protocol.merge import unread_ranges
 from serving_layer.layer_diff.kinds import to_difference, unexplained_counts
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)

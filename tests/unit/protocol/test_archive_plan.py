@@ -14,10 +14,8 @@ from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import archive, erasure
-from anabranch.protocol.erased import Erasure
-from anabranch.protocol.expired import Expired
-from anabranch.protocol.holds import Hold, Holds
 from anabranch.protocol.publish import new_id
+from anabranch.protocol.registers import Erasure, Expired, Hold, Holds
 from anabranch.protocol.state import State
 from batch_layer.archive import land_archive
 

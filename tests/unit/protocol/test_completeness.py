@@ -16,13 +16,13 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
-from anabranch.protocol.completeness import (
+from anabranch.protocol.state import State
+from anabranch.protocol.watermarks import (
     completeness,
     parse_event_time,
     plan_hours,
     plan_open_spans,
 )
-from anabranch.protocol.state import State
 
 DAY = "2026-11-20"
 

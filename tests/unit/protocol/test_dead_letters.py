@@ -38,7 +38,7 @@ from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, Confirmed, State
-from batch_layer import todo
+from batch_layer import stream_run
 from batch_layer.plan import Rebuilt, plan_acceptance_of_empty, plan_publish
 from batch_layer.rebuild import RebuildRequest
 
@@ -427,7 +427,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
-    orders = todo.with_lost_dead_letters(job, lake.state())
+    orders = stream_run.with_lost_dead_letters(job, lake.state())
     assert orders == {
         FIRST: RebuildRequest(
             restate=True, accept=False, why="the dead letters of revision 1 were lost"
@@ -435,7 +435,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     }
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
     lake.ledger.record([refused])
-    assert todo.with_lost_dead_letters(job, lake.state()) == {}, "tried once"
+    assert stream_run.with_lost_dead_letters(job, lake.state()) == {}, "tried once"
     roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
     assert lake.dead("main") == lake.dead("batch") == D

@@ -10,7 +10,7 @@ from lakes import StreamLake, new_lake
 
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import heads
-from anabranch.protocol.maintained import (
+from anabranch.protocol.measured import (
     KEPT,
     MAINTAINED,
     MaintainedTable,

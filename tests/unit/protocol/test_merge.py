@@ -16,9 +16,8 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.merge import Swap, merge, needs_merge, plan_merge
+from anabranch.protocol.merge import Swap, merge, needs_merge, plan_merge, uncovered_reason
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import OVERRIDES, Accepted, State

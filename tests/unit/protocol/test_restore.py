@@ -22,11 +22,11 @@ from anabranch.iceberg.snapshots import BRANCHES, CONTENT, MERGED, head
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
+from anabranch.protocol.apply import WHY, plan_rows, restore_ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
 from anabranch.protocol.state import (
     ACCEPTED,
     OVERRIDES,

@@ -33,17 +33,18 @@ from anabranch.offsets.hours import (
 )
 from anabranch.offsets.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.coverage import uncovered_reason
-from anabranch.protocol.merge import merge
+from anabranch.protocol.merge import merge, uncovered_reason
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver
-from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.protocol.topic_change import (
     Adopted,
+    Log,
+    StartChoice,
     adopt,
     gone_from_kafka,
     must_choose,
+    parse_start,
     plan_adopt,
     plan_begins,
 )

@@ -28,7 +28,7 @@ from anabranch.iceberg.staging import Written, stage_written
 from anabranch.offsets.hours import Cut, HourRange
 from anabranch.protocol.state import Accepted
 from anabranch.records import unknown_names
-from anabranch.records.key_hashes import hash_keys, have_same_keys
+from anabranch.records.hashes import hash_keys, have_same_keys
 from anabranch.records.staged import (
     MOST_BYTES,
     CertainTask,

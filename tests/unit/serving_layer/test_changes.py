@@ -29,8 +29,8 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol import apply, ledger, override
+from anabranch.protocol.apply import restore_ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
-from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.state import Accepted, State
 from serving_layer import changes as feed
 from serving_layer.changes import plan

@@ -24,8 +24,7 @@ from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
-from anabranch.records.key_hashes import HASH, find_keys, hash_keys, keys_at
-from anabranch.records.row_hashes import find_hashes, hash_at
+from anabranch.records.hashes import HASH, find_hashes, find_keys, hash_at, hash_keys, keys_at
 from serving_layer.layer_diff import files as layer_files
 from serving_layer.layer_diff.duckdb import content_types
 from serving_layer.layer_diff.files import compare_files

@@ -56,13 +56,13 @@ from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_o
 from anabranch.offsets.position import Position
 from anabranch.protocol import apply, override
 from anabranch.protocol import state as state_module
-from anabranch.protocol.completeness import plan_hours, plan_open_spans
 from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed, State
+from anabranch.protocol.watermarks import plan_hours, plan_open_spans
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from anabranch.spark import workers
-from anabranch.spark.executor_python import installed
+from anabranch.spark.settings import installed
 from anabranch.spark.workers import reason_against
 
 OURS = {"python": "3.12", "pyarrow": "25.0.1", "anabranch": "abc"}
@@ -51,6 +51,6 @@ def test_a_probe_reports_what_is_installed() -> None:
 
 
 def test_a_probe_reports_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "anabranch.spark.executor_python", None)
+    monkeypatch.setitem(sys.modules, "anabranch.spark.settings", None)
     [report] = [json.loads(text) for text in workers._task()([0])]
-    assert "anabranch.spark.executor_python" in report["missing"]
+    assert "anabranch.spark.settings" in report["missing"]

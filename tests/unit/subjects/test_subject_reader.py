@@ -21,8 +21,7 @@ from anabranch.config.sections import FormatSettings
 from anabranch.iceberg.lake import Lake
 from anabranch.job import FollowedJob, Job, StreamFolder, open_job
 from anabranch.subjects import follow
-from anabranch.subjects.follow import SubjectReader
-from anabranch.subjects.resolve import plan_table, register_table
+from anabranch.subjects.follow import SubjectReader, plan_table, register_table
 
 ID, N = {"name": "id", "type": "string"}, {"name": "n", "type": "long"}
 COLOUR = {"name": "colour", "type": ["null", "string"]}

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.iceberg.table_schemas import iceberg_type
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn
-from anabranch.subjects.json_schema_columns import json_schema_fields
+from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 from anabranch.subjects.plan import column_type
 
 FIXED = {"type": "fixed", "name": "F", "size": 16}

@@ -22,11 +22,9 @@ from anabranch.config.columns import columns_ddl, parse_columns
 from anabranch.decode import protobuf
 from anabranch.decode.avro_names import Incompatible, parse
 from anabranch.kafka.schema_registry import References, SubjectVersion
-from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn
+from anabranch.subjects.columns import NotAColumn, avro_fields, protobuf_fields
 from anabranch.subjects.plan import plan_columns
-from anabranch.subjects.protobuf_columns import protobuf_fields
-from anabranch.subjects.whole_schema import compiled, whole_schema
+from anabranch.subjects.schemas import compiled, whole_schema
 
 
 def version(text: str, kind: str = "PROTOBUF", references: References = ()) -> SubjectVersion:
