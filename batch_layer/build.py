@@ -101,9 +101,7 @@ from batch_layer.passes import (
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.suite import RowCountBaseline
 from batch_layer.sources import HourReader, HourRecords, StagedHour
-from serving_layer.layer_diff.duckdb import content_types
-from serving_layer.layer_diff.files import Run, by_task, compare_files
-from serving_layer.layer_diff.kinds import Difference
+from serving_layer.layer_diff import Difference, Run, by_task, compare_files, content_types
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 

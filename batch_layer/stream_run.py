@@ -28,7 +28,7 @@ from batch_layer import plan
 from batch_layer.plan import empty_hours, plan_recheck, waiting_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 from batch_layer.turns import StreamTurns
-from serving_layer.views.fill import try_fill
+from serving_layer.views import try_fill
 
 
 def find_waiting(job: Job, state: State) -> list[str]:

@@ -43,9 +43,9 @@ from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import completeness
+from serving_layer import views
 from serving_layer.query.datasets import plan_files
-from serving_layer.views import fill
-from serving_layer.views.read import derive
+from serving_layer.views import derive
 
 PARTITIONS = 12
 REPEATS = 30
@@ -216,7 +216,7 @@ def _query_view(one: Any, hour: str) -> int:
 
 
 def _view_status(one: Any, hour: str) -> int:
-    return sum(v.filled for v in fill.fill_status(one.lake, viewed()))
+    return sum(v.filled for v in views.fill_status(one.lake, viewed()))
 
 
 PARTS: dict[str, Callable[[Any, str], int]] = {

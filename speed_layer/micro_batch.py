@@ -59,7 +59,6 @@ from anabranch.records.erased import find_erased, fit_to_table, without
 from anabranch.records.staged import Certain, Tables, TaskSpec, stage_certain, task_spec
 from anabranch.subjects.schemas import Schemas, open_schemas, unlisted_ids
 from speed_layer.compaction import Compaction
-from speed_layer.dead_share import DeadShare
 from speed_layer.plan import (
     Next,
     Plan,
@@ -75,7 +74,7 @@ from speed_layer.plan import (
     plan_write,
     readable_after,
 )
-from speed_layer.reading_note import ReadingNote
+from speed_layer.reading_note import DeadShare, ReadingNote
 
 LOG = logging.getLogger(__name__)
 

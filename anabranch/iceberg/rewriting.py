@@ -71,7 +71,7 @@ def group_by_schema(table: Table, files: Sequence[DataFile]) -> FilesBySchema:
     the others.
 
     A file has the columns and types of its writer. Files with different schemas are not merged,
-    because the schema distinguishes old rows from new ones (`serving_layer.layer_diff.kinds`).
+    because the schema distinguishes old rows from new ones (`serving_layer.layer_diff`).
     Raises Transient.
     """
     schemas: dict[str, str] = {}

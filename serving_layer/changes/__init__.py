@@ -10,15 +10,23 @@ The changes come from durable data: the ledger's rows, in the order in which the
 the current state of `main`. So a token stays valid after every snapshot of its time has expired.
 Each change is delivered at least once; repeating it changes nothing for a consumer that replaces
 the hour's rows: docs/how-to/follow-changes.md, decision 23.
+
+Changes follow the ledger's order: an hour is delivered at its newest row. Its content is what
+`main` serves at that time, which is never older than the row. A decision whose row is not written
+yet is delivered too, and recorded in the token, which records what a consumer has received in a few
+printable characters that stay valid when snapshots expire.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -26,16 +34,268 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.json_values import parse
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.manifests import files_at
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job, open_job
 from anabranch.offsets.hours import hour_of, start_of
 from anabranch.protocol import ledger
+from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
-from serving_layer.changes import plan
-from serving_layer.changes.plan import PREFIX, Content, Token
 from serving_layer.reader.selection import snapshot_as_of
+
+PREFIX = "ab1."
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of an hour in `main`: a revision from a layer. `erased`: the digest of its newest
+    known erasure; empty if it has none."""
+
+    revision: int
+    layer: Layer
+    erased: str = ""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The newest ledger row that was consumed. A row never changes its sequence, and leaves the
+    ledger only with its quarter (`keep.ledger`). `digest`: the digest of the decision's id, which
+    differs in another ledger."""
+
+    sequence: int
+    digest: str
+
+    @staticmethod
+    def at(row: LedgerRow) -> Cursor:
+        assert row.sequence is not None
+        return Cursor(row.sequence, digest_of(row))
+
+
+def digest_of(row: LedgerRow) -> str:
+    """Return the digest of a decision's id in a token."""
+    return hashlib.sha256(row.decision_id.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The JSON of a token."""
+
+    s: str
+    f: str = ""
+    c: tuple[int, str] | None = None
+    a: Mapping[str, tuple[int, Layer, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A consumer's position. `cursor`: None before the first row. `first`: earlier hours are not
+    wanted. `ahead`: the contents that were delivered before the ledger's rows of their decisions
+    were written."""
+
+    stream: str
+    first: str = ""
+    cursor: Cursor | None = None
+    ahead: Mapping[str, Content] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Return the token as printable text without blanks or quotes, opaque to consumers."""
+        data: dict[str, object] = {"s": self.stream}
+        if self.first:
+            data["f"] = self.first
+        if self.cursor is not None:
+            data["c"] = [self.cursor.sequence, self.cursor.digest]
+        if self.ahead:
+            data["a"] = {
+                hour: [content.revision, content.layer, content.erased]
+                for hour, content in sorted(self.ahead.items())
+            }
+        text = json.dumps(data, separators=(",", ":")).encode()
+        return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str) -> Token:
+        """Return the token of a text. Raises ConfigurationError for text that `encode` did not
+        write."""
+        try:
+            packed = text.removeprefix(PREFIX)
+            data = parse(_Text, base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+            cursor = Cursor(*data.c) if data.c is not None else None
+            ahead = {hour: Content(*content) for hour, content in data.a.items()}
+            return Token(data.s, data.f, cursor, ahead)
+        except ValueError as error:
+            raise ConfigurationError(
+                "--since: expected a complete token printed by `anabranch changes`, found "
+                f"{text[:200]!r}"
+            ) from error
+
+
+# Largest clock error. A decision is stamped after its load, by a clock whose error is bounded; a
+# commit before that load was stamped by another such clock.
+_DOUBT = 4 * MAX_CLOCK_SKEW
+
+
+@dataclass(frozen=True)
+class PlannedChange:
+    """An hour to deliver: its content, the token after its consumption, and the ids of its erasures
+    after the previous token."""
+
+    hour: str
+    content: Content
+    token: Token
+    erasures: tuple[str, ...] = ()
+
+
+def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerRow] | None:
+    """Return the rows after the cursor; None if `rows`, in the ledger's order, do not contain the
+    cursor's row and so belong to another ledger."""
+    if cursor is None:
+        return list(rows)
+    at = next(
+        (
+            i
+            for i, row in enumerate(rows)
+            if row.sequence == cursor.sequence and Cursor.at(row) == cursor
+        ),
+        None,
+    )
+    return list(rows[at + 1 :]) if at is not None else None
+
+
+def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
+    """Return the newest row of each hour from `first` on that may have changed the served rows, in
+    the order of `rows`."""
+    newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
+    kept = {row.decision_id for row in newest.values()}
+    return [row for row in rows if row.decision_id in kept]
+
+
+def is_change(row: LedgerRow) -> bool:
+    """Return whether a decision may change the rows that `main` serves for a complete hour. An
+    erasure of dead letters, or of archived records, does not."""
+    return is_erasure(row) or row.decision in ("accepted", "served", "undone")
+
+
+def is_erasure(row: LedgerRow) -> bool:
+    of = row.erasure or {}
+    return row.decision == "erased" and not of.get("dead") and not of.get(UNSERVED)
+
+
+def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
+    """Return the erasures of rows among decisions, by hour, in their order."""
+    found: dict[str, list[LedgerRow]] = {}
+    for row in filter(is_erasure, rows):
+        found.setdefault(row.hour, []).append(row)
+    return found
+
+
+def waiting_changes(state: State, first: str) -> list[LedgerRow]:
+    """Return the waiting decisions about hours from `first` on that may change the rows that `main`
+    serves."""
+    return [row for row in state.decisions if is_change(row) and row.hour >= first]
+
+
+def plan_changes(
+    state: State,
+    token: Token,
+    rows: Sequence[LedgerRow],
+    recorded: Collection[str],
+    at_most: int,
+    erased: Mapping[str, Sequence[LedgerRow]],
+) -> list[PlannedChange]:
+    """Return the changes for the first `at_most` of `rows` (the newest row of each hour after the
+    token's cursor), and, after the last row, for decisions that wait in `state` and are not in the
+    ledger. `recorded`: the ids of the ledger's decisions. `erased`: the ledger's erasures after the
+    token's cursor, by hour.
+
+    An hour that is not accepted is not complete: its change follows with its acceptance. Only an
+    hour whose import was taken back is delivered then, without rows: a target may have got them
+    while they left the table. An hour that was delivered ahead of its row, with the same content,
+    is not delivered again; nor is an expired hour: consumers keep their rows of it.
+    """
+    unrecorded = [
+        row for row in waiting_changes(state, token.first) if row.decision_id not in recorded
+    ]
+    waiting, erasing = {row.hour: row for row in unrecorded}, erasures_of(unrecorded)
+    pending = {row.hour for row in rows}
+    ahead = {h: content for h, content in token.ahead.items() if h in waiting or h in pending}
+    planned: list[PlannedChange] = []
+
+    def add_change(row: LedgerRow, cursor: Cursor | None) -> None:
+        hour, delivered_before = row.hour, ahead.get(row.hour)
+        erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
+        # If the state no longer lists the hour, no decision waits, and its newest row has the
+        # revision.
+        accepted = state.accepted.get(hour)
+        is_undone = row.decision == "undone" and not state.is_accepted(hour)
+        content = Content(
+            accepted.revision if accepted is not None else row.revision,
+            "batch" if is_undone else state.served_by(hour),
+        )
+        if erasures:
+            content = replace(content, erased=digest_of(erasures[-1]))
+        if hour not in waiting:
+            ahead.pop(hour, None)
+        # Without a new erasure, one that was delivered before still counts.
+        has_it = delivered_before is not None and content in (
+            delivered_before,
+            replace(delivered_before, erased=""),
+        )
+        if not (state.is_accepted(hour) or is_undone) or state.is_expired(hour) or has_it:
+            return
+        if hour in waiting:
+            ahead[hour] = content
+        ids = tuple(sorted({str((e.erasure or {}).get("id")) for e in erasures}))
+        planned.append(
+            PlannedChange(hour, content, replace(token, cursor=cursor, ahead=dict(ahead)), ids)
+        )
+
+    for row in rows[:at_most]:
+        add_change(row, Cursor.at(row))
+    if len(rows) <= at_most:
+        cursor = Cursor.at(rows[-1]) if rows else token.cursor
+        for row in sorted(waiting.values(), key=lambda r: r.hour):
+            add_change(row, cursor)
+    return planned
+
+
+def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
+    """Return the token of a consumer that has a snapshot of `main` stamped `snapshot_at`. The token
+    covers the rows before the first one that may belong to a later publish. `rows`: the whole
+    ledger."""
+    before: LedgerRow | None = None
+    for row in rows:
+        if row.recorded_at >= snapshot_at - _DOUBT:
+            break
+        before = row
+    return Token(stream, cursor=Cursor.at(before) if before is not None else None)
+
+
+def replaced(
+    token: Token, rows: Iterable[LedgerRow], new: Collection[str]
+) -> dict[str, tuple[Content, LedgerRow | None]]:
+    """Return, by hour, the content that a consumer with this token received last, and the ledger
+    row of that content, if any. `rows`: all rows of these hours; rows with ids in `new` are after
+    the token's cursor."""
+    given: dict[str, Content] = {}
+    newest: dict[str, Content] = {}
+    made_of: dict[tuple[str, Content], LedgerRow] = {}
+    for row in filter(is_change, rows):
+        if is_erasure(row) and row.hour in newest:
+            content = replace(newest[row.hour], erased=digest_of(row))
+        elif row.served is not None:
+            content = Content(row.revision, row.served)
+        else:
+            continue
+        newest[row.hour] = content
+        made_of[row.hour, content] = row
+        if row.decision_id not in new:
+            given[row.hour] = content
+    given |= token.ahead
+    return {hour: (content, made_of.get((hour, content))) for hour, content in given.items()}
+
 
 LOG = logging.getLogger(__name__)
 
@@ -121,7 +381,7 @@ def start_from(job: Job, since: str | None) -> Token:
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
     rows = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
-    return plan.token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
+    return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
 def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourChange]:
@@ -147,8 +407,8 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
         )
         token = replace(token, cursor=None, ahead={})
         new = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
-    ids, erased = {row.decision_id for row in new}, plan.erasures_of(new)
-    todo = plan.newest_of_each(new, token.first)
+    ids, erased = {row.decision_id for row in new}, erasures_of(new)
+    todo = newest_of_each(new, token.first)
     while True:
         state = load_state(job.lake, job.stream.table)
         if not state.is_merged:
@@ -156,7 +416,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
         # Step 2: select complete hours that were not delivered yet.
-        given = plan.plan_changes(
+        given = plan_changes(
             state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased
         )
         # Step 3: read their files, and the files that they replace.
@@ -174,12 +434,12 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     state = load_state(job.lake, job.stream.table)
     recorded = _recorded(job, state, token)
     waiting = [
-        row for row in plan.waiting_changes(state, token.first) if row.decision_id not in recorded
+        row for row in waiting_changes(state, token.first) if row.decision_id not in recorded
     ]
     new = _rows_after_token(job, token)
     if new is None:
         new = job.ledger.history(without=ledger.BULKY_EXCEPT_ERASURE)
-    return {row.hour for row in (*plan.newest_of_each(new, token.first), *waiting)}
+    return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
 
 
 def _rows_after_token(job: Job, token: Token) -> list[LedgerRow] | None:
@@ -187,7 +447,7 @@ def _rows_after_token(job: Job, token: Token) -> list[LedgerRow] | None:
     rows = job.ledger.history_since(
         cursor.sequence if cursor is not None else 0, ledger.BULKY_EXCEPT_ERASURE
     )
-    new = plan.rows_after(rows, cursor)
+    new = rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= job.ledger.removed_through():
         # The cursor's row was removed with its quarter (`keep.ledger`); part of its commit may be
         # delivered again.
@@ -197,13 +457,13 @@ def _rows_after_token(job: Job, token: Token) -> list[LedgerRow] | None:
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """Return the decision ids in the ledger, for hours with decisions waiting on a branch."""
-    hours = {row.hour for row in plan.waiting_changes(state, token.first)}
+    hours = {row.hour for row in waiting_changes(state, token.first)}
     rows = job.ledger.history(hours, ledger.BULKY_EXCEPT_ERASURE)
     return {row.decision_id for row in rows}
 
 
 def _changes(
-    job: Job, state: State, token: Token, given: Sequence[plan.PlannedChange], new: set[str]
+    job: Job, state: State, token: Token, given: Sequence[PlannedChange], new: set[str]
 ) -> Iterator[HourChange]:
     if not given:
         return
@@ -211,13 +471,13 @@ def _changes(
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
         rows = job.ledger.history(hours, ledger.BULKY_EXCEPT_ERASURE)
-        before = plan.replaced(token, rows, new)
+        before = replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)
     old = _old_files(state.table, before)
     for g in given:
         current, previous = files.get(g.hour, {}), before.get(g.hour)
-        replaced = {} if previous is None else old.get(g.hour)
+        gone = {} if previous is None else old.get(g.hour)
         erasures = g.erasures if previous is not None else ()
         yield HourChange(
             hour=g.hour,
@@ -227,10 +487,8 @@ def _changes(
             snapshot=main.snapshot_id,
             rows=sum(f.record_count for f in current.values()),
             replaces=previous[0].revision if previous is not None else None,
-            added=tuple(sorted(current.keys() - (replaced or {}).keys())),
-            removed=tuple(sorted(replaced.keys() - current.keys()))
-            if replaced is not None
-            else None,
+            added=tuple(sorted(current.keys() - (gone or {}).keys())),
+            removed=tuple(sorted(gone.keys() - current.keys())) if gone is not None else None,
             erasures=erasures,
             token=g.token.encode(),
         )

@@ -28,7 +28,7 @@ from anabranch.protocol.ledger import decision
 from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
 from serving_layer import changes as feed
-from serving_layer.changes.plan import Token
+from serving_layer.changes import Token
 from serving_layer.egress.folder import Folder, open_folder
 from serving_layer.egress.hour import Restored, open_hour
 from serving_layer.egress.search import Search, open_search

@@ -10,25 +10,197 @@ of one revision; and while `_SUCCESS` exists, the folder contains exactly the fi
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import AfterValidator
 
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
+from anabranch.common.json_values import parse
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config.sections import Target
 from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.egress import manifest
 from serving_layer.egress.hour import Hour, Restored, is_current
-from serving_layer.egress.manifest import Begun, Manifest, ParquetFile
 from serving_layer.egress.storage import Storage, open_storage
+
+NAME = "_manifest.json"
+SUCCESS = "_SUCCESS"
+BEGUN = "_begun-"
+VERSION = 1
+
+_FILE_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-r\d+-[0-9a-f]{8}-\d{5,}\.parquet", re.ASCII)
+
+
+def file_name(hour: Hour, delivery: str, number: int) -> str:
+    return f"{hour.name}-r{hour.revision}-{delivery[:8]}-{number:05}.parquet"
+
+
+def _own_name(name: str) -> str:
+    # Egress deletes files by names that it reads from the folder, where others may write too. A
+    # name with `/` would name files of other folders, such as those of the warehouse.
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"expected a name that egress gives a file, found {name[:80]!r}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_own_name)]
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    name: FileName
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An hour in a folder. Each process that writes the folder sets its own `delivery`; `_SUCCESS`
+    repeats it once the folder contains exactly these files. The other fields are those of
+    `Hour`."""
+
+    stream: str
+    hour: str
+    revision: int
+    served: str
+    snapshot: int
+    sequence: int
+    source: str
+    rows: int
+    files: tuple[ParquetFile, ...]
+    delivery: str
+    version: int = VERSION
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(file.name for file in self.files)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @staticmethod
+    def decode(path: str, text: bytes) -> Manifest:
+        """Return the manifest. Raises ConfigurationError for text that `encode` did not write."""
+        try:
+            found = parse(Manifest, text)
+            if found.version != VERSION:
+                raise ValueError(f"version {found.version}")
+            return found
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{path}: expected a manifest of version {VERSION}, found {str(error)[:300]}; if "
+                "that folder is not needed, remove it"
+            ) from error
+
+
+def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manifest:
+    return Manifest(
+        stream=hour.stream,
+        hour=hour.name,
+        revision=hour.revision,
+        served=hour.served,
+        snapshot=hour.snapshot_id,
+        sequence=hour.sequence,
+        source=hour.source,
+        rows=hour.rows,
+        files=files,
+        delivery=delivery,
+    )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The names of the files that a delivery writes and of those that it replaces. Egress stores
+    them in a small file before it writes the first one, so it recognizes the files that a killed
+    process left and deletes no others."""
+
+    stream: str
+    files: tuple[FileName, ...]
+    replaces: tuple[FileName, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset((*self.files, *self.replaces))
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @staticmethod
+    def decode(text: bytes) -> Begun | None:
+        """Return the names; None for text that `encode` did not write: another program's file."""
+        try:
+            return parse(Begun, text)
+        except ValueError:
+            return None
+
+
+def begun_name(delivery: str) -> str:
+    """Return the name of the file that lists the names that a delivery is about to write. Readers
+    skip it."""
+    return f"{BEGUN}{delivery[:8]}.json"
+
+
+def find_foreign(
+    before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]
+) -> list[str]:
+    """Return the files of a folder that egress did not write. Readers skip names that begin with
+    `_` or `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
+    own = {name for one in begun for name in one.names} | (
+        before.names if before is not None else set()
+    )
+    is_hidden = {name: name.startswith(("_", ".")) for name in listed}
+    found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
+    return sorted(found | ({SUCCESS} & is_hidden.keys() if before is None else set()))
+
+
+class Todo(Enum):
+    NOTHING = "it contains the hour"
+    FINISH = "the manifest names the hour's files, others may be there too"
+    WRITE = "it contains another content, or none"
+
+
+def is_later(before: Manifest | None, hour: Hour) -> bool:
+    """Return whether a folder contains another content of the hour, read at a later snapshot.
+    Pure."""
+    return before is not None and before.source != hour.source and before.sequence > hour.sequence
+
+
+def plan_folder(
+    path: str, before: Manifest | None, success: bytes | None, hour: Hour, is_current: bool = False
+) -> Todo:
+    """Return the work left for a folder. Raises ConfigurationError for a folder of another stream.
+    Raises Refused if the folder contains the hour as of a later snapshot, unless `is_current`: the
+    table serves this content now, so it was restored to an earlier time."""
+    if before is None:
+        return Todo.WRITE
+    if before.stream != hour.stream:
+        raise ConfigurationError(
+            f"{path}: expected hours of stream {hour.stream}, found some of {before.stream}; give "
+            "each stream a root"
+        )
+    if before.source == hour.source:
+        done = success is not None and success.decode(errors="replace").strip() == before.delivery
+        return Todo.NOTHING if done else Todo.FINISH
+    if is_later(before, hour) and not is_current:
+        raise Refused(
+            f"{path}: expected the hour as delivered before snapshot {hour.snapshot_id} (sequence "
+            f"{hour.sequence}), found a later reading (sequence {before.sequence}): another "
+            "process delivers to this place; run it again. If there is none, the stream's tables "
+            "were recreated: name another root"
+        )
+    return Todo.WRITE
+
 
 FILE_ROWS = 1_000_000
 """Maximum number of rows of a file."""
@@ -57,29 +229,29 @@ class Folder:
         `all_again` (every hour is being delivered). Raises Transient, also when another process
         delivers the same hour at this moment, and as `plan_folder` does."""
         folder, storage = folder_of(self.target.place, hour.name), self.storage
-        path, success = f"{folder}/{manifest.NAME}", f"{folder}/{manifest.SUCCESS}"
+        path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
         with lake_errors(f"deliver to {folder}"):
             # Step 1: list the folder.
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
-            is_ours = manifest.is_later(before, hour) and is_current(self.job, hour)
+            is_ours = is_later(before, hour) and is_current(self.job, hour)
             if is_ours and not all_again:
                 raise Restored
-            todo = manifest.plan_folder(
+            todo = plan_folder(
                 path, before, marked.body if marked is not None else None, hour, is_ours
             )
             delivery = new_id()
-            if before is not None and todo is manifest.Todo.NOTHING:
+            if before is not None and todo is Todo.NOTHING:
                 return hour.delivered(
                     self.target.name, self.target.place, before.delivery, len(before.files), token
                 )
             listed = storage.names(folder)
             begun = self._begun(folder, listed)
-            _require_own(folder, manifest.find_foreign(before, begun.values(), listed))
+            _require_own(folder, find_foreign(before, begun.values(), listed))
             # Step 2: after deleting `_SUCCESS`, write files that do not count yet.
-            if before is None or todo is manifest.Todo.WRITE:
+            if before is None or todo is Todo.WRITE:
                 if marked is not None:
-                    storage.delete(folder, frozenset({manifest.SUCCESS}))
+                    storage.delete(folder, frozenset({SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
                 files = self._write(
                     folder, hour, delivery, before.names if before is not None else frozenset()
@@ -89,7 +261,7 @@ class Folder:
             reach(Step.EGRESS_WRITTEN)
             # Step 3: list them in the manifest. Files of earlier deliveries are of other revisions
             # and processes.
-            after = manifest.of_hour(hour, files, delivery)
+            after = of_hour(hour, files, delivery)
             begun |= self._begun(folder, storage.names(folder))
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
@@ -102,7 +274,7 @@ class Folder:
             # Keep the list of a process that still writes files: the next delivery finds the files
             # by it.
             left = listed - after.names
-            own = manifest.begun_name(delivery)
+            own = begun_name(delivery)
             done = {
                 name for name, one in begun.items() if name == own or left.isdisjoint(one.files)
             }
@@ -117,9 +289,7 @@ class Folder:
         files."""
         found = {}
         for name in listed:
-            seen = (
-                self.storage.find(f"{folder}/{name}") if name.startswith(manifest.BEGUN) else None
-            )
+            seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None
             if seen is not None and (begun := Begun.decode(seen.body)) is not None:
                 found[name] = begun
         return found
@@ -128,9 +298,9 @@ class Folder:
         self, folder: str, hour: Hour, delivery: str, former: frozenset[str]
     ) -> tuple[ParquetFile, ...]:
         count = -(-hour.rows // FILE_ROWS)
-        names = [manifest.file_name(hour, delivery, i) for i in range(count)]
+        names = [file_name(hour, delivery, i) for i in range(count)]
         begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
-        self.storage.put(f"{folder}/{manifest.begun_name(delivery)}", begun.encode())
+        self.storage.put(f"{folder}/{begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
             # Rows beyond the reserved names are not written; their number is compared below.
@@ -164,10 +334,10 @@ class Folder:
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:
             return
-        folder = path.removesuffix(f"/{manifest.NAME}")
+        folder = path.removesuffix(f"/{NAME}")
         mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
         named = now.names if now is not None else frozenset()
-        self.storage.delete(folder, frozenset(mine - named) | {manifest.begun_name(after.delivery)})
+        self.storage.delete(folder, frozenset(mine - named) | {begun_name(after.delivery)})
         raise Transient(
             f"deliver to {folder}: expected to be the only process, found that another delivered "
             "the hour meanwhile; run it again"

@@ -24,8 +24,16 @@ from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.egress.hour import Hour, Restored, cut_of, is_current
-from serving_layer.egress.records import Identity, chunks, places, value_of
+from serving_layer.egress.hour import (
+    Hour,
+    Identity,
+    Restored,
+    chunks,
+    cut_of,
+    is_current,
+    places,
+    value_of,
+)
 
 BULK_DOCUMENTS = 5_000
 """Maximum number of documents of a bulk request."""

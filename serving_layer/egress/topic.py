@@ -17,10 +17,16 @@ from anabranch.kafka.transactions import Outgoing, RecordTooLarge, Transactional
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.changes import pending_hours
-from serving_layer.changes.plan import Token
-from serving_layer.egress.hour import Hour, cut_of
-from serving_layer.egress.records import LastPlace, SenderPosition, chunks, places, value_of
+from serving_layer.changes import Token, pending_hours
+from serving_layer.egress.hour import (
+    Hour,
+    LastPlace,
+    SenderPosition,
+    chunks,
+    cut_of,
+    places,
+    value_of,
+)
 
 LOG = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from anabranch.iceberg.lake import Lake
 from anabranch.subjects.follow import with_table_columns
 from serving_layer.query import Answer, Derived, SelectedRows, Source, open_query, source
 from serving_layer.query.reading import QueryProgress
-from serving_layer.reader.provenance import Provenance, provenance
-from serving_layer.reader.selection import Selection, select, shown
-from serving_layer.views.read import derive
+from serving_layer.reader.selection import Provenance, Selection, provenance, select, shown
+from serving_layer.views import derive
 
 if TYPE_CHECKING:
     from serving_layer.reader.topic_tail import TopicTail

@@ -35,9 +35,8 @@ from serving_layer.query import (
 )
 from serving_layer.query.datasets import quoted, quoted_table
 from serving_layer.reader import Reader
-from serving_layer.reader.provenance import Provenance
-from serving_layer.reader.selection import Selection, snapshot_as_of
-from serving_layer.views.read import spark_sql
+from serving_layer.reader.selection import Provenance, Selection, snapshot_as_of
+from serving_layer.views import spark_sql
 
 if TYPE_CHECKING:
     import duckdb

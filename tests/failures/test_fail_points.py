@@ -32,7 +32,7 @@ from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
-from serving_layer.views.fill import fill_status
+from serving_layer.views import fill_status
 
 Make = Callable[..., World]
 

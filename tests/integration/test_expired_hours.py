@@ -18,8 +18,7 @@ from anabranch.iceberg.s3 import open_store
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.status import hours, status
 from anabranch.protocol import ledger
-from serving_layer.changes import poll
-from serving_layer.changes.plan import Token
+from serving_layer.changes import Token, poll
 
 VIEWS = {"per_player": {"window": "1 hour", "group": ["player"], "aggregates": {"events": "count"}}}
 

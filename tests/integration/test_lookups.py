@@ -26,7 +26,7 @@ from batch_layer.offset_counts import (
     count_read,
     missing_offsets,
 )
-from serving_layer.layer_diff.duckdb import kinds_of
+from serving_layer.layer_diff import kinds_of
 
 AT = "kafka_partition INT, kafka_offset BIGINT"
 

@@ -14,7 +14,7 @@ from world import World, event, past_hour
 import anabranch
 from anabranch.cli import main
 from anabranch.offsets.hours import start_of
-from serving_layer.views.fill import fill_status
+from serving_layer.views import fill_status
 
 SCHEMA = (
     "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, price "

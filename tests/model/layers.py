@@ -42,7 +42,7 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from speed_layer import compaction_plan
+from speed_layer import compaction
 from speed_layer import plan as speed_plan
 from speed_layer.plan import HourToRead, Next, Plan, Skip, StagedBatch
 
@@ -483,7 +483,7 @@ class RollUp(Publisher):
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         for hour, files in sorted(self.there(world.lake).items()):
-            if not self.runs or len(files) < 2 or not compaction_plan.is_served(state, hour):
+            if not self.runs or len(files) < 2 or not compaction.is_served(state, hour):
                 continue
             new = rolled_up(
                 f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age
@@ -507,7 +507,7 @@ class RollUp(Publisher):
     def replacing(self) -> Publish | None:
         assert self.lake is not None
         id = self.lake.new_id(f"{self.name}-{self.at}")
-        return compaction_plan.plan_replacement(
+        return compaction.plan_replacement(
             self.lake.state,
             self.done,
             self.there(self.lake),

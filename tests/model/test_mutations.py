@@ -73,7 +73,7 @@ from anabranch.protocol.registers import Expired
 from anabranch.protocol.state import POSITION, Confirmed, State
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from speed_layer import compaction_plan
+from speed_layer import compaction
 from speed_layer import plan as speed_plan
 
 Decision = tuple[Any, str, Callable[[Any], Any]]
@@ -658,7 +658,7 @@ MUTANTS = {
         ),
     ),
     "the roll-up's look whether its files are still there": Mutant(
-        (compaction_plan, "plan_replacement", without_a_look),
+        (compaction, "plan_replacement", without_a_look),
         TWICE,
         (RollUp("rollup"), RollUp("rival")),
         before=(broker(RECORD, RECORD), Speed("before")),
@@ -670,7 +670,7 @@ MUTANTS = {
         before=(broker(RECORD, RECORD), Speed("before")),
     ),
     "the age of a file that is rolled up": Mutant(
-        (compaction_plan, "is_stale", always(False)),
+        (compaction, "is_stale", always(False)),
         GONE,
         (RollUp("rollup"), Maintenance("maintenance")),
         before=(broker(RECORD, RECORD), Speed("before")),

@@ -27,8 +27,8 @@ from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted
 from batch_layer.plan import Rebuilt, plan_publish
+from serving_layer import views as filling
 from serving_layer.reader import Reader
-from serving_layer.views import fill as filling
 
 DDL = "id STRING NOT NULL, at TIMESTAMP NOT NULL, n BIGINT"
 VIEW = {"window": "10 minutes", "group": [], "aggregates": {"events": "count", "total": "sum(n)"}}

@@ -23,7 +23,7 @@ _PRELOADED = [
     "pyiceberg.catalog.sql",
     "pytest",
     "serving_layer.egress",
-    "serving_layer.views.fill",
+    "serving_layer.views",
     "sqlalchemy.connectors",
     "unittest.mock",
 ]

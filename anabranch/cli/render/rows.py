@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from anabranch.operations.reports.dead_letters import DeadLetters, Letter
     from anabranch.operations.reports.diff import HourDifference, HourDuplicates
     from anabranch.operations.reports.drift import DriftedField, SchemaDrift
-    from serving_layer.layer_diff.duckdb import Sample
+    from serving_layer.layer_diff import Sample
     from serving_layer.query.datasets import Opened
-    from serving_layer.reader.provenance import Provenance
+    from serving_layer.reader.selection import Provenance
     from serving_layer.reader.topic_tail import TopicTail
 
 # Maximum characters in a line of text: of a row's value, and of a dead letter's key or value.

@@ -36,7 +36,7 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.retention import is_kept, letters_expired
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
-from serving_layer.layer_diff.duckdb import has_same_rows, open_comparison
+from serving_layer.layer_diff import has_same_rows, open_comparison
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

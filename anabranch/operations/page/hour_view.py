@@ -19,7 +19,7 @@ from anabranch.operations.reports.explain import HourFacts, explain
 from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.protocol.decisions import DecisionFacts, decisions
 from anabranch.protocol.ledger_row import Entries, accounted
-from serving_layer.layer_diff.duckdb import Sample
+from serving_layer.layer_diff import Sample
 
 _SAMPLES = 3  # samples of each kind of difference and each reason of a dead letter
 _DUPLICATES = 20

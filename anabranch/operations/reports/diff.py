@@ -12,8 +12,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.state import State, load_state
-from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
-from serving_layer.layer_diff.kinds import unexplained_counts
+from serving_layer.layer_diff import Repeated, Sample, open_comparison, unexplained_counts
 
 
 @dataclass(frozen=True)

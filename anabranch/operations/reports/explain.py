@@ -31,7 +31,7 @@ from anabranch.protocol.ledger_row import (
 )
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
-from serving_layer.layer_diff.kinds import unexplained_counts
+from serving_layer.layer_diff import unexplained_counts
 
 # Rows of each of the hour's files, by branch and file path.
 RowsByFile = Mapping[str, Mapping[str, int]]

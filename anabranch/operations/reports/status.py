@@ -32,12 +32,12 @@ from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.shares import HourShare, is_too_many
 from anabranch.protocol.state import POSITION, State, load_state
-from serving_layer.layer_diff.kinds import unexplained_counts
+from serving_layer.layer_diff import unexplained_counts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from serving_layer.views.fill import FilledView
+    from serving_layer.views import FilledView
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
@@ -281,7 +281,7 @@ def status(
     found = status_of(job, load_state(job.lake, job.stream.table), late_after, note)
     if not job.stream.views:
         return found
-    from serving_layer.views.fill import fill_status
+    from serving_layer.views import fill_status
 
     note(LAKE)
     return replace(found, views=fill_status(job.lake, job.stream))

@@ -30,7 +30,7 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publisher import Publisher
 from serving_layer import changes as feed
 from serving_layer import egress as room
-from serving_layer.changes.plan import Token
+from serving_layer.changes import Token
 from serving_layer.egress import search
 from serving_layer.egress.hour import open_hour
 from serving_layer.egress.search import open_search
@@ -262,7 +262,7 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
 def test_a_request_that_is_too_large_is_sent_in_parts(
     lake: StreamLake, url: str, index: str
 ) -> None:
-    from serving_layer.egress.records import Identity
+    from serving_layer.egress.hour import Identity
     from serving_layer.egress.search import Index, document
 
     client = Index(config.SearchCluster(url=url), INDEX)

@@ -50,9 +50,9 @@ from anabranch.protocol.state import (
     waiting_row,
 )
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
-from serving_layer.changes.plan import PREFIX, Token
-from serving_layer.egress.manifest import Begun, Manifest
-from serving_layer.egress.records import SenderPosition
+from serving_layer.changes import PREFIX, Token
+from serving_layer.egress.folder import Begun, Manifest
+from serving_layer.egress.hour import SenderPosition
 
 TIME = "2026-11-20T13:00:00+00:00"
 FILE = "2026-11-20T13-r1-5f0c1e92-00000.parquet"

@@ -25,7 +25,7 @@ from anabranch.iceberg.table_schemas import (
     rows_design,
     sort_order_id,
 )
-from serving_layer.query.pruning import file_guarantee
+from serving_layer.query.datasets import file_guarantee
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))
 BLOOM = "write.parquet.bloom-filter-enabled.column.id"

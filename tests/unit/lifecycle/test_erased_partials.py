@@ -21,9 +21,8 @@ from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
-from serving_layer.views import fill as filling
-from serving_layer.views.fill import fill
-from serving_layer.views.read import partial_hours
+from serving_layer import views as filling
+from serving_layer.views import fill, partial_hours
 
 SCHEMA = f"{DDL}, at TIMESTAMP"
 STREAM = new_stream(

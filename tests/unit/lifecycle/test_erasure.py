@@ -47,8 +47,7 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure, Erasures
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
-from serving_layer.changes import poll
-from serving_layer.changes.plan import Token
+from serving_layer.changes import Token, poll
 
 
 @dataclass

@@ -69,10 +69,8 @@ from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
-from serving_layer.changes import poll
-from serving_layer.changes.plan import Token
-from serving_layer.egress.hour import cut_of, open_hour
-from serving_layer.egress.records import places
+from serving_layer.changes import Token, poll
+from serving_layer.egress.hour import cut_of, open_hour, places
 
 LAST = shift(FIRST, -1)
 OLDEST = shift(FIRST, -3)

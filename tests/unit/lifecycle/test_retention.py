@@ -58,8 +58,7 @@ from anabranch.protocol.retention import (
     require_kept,
 )
 from anabranch.protocol.state import Accepted, Confirmed, State, accepted_properties
-from serving_layer.changes import poll
-from serving_layer.changes.plan import Token
+from serving_layer.changes import Token, poll
 from serving_layer.egress import undelivered_hours
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Revision, Selection

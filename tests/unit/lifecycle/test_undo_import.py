@@ -26,10 +26,8 @@ from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import complete_through
-from serving_layer.changes import poll
-from serving_layer.changes.plan import Token
-from serving_layer.egress.hour import cut_of, open_hour
-from serving_layer.egress.records import places
+from serving_layer.changes import Token, poll
+from serving_layer.egress.hour import cut_of, open_hour, places
 
 __all__ = ["lake"]
 

@@ -21,7 +21,7 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import diff
 from anabranch.protocol.ledger_row import Diff
 from anabranch.protocol.publish import Publish, new_id
-from serving_layer.layer_diff.duckdb import Place
+from serving_layer.layer_diff import Place
 
 
 @pytest.fixture

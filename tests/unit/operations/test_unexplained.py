@@ -13,7 +13,7 @@ from anabranch.operations.reports import status
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.merge import unread_ranges
-from serving_layer.layer_diff.kinds import to_difference, unexplained_counts
+from serving_layer.layer_diff import to_difference, unexplained_counts
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10), 1: (4, 8)})

@@ -16,7 +16,7 @@ from anabranch.config.stream import Quality
 from anabranch.protocol.dead_letters import frequent_reason
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.shares import HourShare, is_too_many, objection, percent
-from speed_layer.dead_share import DeadShare
+from speed_layer.reading_note import DeadShare
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ from anabranch.protocol import apply, ledger, override
 from anabranch.protocol.apply import restore_ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import Accepted, State
+from serving_layer import changes
 from serving_layer import changes as feed
-from serving_layer.changes import plan
-from serving_layer.changes.plan import Content, Cursor, Token
+from serving_layer.changes import Content, Cursor, Token
 
 
 def row(
@@ -119,14 +119,14 @@ class Stream:
             overrides=dict(self.overrides),
         )
 
-    def poll(self, token: Token, at_once: int) -> Iterator[plan.PlannedChange]:
+    def poll(self, token: Token, at_once: int) -> Iterator[changes.PlannedChange]:
         """Yield changes as `changes.poll` does, over values."""
-        new = plan.rows_after(self.rows, token.cursor)
+        new = changes.rows_after(self.rows, token.cursor)
         assert new is not None
-        todo, ids = plan.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
-        erased = plan.erasures_of(new)
+        todo, ids = changes.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
+        erased = changes.erasures_of(new)
         while True:
-            for one in plan.plan_changes(self.state, token, todo, ids, at_once, erased):
+            for one in changes.plan_changes(self.state, token, todo, ids, at_once, erased):
                 yield one
                 token = Token.decode(one.token.encode())
             todo = todo[at_once:]
@@ -180,7 +180,7 @@ def test_two_restatements_between_two_polls_are_one_change() -> None:
     world.record()
     (second,) = world.poll(first.token, 9)
     assert second.content == Content(3, "batch")
-    assert plan.replaced(first.token, world.rows, {"d2", "d3"}) == {
+    assert changes.replaced(first.token, world.rows, {"d2", "d3"}) == {
         FIRST: (Content(1, "batch"), world.rows[0])
     }
 
@@ -215,10 +215,10 @@ def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
         assert (two.content.revision, two.erasures) == (1, ("e2",))
         assert not list(world.poll(two.token, 9))
     ids = {"d2", "d3"}
-    assert plan.replaced(one.token, world.rows, ids) == {
+    assert changes.replaced(one.token, world.rows, ids) == {
         FIRST: (Content(1, "batch"), world.rows[0])
     }
-    assert plan.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
+    assert changes.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
 
 
 def test_an_erasure_of_dead_letters_is_no_change() -> None:
@@ -250,10 +250,10 @@ def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
         for n, h in enumerate(HOURS)
     ]
     late = replace(row(FIRST, "served", 1, "late", at=NOW), sequence=9)
-    token = plan.token_at("events", [*rows, late], NOW + timedelta(hours=2, minutes=1))
+    token = changes.token_at("events", [*rows, late], NOW + timedelta(hours=2, minutes=1))
     assert token.cursor == Cursor.at(rows[1])
-    assert plan.token_at("events", rows, NOW).cursor is None
-    assert plan.token_at("events", rows, NOW + timedelta(days=1)).cursor == Cursor.at(rows[-1])
+    assert changes.token_at("events", rows, NOW).cursor is None
+    assert changes.token_at("events", rows, NOW + timedelta(days=1)).cursor == Cursor.at(rows[-1])
 
 
 def test_a_token_is_short_printable_and_of_one_stream() -> None:

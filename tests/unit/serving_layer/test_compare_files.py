@@ -25,10 +25,8 @@ from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
 from anabranch.records.hashes import HASH, find_hashes, find_keys, hash_at, hash_keys, keys_at
-from serving_layer.layer_diff import files as layer_files
-from serving_layer.layer_diff.duckdb import content_types
-from serving_layer.layer_diff.files import compare_files
-from serving_layer.layer_diff.kinds import SAMPLE, Difference
+from serving_layer import layer_diff as layer_files
+from serving_layer.layer_diff import SAMPLE, Difference, compare_files, content_types
 
 NAME = "games.other"
 PLACE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())])

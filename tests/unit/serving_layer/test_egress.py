@@ -29,8 +29,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import deliveries, override
 from anabranch.protocol.deliveries import Delivery
 from serving_layer import egress as room
-from serving_layer.egress.folder import _parts
-from serving_layer.egress.manifest import Manifest, Todo, plan_folder
+from serving_layer.egress.folder import Manifest, Todo, _parts, plan_folder
 from serving_layer.egress.storage import LocalStorage, SmallFile, open_storage
 
 FOLDER_STEPS = [

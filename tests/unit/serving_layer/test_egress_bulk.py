@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.config import SearchCluster
-from serving_layer.egress.records import Identity
+from serving_layer.egress.hour import Identity
 from serving_layer.egress.search import document, read_answer
 
 DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]

@@ -18,9 +18,9 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.topic_change import plan_adopt
-from serving_layer.egress.hour import Hour
-from serving_layer.egress.records import (
+from serving_layer.egress.hour import (
     MAX_POSITION_BYTES,
+    Hour,
     Identity,
     LastPlace,
     SenderPosition,

@@ -44,8 +44,7 @@ from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import start_from
-from serving_layer.reader.provenance import accepted_revisions
-from serving_layer.reader.selection import Shown, find_snapshot
+from serving_layer.reader.selection import Shown, accepted_revisions, find_snapshot
 
 OPEN = shift(HOUR, 2)
 COUNT = "SELECT count(*) AS n FROM games.events"

@@ -64,11 +64,10 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed, State
 from anabranch.protocol.watermarks import plan_hours, plan_open_spans
 from batch_layer.plan import Rebuilt, plan_publish
+from serving_layer import views as filling
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
-from serving_layer.views import fill as filling
-from serving_layer.views.fill import compute, fill
-from serving_layer.views.read import estimate, partial_hours, plan_known, sketch
+from serving_layer.views import compute, estimate, fill, partial_hours, plan_known, sketch
 
 FIRST = "2026-11-21T00"
 DDL = (

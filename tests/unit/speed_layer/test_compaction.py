@@ -38,9 +38,10 @@ from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.publish_queue import join_queue, remove_turn
 from anabranch.protocol.state import Accepted
 from speed_layer import compaction
-from speed_layer import compaction_plan as planning
-from speed_layer.compaction import PASS_AFTER, Compaction
-from speed_layer.compaction_plan import (
+from speed_layer import compaction as planning
+from speed_layer.compaction import (
+    PASS_AFTER,
+    Compaction,
     has_ended,
     is_stale,
     plan_compaction,

@@ -1,42 +1,143 @@
-"""Compare an hour's rows in both layers without Spark: which rows differ, and which row each
-duplicate repeats. DuckDB reads the files of the branches. The kind of a row follows the batch job's
-rule (`kinds.KIND`). The speed layer keeps duplicates, so removed records are found among its rows
-that the batch layer lacks."""
+"""The difference between the two layers for one hour: row by row on (partition, offset), by a hash
+of the content, in a common schema, since the table's schema may have evolved.
+
+A file has its writer's columns. So both layers are compared in the columns that every file of the
+hour has, in the table's current types. A DOUBLE that once was FLOAT is compared as FLOAT, the
+precision of the old rows. `KIND` defines the kind of a row, for the batch job and for `anabranch
+explain --rows`.
+
+The batch job compares files in tasks (`compare_files`): digests of blocks of offsets first, then
+the rows of blocks that differ. Where the layers agree, the driver reads one row for each 1,024
+offsets of a file.
+
+Reports compare without Spark: DuckDB reads the files of the branches, and finds which rows differ,
+and which row each duplicate repeats. The speed layer keeps duplicates, so removed records are found
+among its rows that the batch layer lacks.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import duckdb
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import ListType, MapType, NestedField, StructType
+from pyiceberg.types import FloatType, ListType, MapType, NestedField, StructType
 
+from anabranch.common.arrays import groups_by_size
 from anabranch.common.output import text
 from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.manifests import files_of
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Ranges
+from anabranch.protocol.ledger_row import Diff
 from anabranch.records import within
-from serving_layer.layer_diff.kinds import (
-    AT,
-    KIND,
-    SAMPLE,
-    SHOWN,
-    Difference,
-    common_fields,
-    former_floats,
-    to_difference,
-)
+from anabranch.records.hashes import digest_files, hash_files, in_duckdb
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
+
+AT = ("kafka_partition", "kafka_offset")
+
+
+def common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
+    """Return the ids of the fields that all of `files` contain. Fields in all of the table's
+    `schemas` are in every file. A field that was added later is left out if a file lacks it: the
+    rows of that file are null only for that reason."""
+    by_id = [_fields(schema) for schema in schemas]
+    known = set.intersection(*by_id)
+    return known | {
+        id
+        for fields in by_id
+        for id in fields
+        if all(id in f.column_sizes or id in f.value_counts for f in files)
+    }
+
+
+def former_floats(schemas: Sequence[Schema]) -> set[int]:
+    """Return the ids of the fields that were FLOAT in one of the table's schemas."""
+    return {
+        id
+        for schema in schemas
+        for id in _fields(schema)
+        if isinstance(schema.find_field(id).field_type, FloatType)
+    }
+
+
+def _fields(schema: Schema) -> set[int]:
+    return {schema.find_field(name).field_id for name in schema.column_names}
+
+
+SAMPLE = 5
+
+# Columns: `speed` and `batch` (hash of the content, null without a row), `removed` (batch dropped
+# the record as a duplicate) and `unread` (the speed layer's rows do not account for the offset).
+KIND = """CASE
+    WHEN speed IS NULL AND unread THEN 'unread'
+    WHEN speed IS NULL THEN 'missing'
+    WHEN batch IS NULL AND coalesce(removed, false) THEN 'duplicate'
+    WHEN batch IS NULL THEN 'extra'
+    WHEN speed <> batch THEN 'changed'
+    ELSE 'same'
+END"""
+# The kinds in samples, in their order: unexplained kinds first.
+SHOWN = ("changed", "extra", "missing", "unread")
+
+# Classes of gaps: offsets that Kafka once had and the batch layer could no longer read.
+_GONE = ("compacted", "retention")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The number of speed's rows and, if these have each place once, of batch's rows; and their
+    difference."""
+
+    speed_rows: int
+    batch_rows: int
+    diff: Diff
+
+
+def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
+    """Return the difference, from the number of rows of each `KIND`. Pure."""
+    of = {
+        kind: counts.get(kind, 0)
+        for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")
+    }
+    speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
+    diff = Diff(
+        missing=of["missing"] + of["unread"],
+        extra=of["extra"],
+        changed=of["changed"],
+        duplicate=of["duplicate"],
+        unread=of["unread"],
+        sample=tuple(sample),
+    )
+    return Difference(speed_rows, of["missing"] + of["unread"] + of["changed"] + of["same"], diff)
+
+
+def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the unexplained counts of a ledger's `diff`, by kind; empty if all are explained.
+    Pure. Duplicates that batch removed are not a difference. Missing rows are explained by offsets
+    that the speed layer had not read at the time. Extra rows are explained by offsets that Kafka no
+    longer had for the batch layer. Changed content is never explained."""
+    if diff is None:
+        return {}
+    gone = sum((gaps or {}).get(name, 0) for name in _GONE)
+    left = {
+        "missing": diff.missing - diff.unread,
+        "extra": diff.extra - gone,
+        "changed": diff.changed,
+    }
+    return {kind: n for kind, n in left.items() if n > 0}
+
 
 _MEMORY = "2GB"  # larger results spill to disk
 KINDS = ("changed", "extra", "missing", "unread", "duplicate")
@@ -341,3 +442,84 @@ def _compared(
     if field.field_id not in known:
         return None
     return f"{value}::FLOAT" if field.field_id in floats else value
+
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs functions in tasks, and returns their results in order."""
+
+    def __call__(self, tasks: Sequence[Callable[[], T]], /) -> Sequence[T]: ...
+
+
+# Rows that a task reads, if it has several files; blocks whose rows the driver compares at once.
+_TASK_ROWS, _BLOCKS = 500_000, 4_096
+
+
+def compare_files(
+    speed: Sequence[DataFile],
+    batch: Sequence[DataFile],
+    reader: RowReader,
+    content: Sequence[str],
+    removed: pa.Table,
+    left_out: pa.Table,
+    unread: Ranges,
+    run: Run,
+) -> Difference:
+    """Compare the rows in the files of both layers. `content`: SQL of the compared columns.
+    `removed`: places of records that the batch layer dropped as duplicates. `left_out`: places of
+    rows of the speed layer to ignore. `unread`: the offsets that the speed layer's rows do not
+    account for (`anabranch.protocol.merge`)."""
+    nothing = left_out.slice(0, 0)
+
+    def read(task: Callable[..., pa.Table], *of_layers: tuple[pa.Table, ...]) -> list[pa.Table]:
+        tasks = [
+            [partial(task, reader, some, content, *more) for some in by_task(files)]
+            for files, more in zip((speed, batch), of_layers, strict=True)
+        ]
+        found, of_speed = run([*tasks[0], *tasks[1]]), len(tasks[0])
+        return [pa.concat_tables(found[:of_speed]), pa.concat_tables(found[of_speed:])]
+
+    digests = read(digest_files, (removed, left_out), (nothing, nothing))
+    others, counts = _equal_blocks(*digests)
+    shown = []
+    for start in range(0, len(others), _BLOCKS):
+        some = others.slice(start, _BLOCKS)
+        ours, theirs = read(hash_files, (some, left_out), (some, nothing))
+        kinds, first = kinds_of(ours, theirs, removed, unread)
+        counts += kinds
+        shown += first
+    shown.sort(key=lambda one: (one["kind"], one["partition"], one["offset"]))
+    return to_difference(counts, shown[:SAMPLE])
+
+
+def by_task(files: Sequence[DataFile]) -> list[Sequence[DataFile]]:
+    """Return files in groups, one for each task; at least one group."""
+    return [*groups_by_size(files, lambda file: file.record_count, _TASK_ROWS)] or [()]
+
+
+def _equal_blocks(speed: pa.Table, batch: pa.Table) -> tuple[pa.Table, Counter[str]]:
+    """Return the blocks whose rows differ, apart from removed ones, by partition and block; and the
+    kinds of the rows in all other blocks."""
+    sums = "sum(rows) AS rows, sum(removed) AS removed, sum(high) AS high, sum(low) AS low"
+    sides = (
+        f"(SELECT kafka_partition, block, {sums} FROM {of} GROUP BY ALL)"
+        for of in ("speed", "batch")
+    )
+    same = " AND ".join(f"coalesce(s.{n}, 0) = coalesce(b.{n}, 0)" for n in ("rows", "high", "low"))
+    blocks = in_duckdb(
+        f"""
+        SELECT kafka_partition, block, {same} AS is_equal, coalesce(b.rows, 0)::BIGINT AS same,
+            coalesce(s.removed, 0)::BIGINT AS duplicate
+        FROM {next(sides)} s FULL JOIN {next(sides)} b USING (kafka_partition, block)
+        ORDER BY ALL
+        """,
+        speed=speed,
+        batch=batch,
+    )
+    equal, others = (
+        blocks.filter(m) for m in (blocks["is_equal"], pa.compute.invert(blocks["is_equal"]))
+    )
+    counts = {kind: sum(equal[kind].to_pylist()) for kind in ("same", "duplicate")}
+    return others.select(["kafka_partition", "block"]), Counter(counts)
