@@ -9,7 +9,7 @@ several acceptances (a branch was rolled back, an old hour was restated) or the 
 another one, the hour's files decide. Any other hour is computed from its rows. So a view always
 equals its rows, whatever the order of commits and whichever process is killed.
 
-Of the SQL, `partials_sql` computes partials, both those that are stored and those of hours read from rows;
+`partials_sql` computes partials, both those that are stored and those of hours read from rows;
 `view_sql` merges both.
 
 `fill` computes the partials of hours accepted or restated since a view was last filled.

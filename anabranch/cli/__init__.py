@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from anabranch.cli import dev, docs, hours, jobs, lifecycle, operate, read, reports, topic
+from anabranch.cli import dev, docs, hours, jobs, lifecycle, operate, read, reports
 from anabranch.cli.options import explain
 from anabranch.cli.report import print_error
 from anabranch.common import process
@@ -115,7 +115,7 @@ def run() -> NoReturn:
 
 
 main.add_command(dev.dev)
-for module in (docs, hours, jobs, lifecycle, operate, read, reports, topic):
+for module in (docs, hours, jobs, lifecycle, operate, read, reports):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

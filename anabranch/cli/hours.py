@@ -119,8 +119,8 @@ def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Resul
     from anabranch.cli.render.hours import explanation_text
     from anabranch.cli.render.rows import difference_text, duplicates_text
     from anabranch.common.output import plain
-    from anabranch.operations.reports import diff, explain
-    from anabranch.operations.reports.explain_text import explain_sentences
+    from anabranch.operations.reports import dead_letters, explain
+    from anabranch.operations.reports.explain import explain_sentences
 
     def read(job: Job) -> Report[dict[str, object]]:
         facts = explain.explain(job, hour, datetime.now(UTC))
@@ -129,8 +129,8 @@ def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Resul
         text = [*explanation_text(sentences)]
         if not rows:
             return Report(view, text)
-        difference = diff.difference(job, hour, limit)
-        duplicates = diff.duplicates(job, hour, limit)
+        difference = dead_letters.difference(job, hour, limit)
+        duplicates = dead_letters.duplicates(job, hour, limit)
         view |= {"difference": difference, "duplicates": duplicates}
         text += ["", *duplicates_text(duplicates), "", *difference_text(difference)]
         return Report(view, text, exit_code=bool(difference.unexplained))

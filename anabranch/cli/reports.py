@@ -1,8 +1,11 @@
-"""Commands that report on streams; they only read."""
+"""Commands that report on streams, and the texts of their reports; they only read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -16,15 +19,20 @@ from anabranch.cli.options import (
     conf_option,
     open_stream,
 )
-from anabranch.cli.report import Report, Result, report, watched_report
+from anabranch.cli.report import Report, Result, Table, Text, report, watched_report
 from anabranch.common.errors import AnabranchError
+from anabranch.common.output import plain
+from anabranch.protocol.registers import span_words
+from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from anabranch.common.deadline import Note
     from anabranch.job import Job
-    from anabranch.operations.reports.streams import StreamSummary
+    from anabranch.operations.doctor import Report as Examined
+    from anabranch.operations.doctor.finding import Finding
+    from anabranch.operations.reports.status import ConsumerPosition, StreamStatus, StreamSummary
 
 
 _CATALOG_SECONDS = 5.0
@@ -76,7 +84,6 @@ def status(
     there misses no record. Records that it gets twice, because an earlier hour waits to be
     accepted, are counted.
     """
-    from anabranch.cli.render.streams import status_text, statuses_text
     from anabranch.operations.reports import status as views
 
     if only_list:
@@ -112,8 +119,7 @@ def status(
 
 
 def _position(job: Job, form: str) -> Report[object]:
-    from anabranch.cli.render.streams import position_text
-    from anabranch.operations.reports.streams import position_of
+    from anabranch.operations.reports.status import position_of
 
     found = position_of(job)
     if found.again:
@@ -134,25 +140,24 @@ def _view(stream: str, answer: Report[object] | AnabranchError) -> object:
 
 def _list_streams(chosen: StreamSelection) -> Report[list[StreamSummary]]:
     from anabranch import config
-    from anabranch.cli.render.streams import streams_text
     from anabranch.common.deadline import TimedRead
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import FamilyStreams
     from anabranch.iceberg.lake import Lake
-    from anabranch.operations.reports import streams
+    from anabranch.operations.reports import status
 
     configure_logging()
     conf = conf_folder()
     environment = config.load_environment(conf)
     families = FamilyStreams(environment, conf)
     selected = families.select(chosen.streams, chosen.group, chosen.every)
-    lake, namespaces = Lake(environment), streams.namespaces_of(selected)
+    lake, namespaces = Lake(environment), status.namespaces_of(selected)
     tables = TimedRead(
         "catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS
     ).facts()
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
     known = str(tables) if isinstance(tables, AnabranchError) else tables
-    views = streams.summarize(selected, groups, known, families.read_members)
+    views = status.summarize(selected, groups, known, families.read_members)
     for error in families.unanswered:
         click.echo(f"anabranch: {error}", err=True)
     is_wrong = bool(families.unanswered) or any(v.state in ("broken", "unknown") for v in views)
@@ -182,7 +187,6 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
     first remedy when there is an error; warnings leave the exit code 0.
     """
     from anabranch import config
-    from anabranch.cli.render.streams import doctor_text
     from anabranch.operations.doctor import examine
 
     conf = conf_folder()
@@ -265,8 +269,7 @@ def page(
     from anabranch.job import StreamFolder
 
     try:
-        from anabranch.operations.page.app import Page, Settings
-        from anabranch.operations.page.server import allowed_hosts, listen, run
+        from anabranch.operations.page.app import Page, Settings, allowed_hosts, listen, run
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"page: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "
@@ -279,3 +282,170 @@ def page(
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
         run(app.app(hosts), socket)
+
+
+_WIDTH = 80  # columns of a finding
+
+
+def position_text(view: ConsumerPosition, form: str) -> Text:
+    """Return a position in the form of a tool: `spark`, `kafka` or `json`."""
+    if form == "kafka":
+        yield from view.as_csv()
+    else:
+        shown = view.as_spark() if form == "spark" else plain(view)
+        yield json.dumps(shown)
+
+
+def status_text(view: StreamStatus) -> Text:
+    from anabranch.operations.reports.status import overdue_words, unexplained_words
+
+    rows: list[tuple[str, object]] = [
+        ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
+        ("position since", view.position_since.isoformat()),
+        ("lag", "no such topic" if view.topic_missing else f"{view.lag.offsets} offsets"),
+        *(
+            (f"last publish to {b}", "never" if at is None else at.isoformat())
+            for b, at in view.last_publish.items()
+        ),
+        ("open hour", view.open_hour),
+        ("complete through", view.complete_through or "none"),
+        ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
+        ("sealed, not accepted", ", ".join(view.backlog) or "none"),
+        ("refused", ", ".join(view.refused) or "none"),
+        ("refused restatements", ", ".join(view.refused_restatements) or "none"),
+        ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
+        ("dead letters", view.dead_letters),
+        ("newest hour's dead letters", _dead_words(view)),
+        (
+            "lost to retention",
+            ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none",
+        ),
+        (
+            "unexplained differences",
+            f"in {len(view.unexplained)} hours" if view.unexplained else "none",
+        ),
+        ("expired hours", view.expired_hours),
+    ]
+    yield Table((view.stream, ""), rows)
+    if view.views:
+        yield Table(
+            ("view", "table", "hours filled", "hours missing", "first missing"),
+            [
+                (v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3]))
+                for v in view.views
+            ],
+        )
+    if view.late:
+        yield f"the speed layer is late: {view.late}"
+    for hour in view.too_many_dead:
+        yield (
+            f"hour {hour}: {view.dead_shares[hour].words} are dead letters, more than "
+            f"quality.max_dead; `anabranch dead-letters {view.stream} --hours {hour}` lists them"
+        )
+    for hour, count in view.conflicts.items():
+        yield (
+            f"hour {hour}: {count:,} duplicates have other content than the rows that they repeat; "
+            f"`anabranch explain {view.stream} {hour} --rows` lists duplicates"
+        )
+    for words in span_words(view.holds):
+        yield f"hours {words}"
+    if view.overdue is not None:
+        yield overdue_words(view.overdue)
+    for hour in view.refused_restatements:
+        yield (
+            f"hour {hour}: its restatement was refused, the previous revision is served; "
+            f"`anabranch explain {view.stream} {hour}` explains it"
+        )
+    for hour, left in view.unexplained.items():
+        yield (
+            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; "
+            f"look at `anabranch explain {view.stream} {hour} --rows`"
+        )
+
+
+def _dead_words(view: StreamStatus) -> str:
+    """Return the dead letters of the newest hour with records that is not accepted."""
+    share = view.running_dead_share
+    return f"{max(view.dead_shares)}: {share.words}" if share is not None else "no records"
+
+
+def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
+    """Return the state of many streams, a line each."""
+    columns = (
+        "stream",
+        "lag",
+        "waiting since",
+        "complete through",
+        "to seal",
+        "sealed",
+        "refused",
+        "dead share",
+        "unexplained",
+    )
+    yield Table(columns, [_status_cells(name, view) for name, view in views.items()])
+    for name, view in views.items():
+        if view.late:
+            yield f"{name}: the speed layer is late: {view.late}"
+
+
+def _status_cells(name: str, view: StreamStatus) -> list[object]:
+    waiting = (
+        view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
+    )
+    hours, share = (
+        [len(view.to_seal), len(view.backlog), len(view.refused)],
+        view.running_dead_share,
+    )
+    dead = percent(share.share) if share is not None else ""
+    through = view.complete_through or "none"
+    lag = "no such topic" if view.topic_missing else view.lag.offsets
+    return [name, lag, waiting, through, *hours, dead, len(view.unexplained)]
+
+
+def streams_text(views: Sequence[StreamSummary]) -> Text:
+    """Return the streams as their files declare them."""
+    yield Table(
+        ("stream", "family", "group", "topic", "table", "state", "error"),
+        [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views],
+    )
+
+
+def doctor_text(examined: Examined) -> Text:
+    """Return what was examined, and the findings in 80 columns, the most severe first."""
+    from anabranch.operations.doctor.finding import Severity
+
+    yield Table(
+        ("examined", "found", "took"),
+        [(one.name, _counted(one.findings), f"{one.seconds:.1f} s") for one in examined.examined],
+    )
+    for severity in Severity:
+        for finding in (f for f in examined.findings if f.severity is severity):
+            yield from _finding(finding)
+    yield (
+        f"\nready; next: {examined.next}"
+        if examined.ready
+        else f"\nnot ready; first: {examined.next}"
+    )
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    from anabranch.operations.doctor.finding import Severity
+
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counts[s]} {s}" for s in Severity if counts[s]) or "in order"
+
+
+def _finding(finding: Finding) -> Text:
+    """Return the lines of a finding. The remedy is one line, so that it can be copied."""
+    yield f"\n{finding.severity} {finding.check}: {finding.subject}"
+    for word, said in (("expected", finding.expected), ("found", finding.found)):
+        yield from textwrap.wrap(
+            f"{word:<8} {said}",
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent=" " * 11,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    yield f"  {'remedy':<8} {finding.remedy}"

@@ -13,7 +13,7 @@ from world import SCHEMA, World, event, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.offsets.hours import start_of
-from anabranch.operations.reports import diff, status
+from anabranch.operations.reports import dead_letters, status
 from batch_layer.job import exit_code
 
 Make = Callable[..., World]
@@ -124,7 +124,7 @@ def test_other_records_with_the_same_key_refuse_the_hour(world: Make) -> None:
     assert len(one.rows()) == 21
     _, output = run(one, "explain", one.name, hour)
     assert "39 were removed as duplicates, 38 of them with OTHER CONTENT" in output, output
-    found = diff.duplicates(one.job, hour, 50)
+    found = dead_letters.duplicates(one.job, hour, 50)
     assert (found.counted, found.found) == (39, 39)
     assert [d.is_equal for d in found.duplicates].count(True) == 1
     _, output = run(one, "doctor", one.name)
@@ -150,7 +150,7 @@ def test_a_stream_without_a_key_has_no_duplicates(world: Make) -> None:
     [result] = one.batch(hours[0], restate=True)
     assert (result.decision, result.account.good) == ("accepted", 60)
     assert one.contents() == one.acknowledged()
-    assert diff.duplicates(one.job, hours[1], 5).found == 0
+    assert dead_letters.duplicates(one.job, hours[1], 5).found == 0
     assert run(one, "audit", one.name)[0] == 0
 
 

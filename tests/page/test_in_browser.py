@@ -29,8 +29,7 @@ from report_hours import ACCOUNT, LATER, accepted, kafka, sealed
 
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.operations.page.app import Page as StatusPage
-from anabranch.operations.page.app import Settings
-from anabranch.operations.page.server import listen
+from anabranch.operations.page.app import Settings, listen
 from anabranch.operations.reports.reading import Failure, TimedValue
 
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)

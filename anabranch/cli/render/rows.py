@@ -13,8 +13,12 @@ from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from anabranch.operations.check import Check
-    from anabranch.operations.reports.dead_letters import DeadLetters, Letter
-    from anabranch.operations.reports.diff import HourDifference, HourDuplicates
+    from anabranch.operations.reports.dead_letters import (
+        DeadLetters,
+        HourDifference,
+        HourDuplicates,
+        Letter,
+    )
     from anabranch.operations.reports.drift import DriftedField, SchemaDrift
     from serving_layer.layer_diff import Sample
     from serving_layer.query.datasets import Opened

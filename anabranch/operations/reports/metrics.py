@@ -27,8 +27,7 @@ from anabranch.job import groups_of
 from anabranch.offsets.hours import end_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
-from anabranch.operations.reports.content import NEWEST_HOURS
-from anabranch.operations.reports.maintenance import HOURS_SHOWN, TableGrowth
+from anabranch.operations.reports.maintenance import HOURS_SHOWN, NEWEST_HOURS, TableGrowth
 from anabranch.operations.reports.reading import Readings
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations
 from anabranch.protocol.watermarks import complete_through_all

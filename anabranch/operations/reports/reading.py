@@ -20,8 +20,12 @@ from anabranch.common.remote_errors import asked_service, classify_unexpected
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.reports import acts, status
 from anabranch.operations.reports.acts import ActRecord
-from anabranch.operations.reports.content import ContentReader, MainContent
-from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
+from anabranch.operations.reports.maintenance import (
+    ContentReader,
+    MainContent,
+    Maintenance,
+    read_maintenance,
+)
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.state import load_state
 

@@ -1,20 +1,22 @@
-"""Status of hours and streams."""
+"""Status of hours and streams: the streams of a configuration folder with their states, and the
+position of a consumer that continues in a topic after a snapshot of `main`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from anabranch import config
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.config import Stream
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.manifests import HourContent, content_by_hour
-from anabranch.iceberg.snapshots import head, last_publish, made_at, published_since, total
+from anabranch.iceberg.snapshots import head, heads, last_publish, made_at, published_since, total
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
-from anabranch.offsets.position import Offsets, Ranges, Topic, size
+from anabranch.offsets.position import Offsets, Ranges, Topic, size, to_keys
 from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import (
@@ -30,8 +32,9 @@ from anabranch.protocol.ledger_row import (
 from anabranch.protocol.measured import MEASURED, read_measured
 from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
+from anabranch.protocol.seam import plan_seam, state_at
 from anabranch.protocol.shares import HourShare, is_too_many
-from anabranch.protocol.state import POSITION, State, load_state
+from anabranch.protocol.state import POSITION, State, check_topic, load_state
 from serving_layer.layer_diff import unexplained_counts
 
 if TYPE_CHECKING:
@@ -474,4 +477,102 @@ def overdue_words(overdue: Overdue) -> str:
     return (
         f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} "
         f"on{why}"
+    )
+
+
+StreamState = Literal["ready", "new", "gone", "broken", "unknown"]
+
+
+@dataclass(frozen=True)
+class StreamSummary:
+    """A stream as its file declares it. `state`: `ready` (its table exists), `new` (before
+    `anabranch apply`), `gone` (Kafka no longer has the topic), `broken` (its file is invalid) or
+    `unknown` (the catalog did not answer). `error`: the reason for the last three. `family`: the
+    stream's family, if any."""
+
+    stream: str
+    family: str | None
+    group: str | None
+    topic: str | None
+    table: str | None
+    state: StreamState
+    error: str | None
+
+
+def namespaces_of(selected: config.Selected) -> list[str]:
+    return sorted({stream.table.rpartition(".")[0] for stream in config.loaded(selected)})
+
+
+def summarize(
+    selected: config.Selected,
+    groups: Mapping[str, str | None],
+    tables: Collection[str] | str,
+    members: config.Members,
+) -> list[StreamSummary]:
+    """Return a summary of each stream. `groups`: the group of each stream with an invalid file;
+    `tables`: the catalog's tables, or why they could not be listed; `members`: the streams of
+    families. Pure."""
+    made = []
+    for name, found in selected.items():
+        member = members.get(name)
+        family = member.family if member is not None else None
+        if isinstance(found, config.ConfigurationError):
+            group, topic = (
+                (member.group, member.topic) if member is not None else (groups.get(name), None)
+            )
+            made.append(StreamSummary(name, family, group, topic, None, "broken", str(found)))
+            continue
+        state: StreamState = "new"
+        error = None
+        if isinstance(tables, str):
+            state, error = "unknown", tables
+        elif member is not None and member.is_gone:
+            state, error = (
+                "gone",
+                f"Kafka no longer has topic {found.topic}; the stream and its tables stay",
+            )
+        elif found.table in tables:
+            state = "ready"
+        made.append(
+            StreamSummary(name, family, found.group, found.topic, found.table, state, error)
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class ConsumerPosition:
+    """The first offset of each partition that a snapshot of `main` does not account for. `again`:
+    the number of offsets after it that the snapshot accounts for all the same, since an earlier
+    hour waits to be accepted."""
+
+    stream: str
+    topic: str
+    topic_id: str
+    snapshot_id: int
+    offsets: Offsets
+    again: int
+
+    def as_spark(self) -> dict[str, dict[str, int]]:
+        """Return `startingOffsets` of Spark's Kafka source."""
+        return {self.topic: to_keys(self.offsets)}
+
+    def as_csv(self) -> list[str]:
+        """Return the lines of a file for `kafka-consumer-groups --reset-offsets --from-file`."""
+        return [f"{self.topic},{p},{o}" for p, o in sorted(self.offsets.items())]
+
+
+def position_of(job: Job) -> ConsumerPosition:
+    """Return the position after the current snapshot. Partitions that the stream has not read yet
+    begin at 0. Raises PositionError for a recreated topic, Refused as `plan_seam`, Transient."""
+    table = job.lake.load(job.stream.table)
+    at = heads(table)["main"]
+    state = state_at(table, at)
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    position = check_topic(state.position, topic, job.stream.topic)
+    seam = plan_seam(state, at)
+    lowest = dict.fromkeys(position.offsets, 0) | seam.lowest
+    waiting = sum(size(part) for _, part in seam.waiting)
+    between = {p: (o, seam.start.get(p, o)) for p, o in lowest.items()}
+    return ConsumerPosition(
+        job.stream.name, job.stream.topic, position.topic_id, at, lowest, size(between) - waiting
     )

@@ -12,7 +12,7 @@ import run_books
 import yaml
 
 from anabranch.operations.doctor.finding import Issue
-from anabranch.operations.page.hour_calendar import LETTERS
+from anabranch.operations.page.hour_view import LETTERS
 
 ROOT = Path(__file__).resolve().parents[3]
 LABELS = ["Means", "See", "Run", "Ignore"]

@@ -61,8 +61,7 @@ from anabranch.offsets.hours import (
     to_number,
 )
 from anabranch.operations.audit import audit
-from anabranch.operations.reports.explain import explain
-from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.operations.reports.explain import explain, explain_sentences
 from anabranch.protocol import ledger
 from anabranch.protocol.imported import first_offset, require_of_kafka
 from anabranch.protocol.override import serve_hour

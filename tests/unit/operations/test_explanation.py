@@ -27,8 +27,13 @@ from proofs import (
 
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import explain
-from anabranch.operations.reports.explain import HourFacts, classify_hour, hour_facts, served_since
-from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.operations.reports.explain import (
+    HourFacts,
+    classify_hour,
+    explain_sentences,
+    hour_facts,
+    served_since,
+)
 from anabranch.protocol import ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import Accepted

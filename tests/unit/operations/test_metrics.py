@@ -29,8 +29,12 @@ from anabranch.config import Slo
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.page.app import Page, Settings
 from anabranch.operations.reports import reading, status
-from anabranch.operations.reports.content import MainContent, RunningHour
-from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
+from anabranch.operations.reports.maintenance import (
+    MainContent,
+    Maintenance,
+    RunningHour,
+    TableGrowth,
+)
 from anabranch.operations.reports.metrics import NAMES, ScrapedStream, metrics_of
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus

@@ -40,15 +40,18 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift
-from anabranch.operations.page import server
-from anabranch.operations.page.app import Page
-from anabranch.operations.page.hour_calendar import calendar_month, month_of
-from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
-from anabranch.operations.page.server import allowed_hosts
+from anabranch.operations.page import app
+from anabranch.operations.page.app import Page, allowed_hosts
+from anabranch.operations.page.hour_view import (
+    HourRows,
+    calendar_month,
+    hour_commands,
+    month_of,
+    read_record,
+)
 from anabranch.operations.page.streams import classify_stream, stream_line
 from anabranch.operations.reports import status
-from anabranch.operations.reports.dead_letters import letters
-from anabranch.operations.reports.diff import difference, duplicates
+from anabranch.operations.reports.dead_letters import difference, duplicates, letters
 from anabranch.operations.reports.maintenance import read_maintenance
 from anabranch.operations.reports.reading import (
     BackgroundReader,
@@ -686,9 +689,9 @@ def test_more_than_this_machine_is_let_in_by_a_proxy_alone(host: str) -> None:
 def test_clients_that_send_half_a_request_block_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than requests may be handled at once: others are answered meanwhile, and they
     are disconnected, also after a whole request."""
-    monkeypatch.setattr(server, "_REQUEST_WITHIN_S", 2.0)
+    monkeypatch.setattr(app, "_REQUEST_WITHIN_S", 2.0)
     whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with server.listen("127.0.0.1", 0) as at, served(at):
+    with app.listen("127.0.0.1", 0) as at, served(at):
         address = at.getsockname()
         slow = [socket.create_connection(address)]
         slow[0].sendall(whole)
@@ -709,7 +712,7 @@ def test_clients_that_send_half_a_request_block_no_other(monkeypatch: pytest.Mon
 
 @contextmanager
 def served(at: socket.socket) -> Iterator[None]:
-    made = server.server(Starlette(routes=[Route("/", lambda request: PlainTextResponse("ok"))]))
+    made = app.server(Starlette(routes=[Route("/", lambda request: PlainTextResponse("ok"))]))
     thread = threading.Thread(target=made.run, kwargs={"sockets": [at]})
     thread.start()
     try:
@@ -721,7 +724,7 @@ def served(at: socket.socket) -> Iterator[None]:
 
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "anabranch.operations.page.server", raising=False)
+    monkeypatch.delitem(sys.modules, "anabranch.operations.page.app", raising=False)
     done = CliRunner().invoke(main, ["page"])
     assert done.exit_code == ConfigurationError.exit_code
     assert "found no uvicorn; run `pip install 'anabranch[page]'`" in done.output

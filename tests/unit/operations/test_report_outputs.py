@@ -23,13 +23,13 @@ from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
 from anabranch.cli.render.hours import audit_text, explanation_text, history_text, hours_text
 from anabranch.cli.render.rows import difference_text, duplicates_text, letters_text
-from anabranch.cli.render.streams import status_text
 from anabranch.cli.report import Text, print_text
+from anabranch.cli.reports import status_text
 from anabranch.common.output import plain, print_json
 from anabranch.job import Job
 from anabranch.operations.audit import audit
-from anabranch.operations.reports import dead_letters, diff, explain, status
-from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.operations.reports import dead_letters, explain, status
+from anabranch.operations.reports.explain import explain_sentences
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.state import load_state
 
@@ -60,8 +60,8 @@ def views(job: Job) -> Iterator[tuple[str, Any, Callable[[Any], Text]]]:
     yield "audit", audit(job, None, with_kafka=False), audit_text
     accepted = load_state(job.lake, job.stream.table).is_accepted
     for hour in filter(accepted, (HOUR, NEXT)):
-        yield f"diff {hour}", diff.difference(job, hour, 2), difference_text
-        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), duplicates_text
+        yield f"diff {hour}", dead_letters.difference(job, hour, 2), difference_text
+        yield f"duplicates {hour}", dead_letters.duplicates(job, hour, 9), duplicates_text
 
 
 def metrics_text(job: Job) -> str:

@@ -14,8 +14,8 @@ from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
 from proofs import NOW as START
 from report_hours import LATER, kafka
 
-from anabranch.cli.render.streams import statuses_text
 from anabranch.cli.report import Table
+from anabranch.cli.reports import statuses_text
 from anabranch.config import Slo
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
 from anabranch.protocol.state import State

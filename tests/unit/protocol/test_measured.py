@@ -34,8 +34,8 @@ from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.snapshots import branch_properties, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import start_of
-from anabranch.operations.reports import content
-from anabranch.operations.reports.content import ContentReader
+from anabranch.operations.reports import maintenance
+from anabranch.operations.reports.maintenance import ContentReader
 from anabranch.protocol import measured
 from anabranch.protocol.measured import (
     BOUNDS,
@@ -218,7 +218,7 @@ def test_the_files_of_main_by_layer_and_hour(
     # Dead letters are those of the newest hours only.
     assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
     # No file and no manifest is read twice.
-    monkeypatch.setattr(content, "_reasons", None)
+    monkeypatch.setattr(maintenance, "_reasons", None)
     assert asked.read(one.state(), start_of(running) + timedelta(minutes=6)) == found
 
 
@@ -228,7 +228,7 @@ def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next
     one = new_lake(tmp_path)
     for offset in range(3):
         bury(one, [(FIRST, 0, offset)])
-    monkeypatch.setattr(content, "_OPENED", 2)
+    monkeypatch.setattr(maintenance, "_OPENED", 2)
     asked = reader(one)
     assert asked.read(one.state(), NOW).dead_letters == {}
     assert asked.read(one.state(), NOW).dead_letters == {FIRST: {"malformed": 3}}
