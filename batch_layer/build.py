@@ -35,7 +35,7 @@ from anabranch.kafka.batches import Missing
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.protocol import dead_letters, ledger, merge, shares
+from anabranch.protocol import dead_letters, ledger, ledger_row, merge
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.ledger_row import Diff, HourAccount, QualityResult, UnknownFields
 from anabranch.protocol.publish import new_id
@@ -49,10 +49,9 @@ from anabranch.records.hashes import (
     have_same_keys,
     keys_at,
 )
-from anabranch.records.staged import is_at, read_facts, rewrite_file, run_in_tasks
-from anabranch.records.unknown_names import UnknownNames
+from anabranch.records.staged import UnknownNames, is_at, read_facts, rewrite_file, run_in_tasks
 from anabranch.spark.session import LazySpark
-from batch_layer.archive import write_archive
+from batch_layer.archive import LostFiles, write_archive
 from batch_layer.balance import (
     EXPLAINED,
     GONE,
@@ -78,7 +77,6 @@ from batch_layer.duplicates import (
     names_event,
     without_empty_texts,
 )
-from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import (
     OffsetMasks,
     ReadCounts,
@@ -601,13 +599,13 @@ class HourBuilder:
         counts, quality = balance.counts, self._stream.quality
         dead, conflicts = counts.dead or 0, counts.conflicts or 0
         records, found = (counts.good or 0) + dead + (counts.duplicate or 0), []
-        if text := shares.objection("dead letters", dead, records, quality.max_dead):
+        if text := ledger_row.objection("dead letters", dead, records, quality.max_dead):
             assert built.dead is not None
             io = self._job.lake.load(self._stream.dead_letters_table).io
             often = dead_letters.frequent_reason(io, built.dead.files)
             found.append(f"{text}; most often {often}")
         what = f"duplicates by {', '.join(self._stream.key)} with other content"
-        if text := shares.objection(what, conflicts, records, quality.max_conflicts):
+        if text := ledger_row.objection(what, conflicts, records, quality.max_conflicts):
             found.append(f"{text}; correct `key`, or accept that they are dropped")
         return found
 

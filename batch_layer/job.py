@@ -44,9 +44,8 @@ from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.offsets.position import ranges_between, size
 from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
-from anabranch.spark.in_process import open_here
 from anabranch.spark.java import FIRST_COMPILER
-from anabranch.spark.session import LazySpark, close_session, stop_on_signal
+from anabranch.spark.session import LazySpark, close_session, open_here, stop_on_signal
 from anabranch.spark.workers import SETTINGS
 from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
 from batch_layer.plan import waiting_hours

@@ -1,7 +1,7 @@
 """Many streams in one batch job: each has a thread and its own outcome, all share one Spark.
 
-The outcome of a stream (done, refused or failed) does not affect the others. `batch_layer.turns`
-decides whose hour is next.
+The outcome of a stream (done, refused or failed) does not affect the others. `Turns` decides whose
+hour is next.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from anabranch.lineage.reporting import report_lineage
 from anabranch.spark.session import LazySpark
 from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
-from batch_layer.stream_run import StreamRun
-from batch_layer.turns import StreamTurns, Turns
+from batch_layer.stream_run import StreamRun, StreamTurns, Turns
 
 LOG = logging.getLogger(__name__)
 

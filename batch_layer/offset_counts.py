@@ -29,8 +29,7 @@ from anabranch.kafka.batches import Missing
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.records import UNKNOWN, inside
-from anabranch.records.staged import PLACE
-from anabranch.records.unknown_names import FoundName, UnknownNames
+from anabranch.records.staged import PLACE, FoundName, UnknownNames
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"

@@ -57,8 +57,8 @@ from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import LazySpark
 from anabranch.subjects.follow import with_columns_of
 from batch_layer import plan
+from batch_layer.archive import LostFiles
 from batch_layer.build import Built, HourBuilder
-from batch_layer.lost_files import LostFiles
 from batch_layer.sources import KAFKA
 
 LOG = logging.getLogger(__name__)

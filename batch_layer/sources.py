@@ -43,6 +43,7 @@ from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records import inside
 from anabranch.records.erased import to_schema
 from anabranch.records.staged import (
+    MOST_VALUE_BYTES,
     Certain,
     Tables,
     TaskSpec,
@@ -51,11 +52,9 @@ from anabranch.records.staged import (
     stage_records,
     task_spec,
 )
-from anabranch.records.unknown_names import MOST_BYTES
 from anabranch.subjects.schemas import open_schemas
-from batch_layer.archive import as_kafka_records, read_archive
+from batch_layer.archive import LostFiles, as_kafka_records, read_archive
 from batch_layer.duplicates import PLACE_COLUMNS
-from batch_layer.lost_files import LostFiles
 from batch_layer.offset_counts import DRIFTS, OffsetMasks, ReadCounts, count_read
 from batch_layer.passes import MOST_HASHED, SMALL, cached, in_one_task, write_tasks
 
@@ -458,6 +457,6 @@ class HourReader:
         decoded = decoded.withColumn(_SOURCE, F.lit(source))
         # Drop a good record's bytes, except the values of records with unknown fields, for samples.
         kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}
-        sample = f"{DRIFTS} AND octet_length(kafka_value) <= {MOST_BYTES}"
+        sample = f"{DRIFTS} AND octet_length(kafka_value) <= {MOST_VALUE_BYTES}"
         kept["kafka_value"] = F.when(F.expr(f"is_dead OR ({sample})"), F.col("kafka_value"))
         return decoded.withColumns(kept)

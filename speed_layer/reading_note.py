@@ -26,7 +26,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.kafka.large_records import AHEAD
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol.dead_letters import frequent_reason
-from anabranch.protocol.shares import HourShare, is_too_many
+from anabranch.protocol.ledger_row import HourShare, is_too_many
 
 LOG = logging.getLogger(__name__)
 

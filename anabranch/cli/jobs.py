@@ -311,7 +311,7 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
     """Send the events of decisions that a receiver missed."""
     from anabranch.cli.many import run_streams
     from anabranch.lineage import reporting
-    from anabranch.lineage.receiver import Receiver
+    from anabranch.lineage.reporting import Receiver
 
     def send(job: Job) -> Report[object]:
         stream, settings = job.stream.name, job.environment.lineage

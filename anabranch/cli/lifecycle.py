@@ -84,7 +84,7 @@ def hold(stream: str, hours: str, release: bool, why: str) -> Report[object]:
     not expire until --release. Future hours can be held. An hour that has expired is refused with
     exit code 1.
     """
-    from anabranch.protocol import holding
+    from anabranch.protocol import acts
     from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.registers import parse_hours, span_words
 
@@ -92,7 +92,7 @@ def hold(stream: str, hours: str, release: bool, why: str) -> Report[object]:
     job = open_stream(stream)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
-    held = holding.hold(publisher, first, last, why, release)
+    held = acts.hold(publisher, first, last, why, release)
     lines = span_words(held.holds) or ["no hours are kept beyond their time"]
     lines += [
         f"erasure {id} was requested before and is not done: these hours lose its records"
@@ -315,7 +315,7 @@ def import_(
     from anabranch.cli.render.changes import imported_text, imported_view, plan_view, planned_text
     from anabranch.lifecycle.importing import run, tasks
     from anabranch.protocol.publisher import Publisher
-    from anabranch.spark import in_process
+    from anabranch.spark import session
 
     if undo:
         if sources or hours is not None or takeover:
@@ -333,7 +333,7 @@ def import_(
     order = run.ImportRequest(
         own, first, last, time, seam == "key", why, version, tuple(others), takeover
     )
-    with in_process.session_here(job.environment, f"anabranch import {stream}", master) as spark:
+    with session.session_here(job.environment, f"anabranch import {stream}", master) as spark:
         workers = tasks.on_spark(spark)
         if takeover:
             show(_what_is_taken_over(job, sources, checkpoint))

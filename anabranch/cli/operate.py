@@ -245,7 +245,7 @@ def override(
     The hour must be sealed. The choice overrides the rule until it is removed. If the layer's rows
     do not cover the hour's cut, the command is refused with exit code 1 and changes nothing.
     """
-    from anabranch.protocol.override import serve_hour
+    from anabranch.protocol.acts import serve_hour
     from anabranch.protocol.publisher import Publisher
 
     job = open_stream(stream)

@@ -22,8 +22,8 @@ from anabranch.cli.options import (
 from anabranch.cli.report import Report, Result, Table, Text, report, watched_report
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import plain
+from anabranch.protocol.ledger_row import percent
 from anabranch.protocol.registers import span_words
-from anabranch.protocol.shares import percent
 
 if TYPE_CHECKING:
     from datetime import timedelta

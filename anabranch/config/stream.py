@@ -165,7 +165,7 @@ class Batch(Frozen):
 
 class Quality(Frozen):
     """Shares of an hour's records above which the hour is refused, if they are at least
-    `anabranch.protocol.shares.LEAST` records. `max_dead`: dead letters.
+    `anabranch.protocol.ledger_row.LEAST` records. `max_dead`: dead letters.
     `max_conflicts`: duplicates whose content differs from every row that they repeat."""
 
     max_dead: Share = Field(

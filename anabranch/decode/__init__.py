@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.decode.inputs import headers_of
+from anabranch.decode.inputs import UnlistedSchema, WriterSchema, headers_of
 from anabranch.decode.values import MICROS, Errors, Reading, dates_of, found, in_the_calendar, texts
-from anabranch.decode.wire import UnlistedSchema, WriterSchema
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.hours import start_of
 

@@ -41,6 +41,7 @@ from anabranch.config.columns import MOST_DIGITS, ROW, Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
 from anabranch.decode.avro_names import Incompatible, Node, parse
+from anabranch.decode.inputs import WriterSchema, split
 from anabranch.decode.notations import words
 from anabranch.decode.values import (
     FIRST_MICROS,
@@ -54,7 +55,6 @@ from anabranch.decode.values import (
     verdict,
     within,
 )
-from anabranch.decode.wire import WriterSchema, split
 
 _MEMBER = re.compile(r"member[0-9]+")
 _EPOCH = date(1970, 1, 1)

@@ -27,8 +27,8 @@ from msgspec import UNSET, Meta, Raw
 
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
+from anabranch.decode.inputs import WriterSchema, split
 from anabranch.decode.values import MICROS, Errors, Reading, Unreadable, found
-from anabranch.decode.wire import WriterSchema, split
 
 MAX_DEPTH = 100
 """Maximum nesting of objects and arrays; deeper is `too_deep`."""

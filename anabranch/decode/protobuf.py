@@ -32,6 +32,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from anabranch.decode import values
 from anabranch.decode.avro import Malformed, read_long, same, text_of
 from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.inputs import DESCRIPTOR, WriterSchema, split
 from anabranch.decode.values import (
     FIRST_MICROS,
     LAST_MICROS,
@@ -45,7 +46,6 @@ from anabranch.decode.values import (
     verdict,
     within,
 )
-from anabranch.decode.wire import DESCRIPTOR, WriterSchema, split
 
 if TYPE_CHECKING:
     from anabranch.config.columns import Column

@@ -50,11 +50,16 @@ from anabranch.iceberg.catalog_settings import (
     keep_state_out_of_glue,
 )
 from anabranch.iceberg.clock import Clock, is_within, store_clock
-from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.file_io import with_renewed_keys
 from anabranch.iceberg.foreign import check_foreign_commits, require_writable
-from anabranch.iceberg.prepare import prepare, prepare_stage
+from anabranch.iceberg.prepare import (
+    CommitFate,
+    classify_commit,
+    plan_fence,
+    prepare,
+    prepare_stage,
+)
 from anabranch.iceberg.s3 import shared_files
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import Staged, find_staged, has_landed

@@ -13,10 +13,10 @@ import pyarrow as pa
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
 from anabranch.decode import Decoded, Decoder, decode_spec, inputs
-from anabranch.decode.wire import schema_ids
+from anabranch.decode.inputs import schema_ids
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import hour_of
-from anabranch.protocol import shares
+from anabranch.protocol import ledger_row
 from anabranch.subjects.schemas import open_schemas
 
 RECORDS = 1_000
@@ -78,10 +78,10 @@ def check_of(stream: Stream, records: pa.RecordBatch, decoded: Decoded) -> Check
     reasons, quality = _reasons(records, decoded), stream.quality
     total, dead = len(records), len(decoded.errors)
     objections = []
-    if text := shares.objection("dead letters", dead, total, quality.max_dead, least=1):
+    if text := ledger_row.objection("dead letters", dead, total, quality.max_dead, least=1):
         objections.append(f"{text}; most often {reasons[0].text}")
     what = f"duplicates by {', '.join(stream.key)} with other content"
-    if text := shares.objection(what, len(conflicts), total, quality.max_conflicts, least=1):
+    if text := ledger_row.objection(what, len(conflicts), total, quality.max_conflicts, least=1):
         first = f"the first: {conflicts[0]}"
         objections.append(f"{text}; {first}; correct `key`, or accept that they are dropped")
     unknown = {name for names in decoded.unknown.values() for name in names}

@@ -1,12 +1,12 @@
-"""The Spark session of a job and its JVM: opening, stopping on a signal, translating errors.
-
-Only the `job.py` files open a session.
-"""
+"""The Spark session of a job and its JVM: opening, stopping on a signal, translating errors. Only
+the `job.py` files open a session, and commands whose process is Spark's driver: `anabranch import`
+and `batch`."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -24,10 +24,12 @@ from anabranch.common.errors import (
     Transient,
     Unexplained,
 )
-from anabranch.common.process import in_own_thread
+from anabranch.common.process import in_own_thread, is_submitted
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.config import S3, Environment
 from anabranch.spark.settings import exposed_keys, kafka_properties, runs_here, session_settings
+from anabranch.spark.submit import require_spark, submit_command, with_master
+from anabranch.spark.workers import SETTINGS, require_workers
 
 LOG = logging.getLogger(__name__)
 
@@ -243,3 +245,41 @@ def stop_on_signal(
         gateway.jvm.sun.misc.Signal.handle(
             gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler
         )
+
+
+# What spark-submit runs when PySpark starts it.
+_SHELL = "pyspark-shell"
+
+
+def open_here(
+    environment: Environment, name: str, settings: Mapping[str, str], java: str = ""
+) -> SparkSession:
+    """Open a session whose driver is this process, with Python workers. `java`: options of its JVM,
+    if none runs yet: under spark-submit, it does. Raises ConfigurationError, Transient."""
+    if not is_submitted():
+        command, process = submit_command(environment, "batch_layer", (), java)
+        os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
+    spark = open_session(environment, name, settings)
+    try:
+        require_workers(spark)
+    except BaseException:
+        close_session(spark)
+        raise
+    return spark
+
+
+@contextmanager
+def session_here(
+    environment: Environment, name: str, master: str | None = None
+) -> Iterator[SparkSession]:
+    """Open a session whose driver is this process, with Python workers, closed at the end. Raises
+    ConfigurationError, Transient."""
+    if master is not None:
+        environment = with_master(environment, master)
+    require_spark(environment)
+    spark = open_here(environment, name, SETTINGS)
+    try:
+        with explained(spark, name):
+            yield spark
+    finally:
+        close_session(spark)

@@ -21,8 +21,8 @@ from anabranch.common.remote_errors import full_text
 from anabranch.config import Environment, Stream
 from anabranch.decode import avro, avro_names, protobuf
 from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.inputs import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.decode.values import columns_of
-from anabranch.decode.wire import DESCRIPTOR, ID_PLACES, UNLISTED, WriterSchema
 from anabranch.kafka.schema_registry import (
     References,
     RegisteredSchema,

@@ -24,8 +24,8 @@ from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between, ra
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure_filter import HashedValues, load_filter
 from anabranch.protocol.ledger import Ledger
+from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.sealing import BoundaryResolver, ask, resolve_state
-from anabranch.protocol.seam import plan_seam, state_at
 from anabranch.protocol.state import check_topic
 from anabranch.subjects.schemas import Schemas, open_schemas
 from serving_layer.query import Selected, SelectedRows

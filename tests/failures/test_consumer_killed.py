@@ -17,7 +17,7 @@ from page_consumer import consumed, consumer
 from waiting import wait_for
 from world import World, event, past_hour, spread
 
-from anabranch.protocol import override, topic_change
+from anabranch.protocol import acts, topic_change
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.topic_change import StartChoice
 
@@ -92,7 +92,7 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
         return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
 
     def serve(hour: str) -> None:
-        override.serve_hour(
+        acts.serve_hour(
             Publisher(one.lake, one.job.stream), hour, dice.choice(["speed", "auto"]), "a test"
         )
 

@@ -24,7 +24,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.iceberg.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
 from anabranch.operations.audit import audit
-from anabranch.protocol.override import serve_hour
+from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.publisher import Publisher
 
 Make = Callable[..., World]

@@ -18,7 +18,7 @@ from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
 from anabranch.protocol import ledger
-from anabranch.protocol.holding import hold
+from anabranch.protocol.acts import hold
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publisher import Publisher
 

@@ -19,7 +19,7 @@ from waiting import wait_for
 from world import Record, World, event, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.protocol import override
+from anabranch.protocol import acts
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import changes
@@ -64,12 +64,12 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     one.batch(newer)
     one.batch(older, restate=True)
     one.batch(older, restate=True)
-    override.serve_hour(Publisher(one.lake, one.job.stream), newer, "speed", "a test")
+    acts.serve_hour(Publisher(one.lake, one.job.stream), newer, "speed", "a test")
     assert promised(one).complete_through == newer
     with consumer(one, own):
         hours = [(older, 3, "batch"), (newer, 1, "speed")]
         wait_for(lambda: consumed(own) == (hours, complete()), "the changes while it was down")
-        override.serve_hour(Publisher(one.lake, one.job.stream), newer, "auto", "a test")
+        acts.serve_hour(Publisher(one.lake, one.job.stream), newer, "auto", "a test")
         hours = [(older, 3, "batch"), (newer, 1, "batch")]
         wait_for(lambda: consumed(own) == (hours, complete()), "the hour given back")
 

@@ -23,7 +23,7 @@ from world import SCHEMA, World, past_hour, spread
 from anabranch.iceberg.s3 import open_store
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
-from anabranch.spark import in_process
+from anabranch.spark import session
 
 Make = Callable[..., World]
 
@@ -222,7 +222,7 @@ def test_a_file_sink_whose_log_broke_is_taken_over_while_the_producer_goes_on(
     run_into(one, "import.published:1", *given)
     one.send_now(20, "later")
     # The same command, which need not start another Spark.
-    monkeypatch.setattr(in_process, "session_here", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(session, "session_here", lambda *_: nullcontext(spark))
     text = call(one, *given)
     assert "all files count, also those of killed micro-batches, since its log is damaged" in text
     assert "each record is in the table once" not in text and "rows too many" in text

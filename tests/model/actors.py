@@ -18,19 +18,19 @@ from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger
 from values import replace
 
 from anabranch.common.errors import PositionError, Refused, Transient
-from anabranch.iceberg import commit_status
+from anabranch.iceberg import prepare
 from anabranch.iceberg.clock import Clock
-from anabranch.iceberg.commit_status import CommitFate
 from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.prepare import CommitFate
 from anabranch.iceberg.s3 import Compared
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.iceberg.staging import Written
 from anabranch.lifecycle import maintenance
 from anabranch.protocol import (
+    acts,
     dead_letters,
     ledger,
     merge,
-    override,
     publish_queue,
     retention,
     sealing,
@@ -439,7 +439,7 @@ class Publisher(Actor):
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
-        status = commit_status.classify_commit(world.lake.table, self.lost.commit)
+        status = prepare.classify_commit(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
         if status is CommitFate.OPEN:
             yield "finds that it may still land", world, replace(self, at="fence", doubt=world.lake)
@@ -456,7 +456,7 @@ class Publisher(Actor):
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
         assert self.lost is not None and self.doubt is not None
-        fence = commit_status.plan_fence(self.doubt.table, self.lost.commit)
+        fence = prepare.plan_fence(self.doubt.table, self.lost.commit)
         named = replace(fence, id=self.doubt.new_id(f"{self.name}-fence"))
         request = Request(self.doubt, named, self.stamped(world))
         again = replace(self, at="look", doubt=None)
@@ -713,13 +713,13 @@ class Operator(Publisher):
             return "it is not sealed"
         try:
             retention.require_kept(state, hour)
-            overrides, serving = override.plan_override(state, hour, layer or "auto")
+            overrides, serving = acts.plan_override(state, hour, layer or "auto")
         except Refused as refused:
             return str(refused)
         accepted = state.accepted.get(hour)
         if accepted is None and world.letters is not None and state.is_accepted(hour):
             accepted = ledger.last_accepted(world.recorded(hour))
-        return override.plan_served(state, hour, overrides, serving, accepted, self.id, NOW, "")
+        return acts.plan_served(state, hour, overrides, serving, accepted, self.id, NOW, "")
 
     def landed(self) -> Publisher:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])

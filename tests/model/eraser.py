@@ -14,7 +14,7 @@ from values import replace
 
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.offsets.hours import hour_of
-from anabranch.protocol import dead_letters, erasure, holding, ledger, merge
+from anabranch.protocol import acts, dead_letters, erasure, ledger, merge
 from anabranch.protocol.ledger_row import Act, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.registers import Erasure
@@ -98,11 +98,11 @@ class Holder(Publisher):
     def hold(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         act = Act("hold", "ada", "host", NOW, "case 7")
-        holds = holding.plan_hold(self.lake.state, self.hour, self.hour, act, release=False)
+        holds = acts.plan_hold(self.lake.state, self.hour, self.hour, act, release=False)
         if holds is None:
             yield "finds it kept", world, replace(self, at="idle", lake=None, is_done=True)
             return
-        publish = holding.plan_held(self.lake.state, holds, self.hour, self.hour, act, self.id, NOW)
+        publish = acts.plan_held(self.lake.state, holds, self.hour, self.hour, act, self.id, NOW)
         yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:

@@ -50,7 +50,7 @@ from settings import (
 from small_world import Lake, Violation, World, new_world
 from values import replace
 
-from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
+from anabranch.iceberg import clock, prepare, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, published_since, staged_snapshot
 from anabranch.lifecycle import maintenance
@@ -155,7 +155,7 @@ def removing_whatever_it_requires(real: Callable[..., Any]) -> Callable[..., Any
 
 
 def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
-    landed, never = commit_status.CommitFate.LANDED, commit_status.CommitFate.NEVER
+    landed, never = prepare.CommitFate.LANDED, prepare.CommitFate.NEVER
     return lambda *given: landed if real(*given) is landed else never
 
 
@@ -502,7 +502,7 @@ MUTANTS = {
         GONE,
         (broker(RECORD), Speed("speed"), Network("network")),
         world={"late": True, "answers_to_lose": 1},
-        also=((commit_status, "classify_commit", looking_once),),
+        also=((prepare, "classify_commit", looking_once),),
     ),
     "the files of one try of each task": Mutant(
         (layers, "of_one_try", of_every_try),
@@ -563,13 +563,13 @@ MUTANTS = {
         before=(broker(*ONE_HOUR), Batch("batch")),
     ),
     "not landed only what cannot land any more": Mutant(
-        (commit_status, "classify_commit", looking_once),
+        (prepare, "classify_commit", looking_once),
         "landed, and what it names was discarded",
         (broker(RECORD), Speed("speed", as_snapshot=True), Network("network")),
         world={"late": True, "answers_to_lose": 1},
     ),
     "an empty publish that says what the newest said": Mutant(
-        (commit_status, "plan_fence", over_batch),
+        (prepare, "plan_fence", over_batch),
         "was sealed or accepted, and is no more",
         (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network")),
         world={"late": True, "answers_to_lose": 1},
@@ -1023,9 +1023,7 @@ MUTANTS = {
 def test_leftover_files_do_not_depend_on_a_publishs_outcome(
     early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(
-        commit_status, "classify_commit", looking_once(commit_status.classify_commit)
-    )
+    monkeypatch.setattr(prepare, "classify_commit", looking_once(prepare.classify_commit))
     actors = (broker(RECORD, RECORD), Speed("speed", early=early), Network("network"))
     explored = explore(new_world(late=True, answers_to_lose=1, crashes=1), actors)
     assert explored.saw("at last, and it lands")

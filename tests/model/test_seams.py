@@ -20,7 +20,7 @@ from values import replace
 
 from anabranch.common.errors import Refused
 from anabranch.offsets.position import Ranges
-from anabranch.protocol.seam import Seam, plan_seam, state_at
+from anabranch.protocol.merge import Seam, plan_seam, state_at
 from anabranch.protocol.state import read_state, state_of
 
 SEAMS = budget(1_000, 10_000)

@@ -12,8 +12,8 @@ from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, reco
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.position import Topic
-from anabranch.protocol import override
-from anabranch.protocol.holding import hold
+from anabranch.protocol import acts
+from anabranch.protocol.acts import hold
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
@@ -127,7 +127,7 @@ def a_full_hour(one: StreamLake) -> None:
             NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT
         ),
     )
-    override.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()
     one.land(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)

@@ -9,8 +9,7 @@ from anabranch.cli.report import Table, Text
 from anabranch.kafka.batches import CLASSES, PRESENT
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.protocol.decisions import changed_words
-from anabranch.protocol.ledger_row import COUNTS
-from anabranch.protocol.shares import percent
+from anabranch.protocol.ledger_row import COUNTS, percent
 
 if TYPE_CHECKING:
     from anabranch.operations.audit.checks import AuditedHour, AuditReport

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.cli.report import Table, Text
 from anabranch.common.output import plain, text
-from anabranch.protocol.shares import percent
+from anabranch.protocol.ledger_row import percent
 
 if TYPE_CHECKING:
     from anabranch.operations.check import Check

@@ -22,7 +22,7 @@ from anabranch.operations.reports.status import (
     status,
     unexplained_words,
 )
-from anabranch.protocol.shares import percent
+from anabranch.protocol.ledger_row import percent
 from anabranch.protocol.state import load_state
 
 # Number of hours to audit; more would take too long, since an audit reads all their files.

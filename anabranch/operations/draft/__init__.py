@@ -28,7 +28,7 @@ from anabranch.config.loading import parse_stream
 from anabranch.config.plain import NAME
 from anabranch.decode import Decoded
 from anabranch.decode.guessed import Guess, snake
-from anabranch.decode.wire import schema_ids
+from anabranch.decode.inputs import schema_ids
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion, open_registry
 from anabranch.operations.check import (
@@ -49,7 +49,9 @@ _FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}
 _MOST_EXCLUDED = 100
 
 
-def sketch_of_registry(environment: Environment, topic: str, records: pa.RecordBatch) -> Sketch | None:
+def sketch_of_registry(
+    environment: Environment, topic: str, records: pa.RecordBatch
+) -> Sketch | None:
     """Return the sketch of a topic by the subject of its values; None if the environment has no
     registry, or most records have no schema id of it. Without records, the topic's own subject is
     that of its values. Raises Transient and ConfigurationError of the registry."""

@@ -12,7 +12,7 @@ from anabranch.job import groups_of
 from anabranch.operations.reports import status
 from anabranch.operations.reports.reading import Readings, TimedValue
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
-from anabranch.protocol.shares import percent
+from anabranch.protocol.ledger_row import percent
 from anabranch.protocol.watermarks import complete_through_all
 
 _NAMED = 3  # hours or fields listed in a note

@@ -24,16 +24,17 @@ from anabranch.protocol.ledger_row import (
     Diff,
     Entries,
     HourAccount,
+    HourShare,
     Layer,
     LedgerRow,
     UnknownFields,
+    is_too_many,
     ranges_of,
 )
 from anabranch.protocol.measured import MEASURED, read_measured
+from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
-from anabranch.protocol.seam import plan_seam, state_at
-from anabranch.protocol.shares import HourShare, is_too_many
 from anabranch.protocol.state import POSITION, State, check_topic, load_state
 from serving_layer.layer_diff import unexplained_counts
 

@@ -22,7 +22,7 @@ from lakes import StreamLake
 from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, new_proof, read
 
 from anabranch.offsets.hours import end_of, shift
-from anabranch.protocol import override
+from anabranch.protocol import acts
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 
@@ -138,7 +138,7 @@ def test_the_models_contain_the_tables_rows_through_restatements(project: Projec
     assert project.held() == project.served(HOUR, NEXT)
     assert project.ask("from events_by_hour order by all") == [(HOUR, 1), (NEXT, 5)]
     restate(one, 3, [])
-    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
+    acts.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     project.dbt("run")
     assert project.held() == project.served(HOUR, NEXT) == project.served(NEXT)
     assert project.ask("from events_by_hour") == [(NEXT, 6)]

@@ -25,7 +25,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.protocol import deliveries, override
+from anabranch.protocol import acts, deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publisher import Publisher
 from serving_layer import changes as feed
@@ -178,7 +178,7 @@ def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
     for hour in (FIRST, HOURS[2]):
         accept(lake, hour, 4)
     assert [(d.hour, d.rows) for d in run(lake.folder, url)] == [(FIRST, 4), (HOURS[2], 4)]
-    override.serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
+    acts.serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     run(lake.folder, url)
     assert len(found(index)) == 14
     table = job_of(lake.folder, url).stream.egress_table

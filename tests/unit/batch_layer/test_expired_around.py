@@ -22,9 +22,9 @@ from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import State
+from batch_layer.archive import LostFiles
 from batch_layer.balance import Balance, Counted
 from batch_layer.build import Built, HourBuilder
-from batch_layer.lost_files import LostFiles
 from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from batch_layer.turns import OFFSETS_OF_A_PLACE, StreamTurns, Turns, places
+from batch_layer.stream_run import OFFSETS_OF_A_PLACE, StreamTurns, Turns, places
 
 if TYPE_CHECKING:
     from anabranch.spark.session import LazySpark

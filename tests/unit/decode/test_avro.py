@@ -26,7 +26,7 @@ from anabranch.config.columns import columns_ddl, parse_columns
 from anabranch.config.schema import parse_schema
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, avro
 from anabranch.decode.avro_names import Incompatible, parse
-from anabranch.decode.wire import ID_PLACES
+from anabranch.decode.inputs import ID_PLACES
 
 MICROS = of("timestamp-micros")
 DATE = of("date", "int")

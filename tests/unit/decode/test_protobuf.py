@@ -21,7 +21,7 @@ from protos import HEAD, descriptors, indexed, type_of
 
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, protobuf, values
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.wire import DESCRIPTOR
+from anabranch.decode.inputs import DESCRIPTOR
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERY = (

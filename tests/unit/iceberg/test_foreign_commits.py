@@ -25,8 +25,8 @@ from anabranch.iceberg.files import references
 from anabranch.iceberg.prepare import set_ref
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position
+from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.merge import merge
-from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import Accepted
 

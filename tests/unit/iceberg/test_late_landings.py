@@ -26,7 +26,7 @@ from pyiceberg.table import CommitTableResponse
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.fail_points import Step
-from anabranch.iceberg import admin, commit_status, expiry, snapshots
+from anabranch.iceberg import admin, expiry, prepare, snapshots
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.lake import Lake
@@ -274,18 +274,18 @@ def test_the_table_shows_the_outcome_of_a_commit(lake: StreamLake) -> None:
     state = lake.state()
     publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
 
-    def fate() -> commit_status.CommitFate:
-        return commit_status.classify_commit(lake.table(), publish)
+    def fate() -> prepare.CommitFate:
+        return prepare.classify_commit(lake.table(), publish)
 
-    assert fate() is commit_status.CommitFate.OPEN
+    assert fate() is prepare.CommitFate.OPEN
     lake.move("batch")
-    assert fate() is commit_status.CommitFate.NEVER
+    assert fate() is prepare.CommitFate.NEVER
     lake.move("main")
     lake.move("speed")
-    assert fate() is commit_status.CommitFate.NEVER
+    assert fate() is prepare.CommitFate.NEVER
     again = to_commit(lake.state(), lake.speed(lake.stage(ROWS), {0: 3}), NOW)
     assert lake.lake.commit(lake.table(), again) is Outcome.LANDED
-    assert commit_status.classify_commit(lake.table(), again) is commit_status.CommitFate.LANDED
+    assert prepare.classify_commit(lake.table(), again) is prepare.CommitFate.LANDED
 
 
 # Any publisher: no file or snapshot of an attempt is discarded while it may land

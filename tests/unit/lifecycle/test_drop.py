@@ -17,7 +17,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.lifecycle.drop import drop, tables_of
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol.holding import hold
+from anabranch.protocol.acts import hold
 
 SECOND = shift(FIRST, 1)
 

@@ -20,7 +20,7 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.operations.reports.acts import act_records
-from anabranch.protocol.holding import Held, hold
+from anabranch.protocol.acts import Held, hold
 from anabranch.protocol.publisher import Publisher
 
 

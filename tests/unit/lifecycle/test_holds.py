@@ -21,7 +21,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.operations.reports.acts import act_records
 from anabranch.protocol import archive
-from anabranch.protocol.holding import hold, plan_hold
+from anabranch.protocol.acts import hold, plan_hold
 from anabranch.protocol.ledger_row import Act
 from anabranch.protocol.publish import to_commit
 from anabranch.protocol.publisher import Publisher

@@ -63,8 +63,8 @@ from anabranch.offsets.hours import (
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain, explain_sentences
 from anabranch.protocol import ledger
+from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.imported import first_offset, require_of_kafka
-from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
@@ -921,7 +921,7 @@ def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job_of(lake.folder))
-    monkeypatch.setattr("anabranch.spark.in_process.session_here", no_session)
+    monkeypatch.setattr("anabranch.spark.session.session_here", no_session)
     monkeypatch.setattr("anabranch.lifecycle.importing.tasks.on_spark", lambda _: HERE)
     given = ["import", "events", "--from", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output

@@ -46,10 +46,10 @@ from anabranch.lifecycle.maintenance import Maintained, plan_drop
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.operations.reports.maintenance import last_run_words, read_maintenance
 from anabranch.protocol import ledger
+from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.measured import read_runs
 from anabranch.protocol.merge import merge, uncovered_reason
-from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State, main_only_hours
 from batch_layer.plan import plan_acceptance_of_empty

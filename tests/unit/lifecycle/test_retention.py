@@ -38,15 +38,14 @@ from anabranch.offsets.position import Position
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
 from anabranch.protocol import deliveries, ledger
+from anabranch.protocol.acts import hold, serve_hour
 from anabranch.protocol.apply import plan_rows, restore_ledger
 from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.deliveries import Delivery
-from anabranch.protocol.holding import hold
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.measured import Size
 from anabranch.protocol.merge import merge
-from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.registers import EXPIRED, Erasure, Erasures, Expired, Hold, Holds
 from anabranch.protocol.retention import (

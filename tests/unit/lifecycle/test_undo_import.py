@@ -20,8 +20,8 @@ from anabranch.lifecycle.importing import undo
 from anabranch.offsets.hours import Cut, hours_between, shift
 from anabranch.operations.audit import audit
 from anabranch.protocol import deliveries, ledger
+from anabranch.protocol.acts import hold
 from anabranch.protocol.decisions import decisions
-from anabranch.protocol.holding import hold
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted

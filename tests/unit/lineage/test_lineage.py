@@ -39,11 +39,10 @@ from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.lineage import receiver as receiver_module
+from anabranch.lineage import reporting as receiver_module
 from anabranch.lineage import reporting as reporting_module
 from anabranch.lineage.events import Name, catalog_address, catalog_name, table_name, topic_name
-from anabranch.lineage.receiver import Receiver
-from anabranch.lineage.reporting import report_lineage
+from anabranch.lineage.reporting import Receiver, report_lineage
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts

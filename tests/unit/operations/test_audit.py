@@ -47,7 +47,7 @@ from anabranch.operations.audit import audit as count_again
 from anabranch.operations.audit import clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import FileCounts, OffsetCounts, count_returned, recount
-from anabranch.protocol import override
+from anabranch.protocol import acts
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed
 
@@ -290,7 +290,7 @@ def test_files_of_hours_before_the_first(one: StreamLake) -> None:
 
 
 def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLake) -> None:
-    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])
@@ -300,7 +300,7 @@ def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLa
 
 
 def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: StreamLake) -> None:
-    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     keys = ErasureKeys(key=(SecretStr("a key of unit tests"),))
     environment = one.environment.model_copy(update={"erasure": keys})

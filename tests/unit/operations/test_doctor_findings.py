@@ -50,8 +50,8 @@ from anabranch.operations.doctor import (
 )
 from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
+from anabranch.protocol.ledger_row import HourShare
 from anabranch.protocol.retention import Overdue
-from anabranch.protocol.shares import HourShare
 from anabranch.spark.jars import JOBS
 from anabranch.spark.settings import ARCHIVE, VERSIONS, installed
 

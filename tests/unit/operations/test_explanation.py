@@ -34,7 +34,7 @@ from anabranch.operations.reports.explain import (
     hour_facts,
     served_since,
 )
-from anabranch.protocol import ledger, override
+from anabranch.protocol import acts, ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import Accepted
 
@@ -242,12 +242,12 @@ def test_a_restatement_after_an_erasure_has_its_own_account(one: StreamLake) -> 
 
 
 def test_an_overridden_hour(one: StreamLake) -> None:
-    override.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     sentences = sentences_of(one, HOUR)
     assert sentences["hour"].endswith("is accepted as revision 1; the speed layer serves it")
     assert ", by choice: the rule is wrong; `anabranch override events" in sentences["served"]
     assert "main serves 4 rows" in sentences["layers"]
-    override.serve_hour(one.publisher, HOUR, "auto", "mended")
+    acts.serve_hour(one.publisher, HOUR, "auto", "mended")
     assert "by choice" not in sentences_of(one, HOUR)["served"]
 
 

@@ -24,8 +24,8 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
+from anabranch.protocol import acts
 from anabranch.protocol import decisions as protocol_decisions
-from anabranch.protocol import override
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Confirmed
@@ -87,7 +87,7 @@ def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_it
     revision."""
     read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})
     rebuild(one, 1, [event(0, 4, n=1)])
-    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     rebuild(one, 2, [event(0, 4, n=2)])
     decisions = recorded(one, NEXT)
     first = next(d for d in decisions if (d.decision, d.revision) == ("accepted", 1))

@@ -38,7 +38,7 @@ from anabranch.operations.reports.maintenance import (
 from anabranch.operations.reports.metrics import NAMES, ScrapedStream, metrics_of
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -52,7 +52,6 @@ from anabranch.protocol.measured import (
     Size,
 )
 from anabranch.protocol.retention import Overdue
-from anabranch.protocol.shares import HourShare
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)

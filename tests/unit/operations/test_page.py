@@ -62,8 +62,7 @@ from anabranch.operations.reports.reading import (
     rest_after,
 )
 from anabranch.operations.reports.status import StreamStatus
-from anabranch.protocol.ledger_row import UnknownField, UnknownFields
-from anabranch.protocol.shares import HourShare
+from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
 from anabranch.protocol.state import load_state
 
 PATIENCE = timedelta(minutes=10)

@@ -16,10 +16,10 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports.acts import act_records, hours_words
+from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.apply import restore_ledger
 from anabranch.protocol.ledger import decision, newest
 from anabranch.protocol.ledger_row import Act, LedgerRow, act_now
-from anabranch.protocol.override import serve_hour
 from batch_layer.plan import act_to_record
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

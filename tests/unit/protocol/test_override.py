@@ -23,10 +23,10 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift, start_of
 from anabranch.operations.reports.status import HourSummary, hour_rows
 from anabranch.protocol import ledger
+from anabranch.protocol.acts import Served, plan_override, serve_hour
 from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
-from anabranch.protocol.override import Served, plan_override, serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 
@@ -209,18 +209,18 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
 def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(
     lake: StreamLake,
 ) -> None:
-    from anabranch.protocol import override
+    from anabranch.protocol import acts
 
     def die(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    real = override.dead_letters.roll_forward
-    override.dead_letters.roll_forward = die  # type: ignore[assignment]
+    real = acts.dead_letters.roll_forward
+    acts.dead_letters.roll_forward = die  # type: ignore[assignment]
     try:
         with pytest.raises(KeyboardInterrupt):
             choose(lake, "speed")
     finally:
-        override.dead_letters.roll_forward = real  # type: ignore[assignment]
+        acts.dead_letters.roll_forward = real  # type: ignore[assignment]
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_BATCH), (
         "the hazard did not happen"
     )

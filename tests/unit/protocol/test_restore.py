@@ -14,10 +14,9 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
 from anabranch.common.errors import FileGone, Terminal
-from anabranch.iceberg.commit_status import plan_fence
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import delete_files, find_lost_files
-from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.prepare import plan_fence, set_ref
 from anabranch.iceberg.snapshots import BRANCHES, CONTENT, MERGED, head
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables

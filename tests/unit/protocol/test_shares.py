@@ -14,8 +14,7 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.config.stream import Quality
 from anabranch.protocol.dead_letters import frequent_reason
-from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.shares import HourShare, is_too_many, objection, percent
+from anabranch.protocol.ledger_row import HourAccount, HourShare, is_too_many, objection, percent
 from speed_layer.reading_note import DeadShare
 
 

@@ -27,7 +27,7 @@ from anabranch.iceberg.snapshots import find_staged
 from anabranch.iceberg.staging import Written, stage_written
 from anabranch.offsets.hours import Cut, HourRange
 from anabranch.protocol.state import Accepted
-from anabranch.records import unknown_names
+from anabranch.records import staged
 from anabranch.records.hashes import hash_keys, have_same_keys
 from anabranch.records.staged import (
     MOST_BYTES,
@@ -35,13 +35,13 @@ from anabranch.records.staged import (
     Tables,
     TaskReport,
     TaskSpec,
+    UnknownNames,
     _certain_task,
     certain_from,
     facts_of,
     read_facts,
     rewrite_file,
 )
-from anabranch.records.unknown_names import UnknownNames
 
 AT = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 ORDER = ("event_date", "n", "kafka_partition", "kafka_offset")
@@ -153,7 +153,7 @@ def test_names_of_unknown_fields_are_counted_with_their_first_and_last_record(
     assert (x.records, x.first, x.last) == (8, (0, 1), (1, 11))
     assert x.values == {(0, 1): other[1], (1, 11): other[3]}
     assert (total.names["y"].records, total.names["y"].first) == (4, (0, 3))
-    monkeypatch.setattr(unknown_names, "MOST_OF_TASK", 1)
+    monkeypatch.setattr(staged, "MOST_OF_TASK", 1)
     few = _run(lake, [_records(other)]).unknown
     assert (few.records, {name: one.records for name, one in few.names.items()}) == (2, {"x": 2})
 

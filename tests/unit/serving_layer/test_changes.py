@@ -28,7 +28,7 @@ from anabranch.common.output import plain
 from anabranch.iceberg import admin
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import Timeline, shift
-from anabranch.protocol import apply, ledger, override
+from anabranch.protocol import acts, apply, ledger
 from anabranch.protocol.apply import restore_ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import Accepted, State
@@ -305,7 +305,7 @@ def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(
         if step in ("accept", "late"):
             accept(lake, hour, dice.randint(1, 9), record=step == "accept")
         elif step == "serve":
-            override.serve_hour(lake.publisher, hour, dice.choice(["speed", "auto"]), "a test")
+            acts.serve_hour(lake.publisher, hour, dice.choice(["speed", "auto"]), "a test")
         elif step == "confirm":
             confirm(lake)
         elif step == "erase":
@@ -367,7 +367,7 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     (third,) = feed.poll(job, feed.start_from(job, second.token))
     assert (third.replaces, third.removed) == (3, None)
 
-    override.serve_hour(lake.publisher, FIRST, "speed", "a test")
+    acts.serve_hour(lake.publisher, FIRST, "speed", "a test")
     (fourth,) = feed.poll(job, feed.start_from(job, third.token))
     assert (fourth.served, fourth.revision, fourth.rows) == ("speed", 4, 10)
     assert fourth.removed == third.added

@@ -26,11 +26,18 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.protocol import deliveries, override
+from anabranch.protocol import acts, deliveries
 from anabranch.protocol.deliveries import Delivery
 from serving_layer import egress as room
-from serving_layer.egress.folder import Manifest, Todo, _parts, plan_folder
-from serving_layer.egress.storage import LocalStorage, SmallFile, open_storage
+from serving_layer.egress.folder import (
+    LocalStorage,
+    Manifest,
+    SmallFile,
+    Todo,
+    _parts,
+    open_storage,
+    plan_folder,
+)
 
 FOLDER_STEPS = [
     Step.EGRESS_BEGUN,
@@ -172,7 +179,7 @@ def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLa
     assert [(d.hour, d.revision, d.served, d.rows, d.files) for d in run(lake.folder)] == [
         (HOURS[1], 1, "batch", 3, 1), (HOURS[3], 1, "batch", 2, 1)
     ]  # fmt: skip
-    override.serve_hour(lake.publisher, HOURS[1], "speed", "a test")
+    acts.serve_hour(lake.publisher, HOURS[1], "speed", "a test")
     assert [(d.hour, d.served, d.rows) for d in run(lake.folder)] == [(HOURS[1], "speed", 10)]
     assert globbed(lake.folder, HOURS[1]) == in_main(lake, HOURS[1])
     accept(lake, FIRST, 0)

@@ -41,7 +41,7 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
-from anabranch.protocol import override, sealing
+from anabranch.protocol import acts, sealing
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import start_from
 from serving_layer.reader.selection import Shown, accepted_revisions, find_snapshot
@@ -193,7 +193,7 @@ def test_only_accepted_hours(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
     assert number(one, "--only-accepted") == 9
     assert number(one) == 10
-    override.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
     assert number(one, "--only-accepted", "--as-of", "batch") == 9
 
@@ -213,7 +213,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
     rebuild(one, HOUR, BEFORE, 3, [event(0, 0, HOUR, n=8)])
     numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
     assert numbers == [4, 2, 1]
-    override.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
+    acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     assert number(one, "--hour", HOUR, "--revision", "3") == 1
     for arguments, message in (
         (["--hour", HOUR, "--revision", "4"], "found 4 (known: 1, 2, 3)"),

@@ -54,7 +54,7 @@ from anabranch.iceberg.snapshots import head, heads
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
 from anabranch.offsets.position import Position
-from anabranch.protocol import apply, override
+from anabranch.protocol import acts, apply
 from anabranch.protocol import state as state_module
 from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
@@ -238,7 +238,7 @@ class Story:
         if not hours:
             return None
         layer = self.dice.choice(("speed", "auto", "auto"))
-        override.serve_hour(self.one.publisher, self.dice.choice(hours), layer, "a test")
+        acts.serve_hour(self.one.publisher, self.dice.choice(hours), layer, "a test")
         return state is not None
 
     def _stage(self, rows: list[dict[str, Any]]) -> Any:
