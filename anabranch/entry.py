@@ -7,8 +7,7 @@ import traceback
 
 
 def main() -> None:
-    """Run the command. A failed import ends it with exit code 70, because Python's own code 1 means
-    *refused*."""
+    """Run the command. A failed import has exit code 70: Python's own code 1 means *refused*."""
     try:
         from anabranch import cli
     except ImportError:

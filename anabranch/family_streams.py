@@ -143,8 +143,7 @@ class FamilyStreams:
         return True
 
     def _emptied(self) -> dict[str, ConfigurationError]:
-        """Return the errors, by family, of files that still exist but are now neither a family's
-        nor a stream's."""
+        """Return the errors, by family, of files that are now neither a family's nor a stream's."""
         own = set(config.stream_names(self._conf))
         errors = {}
         for name in self._families.keys() & own:
@@ -155,8 +154,7 @@ class FamilyStreams:
         return errors
 
     def _list_topics(self) -> frozenset[str] | AnabranchError:
-        """Return the cluster's topics. A call that hangs continues; the next call does not start a
-        second one."""
+        """Return the cluster's topics. While a call hangs, the next does not start a second one."""
         if self._listing is None:
             self._listing = TimedRead(
                 "the topics of families", self._kafka.topic_names, KAFKA_S, "list"
@@ -234,8 +232,7 @@ def read_known(
 
 
 def _is_side_table(table: str, names: Collection[str], endings: Collection[str]) -> bool:
-    """Return True if a table accompanies another stream's table, such as its ledger, and names no
-    stream."""
+    """Return whether a table accompanies another stream's, as its ledger does."""
     return any(table.endswith(end) and table.removesuffix(end) in names for end in endings)
 
 
@@ -267,8 +264,7 @@ def streams_with_tables(
 
 
 def load_stream(environment: Environment, name: str, conf: str | Path | None = None) -> Stream:
-    """Return the stream with this name, from its file or a family. Raises ConfigurationError,
-    Transient."""
+    """Return the stream of this name, of a file or family. Raises ConfigurationError, Transient."""
     if name in config.stream_names(conf) or not config.family_names(conf):
         return config.load_stream(name, conf)
     [found] = select_streams(environment, conf, [name]).values()

@@ -104,8 +104,7 @@ def open_jobs(
 
 
 class FollowedJob:
-    """A stream's job, whose columns follow its subject in the schema registry (`schema:
-    registry`)."""
+    """A stream's job, whose columns follow its subject in the registry (`schema: registry`)."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -246,8 +245,7 @@ class StreamFolder:
     def _group_of(
         self, name: str, found: Job | AnabranchError, member: FamilyMember | None
     ) -> str | None:
-        """Return a stream's group. If its file cannot be read now, return its previous group, or
-        UNREADABLE."""
+        """Return a stream's group: of its file, else its previous one, or UNREADABLE."""
         if isinstance(found, Job):
             return found.stream.group
         group = member.group if member is not None else config.group_in_file(name, self._conf)
@@ -256,8 +254,7 @@ class StreamFolder:
     def _current(
         self, name: str, member: FamilyMember | None
     ) -> tuple[object, Stream | ConfigurationError, Lake | None]:
-        """Return a stamp of the stream's file, the stream of that file or its error, and its
-        catalog."""
+        """Return a stamp of the stream's file, its stream or error, and its catalog."""
         known = self._read.get(name)
         stamp = (
             config.stream_file_stamp(name, self._conf)

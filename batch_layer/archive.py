@@ -112,16 +112,14 @@ _ATTEMPTS = 5
 
 
 def read_archive(job: Job, spark: SparkSession, lost: LostFiles, hour: str, cut: Cut) -> DataFrame:
-    """Return the archived records of an hour, in the columns of Spark's Kafka source and
-    `ingest_hour`."""
+    """Return an hour's archived records, in the columns of Spark's Kafka source, `ingest_hour`."""
     name = job.stream.archive_table
     rows = lost.read(spark, name, heads(job.lake.load(name))["main"], [hour])
     return as_kafka_records(rows.where(F.col("topic_id") == cut.topic_id))
 
 
 def as_kafka_records(rows: DataFrame) -> DataFrame:
-    """Return archived records or dead letters in the columns of Spark's Kafka source and
-    `ingest_hour`."""
+    """Return archived records or dead letters in the columns of Spark's source, `ingest_hour`."""
     return rows.selectExpr(
         "kafka_partition AS partition",
         "kafka_offset AS offset",

@@ -144,8 +144,7 @@ class Balance:
 
 
 def has_missing(ranges: Ranges, held: Mapping[int, int]) -> bool:
-    """Return True if fewer offsets than in the ranges were read, by partition; the table may have
-    the others."""
+    """Return whether fewer offsets than in the ranges were read; the table may have the others."""
     return any(end - start > held.get(p, 0) for p, (start, end) in ranges.items())
 
 

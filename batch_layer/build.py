@@ -258,8 +258,7 @@ class HourBuilder:
         return built
 
     def changes_events(self, built: Built, state: State) -> bool:
-        """Return True if the hour's events, by the stream's key, differ from those that `main`
-        serves."""
+        """Return whether the hour's events, by key, differ from those that `main` serves."""
         key = self._stream.key
         if not key:
             return False

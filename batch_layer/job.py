@@ -243,8 +243,7 @@ def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
 
 
 def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
-    """Print the hours of a job of one stream. `nothing`: the end of the line "no hour ..." if there
-    are none."""
+    """Print the hours of one stream's job. `nothing`: the end of the line "no hour ..."."""
     if output == "json":
         print_json(_view(outcome))
     elif outcome.results:

@@ -38,8 +38,7 @@ SHARED = {"spark.scheduler.mode": "FAIR"}
 
 @dataclass(frozen=True)
 class StreamOutcome:
-    """The outcome of a stream's run: the results of its hours, and the error that ended it, if
-    any."""
+    """The outcome of a stream's run: the results of its hours, and the error that ended it."""
 
     stream: str
     results: tuple[Result, ...] = ()

@@ -168,8 +168,7 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
 def split_missing(
     missing: Mapping[int, Missing], in_kafka: Ranges
 ) -> tuple[Offsets, dict[int, Missing]]:
-    """Split missing offsets into the number before Kafka's log start and the offsets after it, by
-    partition."""
+    """Split missing offsets into the number before Kafka's log start and those after it."""
     lost, rest = {}, {}
     for p, offsets in missing.items():
         begins = in_kafka.get(p, (offsets.start + len(offsets.mask), 0))[0]
@@ -264,8 +263,7 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
 
 
 def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
-    """Return the field with the shape of one of these records' values, and with their common type.
-    Pure."""
+    """Return the field with the shape of one of these records' values and their type. Pure."""
     held = [value[field.name] for value in values if field.name in value]
     if not held:
         return field

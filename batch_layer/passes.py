@@ -26,8 +26,7 @@ _UPDATE_SECONDS = 1.0
 
 
 class Passes:
-    """The passes over a job's hours, one hour at a time. The thread that runs Spark jobs calls
-    `begin`."""
+    """The passes over a job's hours, one hour at a time, begun by the thread of Spark's jobs."""
 
     def __init__(self, spark: LazySpark) -> None:
         self._spark = spark

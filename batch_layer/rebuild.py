@@ -475,8 +475,7 @@ class Rebuilder:
         seen: State,
         act: Act | None = None,
     ) -> Result | None:
-        """Publish the hours together. Discard their files and return None if the look-back
-        changed."""
+        """Publish the hours together; discard them and return None if the look-back changed."""
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         unread = self._unread_lookback(built, seen)
         surroundings = self._surroundings(built, seen, unread)

@@ -271,8 +271,7 @@ class HourReader:
         return HourRecords(in_one_task(decoded, cut.offsets), ranges, to_archive=to_archive)
 
     def _ranges_in_kafka(self, hour: str, cut: Cut) -> Ranges:
-        """Return the part of the cut that Kafka's log still has. Raises PositionError like
-        `read`."""
+        """Return the part of the cut in Kafka's log. Raises PositionError like `read`."""
         topic, kafka = self.require_topic(cut), self._job.kafka
         # A log that lost its end has other records at these offsets from now on: they would be
         # published as this hour's.
@@ -392,8 +391,7 @@ class HourReader:
         return replace(read, decoded=in_one_task(all_records, cut.offsets))
 
     def require_topic(self, cut: Cut) -> Topic:
-        """Return the topic of the cut. Raises PositionError if the topic is gone or has another
-        id."""
+        """Return the topic of the cut. Raises PositionError if it is gone or has another id."""
         topic = self._job.kafka.describe(self._stream.topic, Position(cut.topic_id, dict(cut.ends)))
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
@@ -427,8 +425,7 @@ class HourReader:
     def _rows_and_letters(
         self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]
     ) -> list[DataFrame]:
-        """Return the rows and the dead letters of an hour in a branch's snapshots of the two
-        tables."""
+        """Return an hour's rows and dead letters in a branch's snapshots of the two tables."""
         # A snapshot from before a column was added is read without it.
         columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
         spark, stream, read = self._spark, self._stream, self._lost.read

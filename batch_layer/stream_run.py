@@ -139,8 +139,7 @@ def find_waiting(job: Job, state: State) -> list[str]:
 
 
 def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> list[Result]:
-    """Return the refusals among `candidates` whose inputs have not changed; these hours are not
-    rebuilt."""
+    """Return the refusals among `candidates` whose inputs have not changed."""
     if not candidates:
         return []
     now, name = job.lake.clock.now(), job.stream.name
@@ -384,8 +383,7 @@ class StreamRun:
             self._attempt(h, request, state)
 
     def _attempt(self, hour: str, request: RebuildRequest, state: State) -> None:
-        """Rebuild an hour. Keep an unexpected error for the end, so that the other hours
-        continue."""
+        """Rebuild an hour. Keep an unexpected error for the end: the other hours continue."""
         try:
             self._rebuild_hour(hour, request, state)
         except Unexpected as error:
@@ -407,8 +405,7 @@ class StreamRun:
 
     @contextmanager
     def _progress(self, doing: str, hours: int, sizes: tuple[int, ...] = ()) -> Iterator[Progress]:
-        """Log progress over hours; in a job of many streams without passes, since the job logs
-        its own."""
+        """Log progress over hours; without passes in a job of many streams, which logs its own."""
         name = f"{self._name}: {doing}" if doing else self._name
         progress = Progress(LOG, name, "hours", hours, sizes, "offsets" if sizes else "")
         if self._turns is not None:

@@ -281,8 +281,7 @@ class SealOperator(HourOperator):
 def rebuild_options(
     params: Mapping[str, Any], run_id: str, run_type: str, cleared: int
 ) -> list[str]:
-    """Return the options of a rebuild by the run's params; a cleared run and a backfill restate.
-    Pure."""
+    """Return the options of a rebuild; a cleared run and a backfill restate. Pure."""
     again = cleared > 0 or run_type == "backfill"
     why = params.get("why") or (f"Airflow run {run_id}" if again else "")
     flags = {"--restate": params.get("restate") or again, "--accept": params.get("accept")}

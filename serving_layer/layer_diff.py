@@ -97,8 +97,7 @@ _GONE = ("compacted", "retention")
 
 @dataclass(frozen=True)
 class Difference:
-    """The number of speed's rows and, if these have each place once, of batch's rows; and their
-    difference."""
+    """The numbers of speed's and, with each place once, of batch's rows; their difference."""
 
     speed_rows: int
     batch_rows: int
@@ -164,8 +163,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of one `kind`, with its content in each layer that has it, and the columns that
-    differ."""
+    """A row of one `kind`: its content in each layer, and the columns that differ."""
 
     kind: str
     partition: int
@@ -242,8 +240,7 @@ class Comparison:
         return samples
 
     def unrepeated(self) -> int:
-        """Return how many rows of the speed layer the batch layer lacks although they repeat no
-        row."""
+        """Return how many of speed's rows the batch layer lacks and that repeat no row."""
         return self._number(
             f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(AT)})"
         )
@@ -344,8 +341,7 @@ def _kinds_sql(speed: str, batch: str) -> str:
 
 
 def _table_of(ranges: Ranges) -> pa.Table:
-    """Return ranges as a table. As a condition, thousands of partitions would take seconds to
-    plan."""
+    """Return ranges as a table: as a condition, thousands would take seconds to plan."""
     bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in ranges.items()]
     return pa.Table.from_pylist(
         bounds, pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})

@@ -161,8 +161,7 @@ def should_wait(state: State, began: datetime, now: datetime) -> bool:
 
 
 def is_stale(began: datetime, now: datetime) -> bool:
-    """Return True if maintenance may be about to delete files written since `began` as orphans.
-    Pure."""
+    """Return whether maintenance may soon delete files written since `began`. Pure."""
     return not timedelta(0) <= now - began < _GIVEN_UP_AFTER
 
 
@@ -309,8 +308,7 @@ class Compaction:
             self._step()
 
     def finish(self) -> None:
-        """Take every step that is due, at the end of a job that ends by itself. Raises like
-        `published`."""
+        """Take every due step, at the end of a job that ends by itself. Raises like `published`."""
         if not self._is_on:
             return
         self._step()

@@ -251,8 +251,7 @@ class Member:
                 self.batches.finish()
 
     def _drop_work(self) -> None:
-        """Drop the work from before a restart. Keep a request to stop, also one that arrives
-        meanwhile."""
+        """Drop the work from before a restart. A request to stop stays."""
         while not self._stop.is_set() and not self._inbox.empty():
             self._inbox.get_nowait()
         if self._stop.is_set():
@@ -325,8 +324,7 @@ class GroupJob:
 
     @property
     def failures(self) -> dict[str, AnabranchError]:
-        """Errors by stream: why it is set aside, what is wrong with its file, or why its columns
-        are unknown."""
+        """Errors by stream: why it is set aside, its file is wrong, or its columns unknown."""
         failed = {
             name: member.failure
             for name, member in self._members.items()
@@ -377,8 +375,7 @@ class GroupJob:
                 raise member.failure
 
     def _follow_files(self) -> None:
-        """Start streams whose files are new or changed, and stop streams whose files are gone or
-        changed."""
+        """Start streams of new or changed files; stop those of gone or changed files."""
         now = time.monotonic()
         if now - self._read_files_at < _FILES_SECONDS:
             return
@@ -461,8 +458,7 @@ class GroupJob:
         return waiting if is_due(member.last, stream.speed, now) else None
 
     def _describe(self, now: float) -> None:
-        """Look for topics that are gone or recreated, and for new partitions; also of idle
-        streams."""
+        """Look for topics gone or recreated, and new partitions; also of idle streams."""
         if now - self._described_at >= _DESCRIBE_SECONDS:
             topics = sorted({member.job.stream.topic for member in self._members.values()})
             self._described = self._kafka.describe_all(topics) if topics else {}
@@ -579,8 +575,7 @@ class GroupJob:
         member.hand(Work(waiting.ranges, read_until=self._read_until(member, waiting, asked_at)))
 
     def _read_until(self, member: Member, waiting: Waiting, asked_at: float) -> datetime | None:
-        """Return the time (UTC) at which the log ended with these ranges; None if more records
-        wait."""
+        """Return the time (UTC) at which the log ended with these ranges; None for more records."""
         clock = member.job.lake.clock
         if waiting.whole:
             return clock.time_of(clock.elapsed() - (time.monotonic() - asked_at))

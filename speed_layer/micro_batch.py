@@ -464,8 +464,7 @@ class MicroBatches:
     def _stage_readable(
         self, read: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
     ) -> StagedBatch:
-        """Stage the records loaded by `read`. If Spark cannot read a record, stage the records
-        around it."""
+        """Stage the records of `read`; if Spark cannot read one, the records around it."""
         if self._is_near_large(plan.todo):
             return self._stage_without_large(read, plan, decided)
         try:
@@ -744,8 +743,7 @@ class MicroBatches:
         reach(Step.SPEED_OFFSETS_COMMITTED)
 
     def _commit_lag(self, offsets: Offsets) -> None:
-        """Commit offsets for lag monitors. Nothing else reads them, so a failure does not end the
-        job."""
+        """Commit offsets for lag monitors alone; a failure does not end the job."""
         if self._lacks_commit_right:
             return
         try:

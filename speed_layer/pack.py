@@ -63,8 +63,7 @@ def python_version() -> str:
 
 
 def pack(folder: Path) -> Packed:
-    """Write the archive to `folder`, replacing one of the same name. Raises Terminal and
-    OSError."""
+    """Write the archive to `folder`, replacing another. Raises Terminal and OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f"{ARCHIVE}-{VERSION}-python{python_version()}.tar.gz"
     new = file.with_suffix(f".{os.getpid()}")

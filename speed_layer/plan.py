@@ -251,8 +251,7 @@ def plan_boundary_publish(decided: ResolvedState, id: str) -> Publish:
 
 
 def within_hours(ranges: Ranges, hours: Sequence[HourRange]) -> Ranges:
-    """Return the part of `ranges` in `hours` (oldest first): all of it if the last hour is open.
-    Pure."""
+    """Return the part of `ranges` in `hours` (oldest first); all if the last is open. Pure."""
     ends = hours[-1].ends if hours else {}
     return ranges if ends is None else clip(ranges, {p: (0, ends.get(p, 0)) for p in ranges})
 
@@ -284,8 +283,7 @@ class HourToRead:
 
 
 def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
-    """Split a micro-batch's ranges by ingest hour. Pure. `hours`: oldest first, the last one
-    open."""
+    """Split a micro-batch's ranges by ingest hour (oldest first, the last open). Pure."""
     assigned: dict[str, Ranges] = {}
     left = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     for entry in hours:
@@ -392,8 +390,7 @@ def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
 
 
 def chunks(ranges: Ranges, at_most: int) -> list[Ranges]:
-    """Split ranges into pieces of at most `at_most` offsets, partition by partition in order.
-    Pure."""
+    """Split ranges into pieces of at most `at_most` offsets, by partition in order. Pure."""
     pieces: list[Ranges] = []
     room = 0
     for p, (start, end) in sorted(ranges.items()):
@@ -435,8 +432,7 @@ def is_due(last: float | None, speed: Speed, now: float) -> bool:
 
 
 def is_behind(position: Offsets, ends: Offsets) -> bool:
-    """Return True if a log ends before the position: a recreated topic, or a broker that lags
-    behind. Pure."""
+    """Return whether a log ends before the position: recreated, or a lagging broker. Pure."""
     return any(end < position.get(p, 0) for p, end in ends.items())
 
 

@@ -117,8 +117,7 @@ class DeadShare:
         )
 
     def _reason(self, letters: Sequence[DataFile]) -> str:
-        """Return the most frequent reason. The micro-batch is published, so an error must not end
-        the job."""
+        """Return the most frequent reason. An error must not end the job: it has published."""
         try:
             io = self._lake.load(self._stream.dead_letters_table).io
             return str(frequent_reason(io, letters))

@@ -67,8 +67,7 @@ class StreamStart:
         return self._catch_up()
 
     def _catch_up(self) -> Offsets:
-        """Skip or read whole sealed hours until the stream can continue. Return its start
-        position."""
+        """Skip or read whole sealed hours until the stream continues. Return its position."""
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)

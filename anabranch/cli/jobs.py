@@ -250,8 +250,7 @@ def _seal(stream: str, span: tuple[str, str] | None) -> Report[object]:
 
 
 def _seal_many(chosen: StreamSelection, span: tuple[str, str] | None) -> Report[object]:
-    """Seal the hours of several streams concurrently. An error of one stream does not stop the
-    others."""
+    """Seal the hours of several streams concurrently. A stream's error does not stop the others."""
     from concurrent.futures import ThreadPoolExecutor
 
     from anabranch.common.errors import combined_exit_code

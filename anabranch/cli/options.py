@@ -28,8 +28,7 @@ def duration(text: str) -> timedelta:
 
 
 def hour(text: str) -> str:
-    """Return an hour such as `2026-11-21T03` unchanged. Raises ConfigurationError for anything
-    else."""
+    """Return an hour such as `2026-11-21T03` unchanged. Raises ConfigurationError otherwise."""
     from anabranch.offsets import hours
 
     hours.start_of(text)
@@ -106,8 +105,7 @@ def named_streams(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def explain(error: Exception) -> AnabranchError:
-    """Convert an exception to an AnabranchError, which is returned unchanged; print the traceback
-    of an unexpected one."""
+    """Return an exception as an AnabranchError; print the traceback of an unexpected one."""
     if isinstance(error, AnabranchError):
         return error
     import traceback

@@ -82,8 +82,7 @@ def local_report(command: Callable[..., Result]) -> Callable[..., None]:
 
 
 def watched_report(command: Callable[..., Callable[[], Result]]) -> Callable[..., None]:
-    """Like `report`, with `--watch` and `--every`, for a command that returns a function that reads
-    its report."""
+    """Like `report`, with `--watch` and `--every`; the command returns a function that reads."""
 
     @wraps(command)
     def reporting(*values: Any, watch: bool, interval: timedelta, **options: Any) -> None:

@@ -20,8 +20,7 @@ def find_sorted(numbers: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray
 
 
 def groups_by_size(items: Iterable[T], size: Callable[[T], int], enough: int) -> Iterator[list[T]]:
-    """Yield consecutive items in groups. A group ends with the item by which its size is
-    `enough`."""
+    """Yield consecutive items in groups. A group ends once its size is `enough`."""
     group, total = list[T](), 0
     for item in items:
         group.append(item)

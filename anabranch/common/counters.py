@@ -78,6 +78,5 @@ def counting(tally: Tally) -> Iterator[None]:
 
 
 def count_into(tally: Tally) -> None:
-    """Also count into `tally` what this thread counts, until it ends: the initializer of a stream's
-    pool."""
+    """Also count into `tally` what this thread counts: the initializer of a stream's pool."""
     _STREAM_TALLY.set(tally)

@@ -90,8 +90,7 @@ class TableMissing(Terminal):
 
 
 class Refused(Terminal):
-    """The protocol refused a request that would break a guarantee of the table; nothing was
-    changed."""
+    """A request would break a guarantee of the table and was refused; nothing was changed."""
 
 
 class PositionError(Terminal):
@@ -117,13 +116,11 @@ class Transient(AnabranchError):
 
 
 class ColumnsChanged(Transient):
-    """The table took up columns of its subject meanwhile: the next attempt reads the records with
-    the table's columns."""
+    """The table took up columns of its subject: the next attempt reads the records with them."""
 
 
 class NoAnswer(Transient):
-    """A service did not answer within the time limit: another request to it would wait as long
-    again."""
+    """A service did not answer within the time limit: another request would wait as long again."""
 
 
 class NotYet(Transient):

@@ -102,8 +102,7 @@ def _recent(restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
 
 
 def read_record(file: Path) -> HealthRecord | None:
-    """Read the health file; None if there is none. Raises ConfigurationError for any other
-    file."""
+    """Read the health file; None if there is none. Raises ConfigurationError for another file."""
     try:
         return parse(HealthRecord, file.read_bytes())
     except FileNotFoundError:

@@ -74,8 +74,7 @@ def request(
 
 
 def check_answer(status: int, found: str, doing: str, check_rights: str) -> None:
-    """Raise Transient for a status that may differ later, ConfigurationError if the service denies
-    access."""
+    """Raise Transient for a status that may change, ConfigurationError for denied access."""
     if is_transient(status):
         raise Transient(f"{doing}: {found} (transient, try again)")
     if status in (401, 403):

@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Build a dataclass, with nested ones, from its JSON value. Raises ValueError for an invalid
-    value."""
+    """Build a dataclass, with nested ones, from JSON. Raises ValueError for an invalid value."""
     made: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
     return made
 

@@ -57,8 +57,7 @@ def fields(**values: Any) -> Iterator[None]:
 
 
 def note(**values: Any) -> None:
-    """Add these fields to later events, up to the end of the enclosing `fields` block; do nothing
-    outside of one."""
+    """Add fields to later events of the enclosing `fields` block; do nothing outside of one."""
     if (around := _THREAD_FIELDS.get()) is not None:
         around.update(values)
 

@@ -226,8 +226,7 @@ def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> 
 
 
 def _csv_line(fields: Sequence[str]) -> str:
-    """Format a line of CSV. Python's writer does not quote a lone carriage return, at which readers
-    end a line."""
+    """Format a line of CSV. Python's writer does not quote a lone carriage return, a line end."""
     quoted = [f'"{f.replace(_QUOTE, 2 * _QUOTE)}"' if _TO_QUOTE.search(f) else f for f in fields]
     return ",".join(quoted if quoted != [""] else ['""']) + "\n"
 
@@ -318,8 +317,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
-    """Return whether a table with lines fits, with the last column folded to a third of the width
-    if needed. Pure."""
+    """Return whether a table fits, with the last column folded to a third of the width. Pure."""
     _, widths = _texts(columns, rows)
     return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
 

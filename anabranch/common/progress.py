@@ -57,8 +57,7 @@ class Progress:
             self._log_at_times()
 
     def beside(self, text: str) -> None:
-        """Set the name of the current step, shown beside the progress; empty for none.
-        Thread-safe."""
+        """Set the name of the current step, shown beside the progress; empty for none."""
         self._beside = text
         if text:
             self._log_at_times()
@@ -99,8 +98,7 @@ def _rate(a_second: float) -> str:
 
 @contextmanager
 def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `update` every `seconds` in a thread until the block ends. An error in `update` ends the
-    calls only."""
+    """Call `update` every `seconds` in a thread until the block ends, or `update` fails."""
     ended = threading.Event()
 
     def run() -> None:

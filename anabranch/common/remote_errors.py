@@ -365,8 +365,7 @@ class Meaning(Enum):
 
 
 def classify_text(text: str) -> Meaning:
-    """Return the meaning of an error that is only text, such as a JVM's, by the names and words in
-    it. Pure."""
+    """Return the meaning of an error that is only text, by the names and words in it. Pure."""
     message = _FRAME.sub("", text)
     if any(name in message for name in _JAVA_TERMINAL):
         return Meaning.STAYS
@@ -572,8 +571,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def full_text(error: BaseException) -> str:
-    """Return the messages of an error and its causes, for Spark's errors with the Java stack
-    trace."""
+    """Return the messages of an error and its causes, of Spark's with the Java stack trace."""
     return "\n".join(
         f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error)
     )

@@ -49,8 +49,7 @@ def doubling(first: float, longest: float = math.inf) -> Iterator[float]:
 
 
 def jitter(longest: float) -> Iterator[float]:
-    """Yield random pauses in seconds up to `longest`, so that processes refused together do not
-    collide again."""
+    """Yield random pauses up to `longest` seconds: processes refused together then part."""
     while True:
         yield random.uniform(0, longest)
 

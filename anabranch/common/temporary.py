@@ -31,8 +31,7 @@ _MIN_AGE = timedelta(hours=1)
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """Create an empty folder for this process; delete it with its content at the end of the
-    block."""
+    """Create an empty folder for this process; delete it at the end of the block."""
     made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
     try:
         with (made / _LOCK).open("w") as lock:

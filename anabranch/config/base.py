@@ -26,8 +26,7 @@ class Frozen(BaseModel):
 
 
 def parse_share(value: object) -> float:
-    """Parse a share such as `"5 %"` to a number between 0 and 1. Raises ValueError for anything
-    else."""
+    """Parse a share such as `"5 %"` to a number between 0 and 1. Raises ValueError otherwise."""
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
     if match is None or (percent := float(match[1])) > 100:
         raise ValueError("expected a share of 0 % to 100 %, such as '5 %'")

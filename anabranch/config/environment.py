@@ -244,8 +244,7 @@ class SearchCluster(Frozen):
 
 
 class Lineage(Frozen):
-    """The receiver of OpenLineage events; none without `url`. `namespace` is the namespace of
-    our jobs."""
+    """The receiver of OpenLineage events; none without `url`. `namespace`: that of our jobs."""
 
     url: Annotated[
         str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)

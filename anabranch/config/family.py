@@ -209,8 +209,7 @@ Members = Mapping[str, FamilyMember]
 
 
 def load_families(folder: str | Path | None = None) -> dict[str, Family | ConfigurationError]:
-    """Load the families of the configuration folder by file name, each as a Family or the error of
-    its file."""
+    """Load the configuration folder's families, each as a Family or its file's error."""
     found: dict[str, Family | ConfigurationError] = {}
     for name in family_names(folder):
         try:
@@ -237,8 +236,7 @@ def families_of(streams: Iterable[Stream], folder: str | Path | None = None) -> 
 
 
 def load_family(name: str, folder: str | Path | None = None) -> Family:
-    """Read and check a family's file, including the keys that its streams share. Raises
-    ConfigurationError."""
+    """Read and check a family's file, with its streams' shared keys. Raises ConfigurationError."""
     folder = resolve_folder(folder)
     with as_configuration_errors(folder / "streams" / f"{name}.yaml"):
         return _load_family(name, folder)

@@ -41,14 +41,12 @@ def load_environment(folder: str | Path | None = None) -> Environment:
 
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """Return the sorted names of streams that have a file of their own in the configuration
-    folder."""
+    """Return the sorted names of the streams that have a file of their own."""
     return tuple(n for n, is_family in plain.names(resolve_folder(folder)) if not is_family)
 
 
 def family_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """Return the sorted names of the configuration folder's families: files with `topics` in place
-    of `topic`."""
+    """Return the sorted names of the families: files with `topics` in place of `topic`."""
     return tuple(n for n, is_family in plain.names(resolve_folder(folder)) if is_family)
 
 
@@ -206,8 +204,7 @@ def _build_stream(
 
 
 def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
-    """Build the stream of a file with `schema: registry`, whose columns are read from its table
-    later."""
+    """Build the stream of a file with `schema: registry`; its columns are read from its table."""
     if "select" in data:
         raise ConfigurationError(
             f"{file.source(['select'])}: select: expected columns in schema, found registry; name "

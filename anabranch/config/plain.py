@@ -198,8 +198,7 @@ def substitute(path: Path, value: Any, key: str = "") -> Any:
 
 
 def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings key by key at any depth; any other value of `own` replaces the default.
-    Pure."""
+    """Merge mappings key by key; any other value of `own` replaces the default. Pure."""
     merged = dict(defaults)
     for key, value in own.items():
         default = merged.get(key)

@@ -178,8 +178,7 @@ class ColumnSettings(Frozen):
 
 
 def parse_schema(value: object) -> tuple[Column, ...]:
-    """Parse Spark DDL, or a mapping of columns. Raises ValueError with what was expected and
-    found."""
+    """Parse Spark DDL, or a mapping of columns. Raises ValueError with expected and found."""
     if not isinstance(value, Mapping):
         return parse_columns(value)
     if not value:

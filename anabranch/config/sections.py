@@ -226,8 +226,7 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class FormatSettings(Frozen):
-    """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject:
-    events-value}`."""
+    """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject: a-value}`."""
 
     type: FormatType = Field(default="json", description="The format's name, in a mapping.")
     subject: str | None = Field(
@@ -314,8 +313,7 @@ _WITH_NOTATIONS = ("json", "json_schema", "avro", "csv")
 
 
 def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
-    """Raise ValueError, with what was expected and found, for a column that the format cannot
-    fill."""
+    """Raise ValueError, with expected and found, for a column that the format cannot fill."""
     names = {column.name for column in columns}
     for column in columns:
         actual = f"found {column.name} {column.type.upper()}"

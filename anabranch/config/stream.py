@@ -103,8 +103,7 @@ class EventTime(Frozen):
 
 
 class SubjectSchema(Frozen):
-    """`schema: registry`: the columns are those of the table, which takes up those of the
-    registry's subject."""
+    """`schema: registry`: the table has the columns, and takes up those of the subject."""
 
     columns: Annotated[tuple[Column, ...], BeforeValidator(_declared_columns)] = Field(
         default=(),

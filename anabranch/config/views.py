@@ -60,8 +60,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A column of a view: a function of a column's values, or the number of rows if no column is
-    given."""
+    """A column of a view: a function of a column, or the number of rows without a column."""
 
     name: str
     function: Function
@@ -70,8 +69,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Partial:
-    """A column of a view's partials: its name, its Spark type, its kind, and the column that it
-    aggregates."""
+    """A column of a view's partials: name, Spark type, kind, and the column that it aggregates."""
 
     name: str
     type: str
@@ -146,8 +144,7 @@ def parse_views(value: object) -> object:
 
 
 def check_view(view: View, columns: Sequence[Column]) -> None:
-    """Raise ValueError, with what was expected and found, for a view that the columns do not
-    allow."""
+    """Raise ValueError, with expected and found, for a view that the columns do not allow."""
     if view.name.lower() in _TAKEN_VIEWS or view.name.lower().endswith(PARTIALS):
         raise ValueError(
             f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with "

@@ -178,8 +178,7 @@ def plan(text: str, columns: tuple[Column, ...]) -> Plan:
 
 
 class AvroReader:
-    """A reader of one stream's values, used by one process. `schemas`: the writers' schemas by
-    id."""
+    """A reader of one stream's values, for one process. `schemas`: the writers' schemas by id."""
 
     def __init__(self, columns: Sequence[Column], schemas: Mapping[int, WriterSchema]) -> None:
         self._columns = tuple(columns)
@@ -373,8 +372,7 @@ _PRIMITIVES: dict[str, _Read] = {
 
 
 def _converter(kind: pa.DataType, node: Node, path: str, notation: Notation) -> _Convert:
-    """Return how a value of a writer's type becomes one of the column. Raises Incompatible, naming
-    `path`."""
+    """Return how a writer's type becomes the column. Raises Incompatible, naming `path`."""
     if node.kind == "union":
         branches = [b for b in node.branches if b.kind != "null"]
         if (

@@ -119,8 +119,7 @@ def unit_of(logical: str) -> int:
 
 
 class AvroValues:
-    """Payloads of one schema, each with its own read position. `is_sure` marks the values that are
-    taken."""
+    """Payloads of one schema, each with its read position. `is_sure` marks those that are taken."""
 
     def __init__(self, value: pa.Array) -> None:
         self._data, bounds = bytes_of(value, _MARGIN)
@@ -129,8 +128,7 @@ class AvroValues:
         self.is_sure = np.ones(len(value), bool)
 
     def read(self, fields: Fields) -> dict[str, pa.Array]:
-        """Read all fields and return the arrays by column. Entries of values that are not sure are
-        arbitrary."""
+        """Read all fields; return the arrays by column. Values that are not sure are arbitrary."""
         found = [(field, *self._field(field)) for field in fields]
         self.is_sure &= self._at == self._ends
         return {
@@ -140,8 +138,7 @@ class AvroValues:
         }
 
     def _field(self, field: Field) -> tuple[Integers, Integers, Integers]:
-        """Read a field. Return the values that have it, and its numbers, or the positions and sizes
-        of its bytes."""
+        """Read a field. Return the values that have it, and its numbers, or positions and sizes."""
         rows = np.flatnonzero(self.is_sure)
         if field.null is not None:
             branch = self._number(rows)
@@ -184,8 +181,7 @@ class AvroValues:
         return half ^ -sign
 
     def _keep(self, rows: Integers, is_sure: Mask) -> None:
-        """Mark the other `rows` as not sure. They are read no further, and their positions stay
-        within their values."""
+        """Mark the other `rows` as not sure: they are read no further."""
         left = rows[~is_sure]
         self.is_sure[left] = False
         self._at[left] = np.minimum(self._at[left], self._ends[left])

@@ -68,8 +68,7 @@ def parse(text: str) -> Node:
 
 
 def with_references(text: str, references: Iterable[str]) -> str:
-    """Return a text for `parse` of a schema and those whose types it names, each after those that
-    it names itself."""
+    """Return a text for `parse` of a schema and of those whose types it names, in that order."""
     return json.dumps({"references": list(references), "schema": text})
 
 

@@ -69,8 +69,7 @@ BATCH_RECORDS, BATCH_BYTES = 10_000, 16 * 2**20
 
 
 def split_records(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the records in parts of at most BATCH_RECORDS, which end once they have more than
-    BATCH_BYTES. Pure."""
+    """Yield the records in parts of at most BATCH_RECORDS and, but for one, BATCH_BYTES. Pure."""
     part, size = list[Any](), 0
     for record in records:
         if len(part) == BATCH_RECORDS or size > BATCH_BYTES:
@@ -170,8 +169,7 @@ UNLISTED = re.compile(r"schema id ([0-9]+): expected it among those listed")
 
 @dataclass(frozen=True)
 class WriterSchema:
-    """The registry's schema of an id: its text, or the error of all records with the id: code and
-    text."""
+    """The registry's schema of an id: its text, or the error (code, text) of its records."""
 
     text: str = ""
     error: tuple[str, str] | None = None

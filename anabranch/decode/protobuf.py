@@ -75,8 +75,7 @@ Records = tuple[list[int], list[bytes]]
 
 @lru_cache(maxsize=256)
 def _file(text: str) -> tuple[Any, Any]:
-    """Return the pool of a set of file descriptors (Base64), and its last file. Raises
-    Incompatible."""
+    """Return the pool of a set of file descriptors (Base64) and its last. Raises Incompatible."""
     pool, added = descriptor_pool.DescriptorPool(), set[str]()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(text)).file
@@ -356,8 +355,7 @@ def _left(unknown: Any, numbers: Mapping[int, FieldDescriptor]) -> FieldDescript
 
 
 class _Field:
-    """How a message's field becomes values of a column. Raises Incompatible, naming the path to the
-    field."""
+    """How a message's field becomes values of a column. Raises Incompatible, naming its path."""
 
     def __init__(self, kind: pa.DataType, field: FieldDescriptor, path: str = "") -> None:
         self._kind, self._name, self._get = kind, field.name, attrgetter(field.name)

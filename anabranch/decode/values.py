@@ -215,8 +215,7 @@ def numbers(
 
 
 def decimal(text: str, kind: pa.Decimal128Type) -> Decimal:
-    """Return a number in JSON's notation, rounded half up to the column's scale. Raises
-    Unreadable."""
+    """Return a number of JSON, rounded half up to the column's scale. Raises Unreadable."""
     if NUMBER.fullmatch(text):
         return fitted(Decimal(text), kind, text)
     raise Unreadable(name_of(kind), text)
@@ -270,8 +269,7 @@ def is_utf8(value: bytes) -> bool:
 def each(
     values: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], Any]
 ) -> tuple[pa.Array, dict[int, Unreadable]]:
-    """Return converted values, null where `convert` raises Unreadable, and these errors by
-    index."""
+    """Return converted values, null where `convert` raises Unreadable, and the errors by index."""
     found, bad = [], {}
     for i, value in enumerate(values):
         try:
@@ -346,8 +344,7 @@ def columns_of(columns: Iterable[Column]) -> tuple[tuple[str, str, bool], ...]:
 
 
 def verdict(name: str, kind: str, error: Unreadable) -> tuple[str, str]:
-    """Return code and text of a value that cannot be read as the column. `kind`: its type, in
-    words."""
+    """Return code and text of a value that the column cannot have. `kind`: its type in words."""
     if error.expected == "UTF-8":
         return "invalid_utf8", f"{name}{error.path}: {found('UTF-8', error.found)}"
     expected = error.expected if error.path else kind

@@ -119,8 +119,7 @@ def try_to_write(lake: Lake) -> None:
 
 
 def read_metadata(io: FileIO, metadata_file: str) -> Table:
-    """Return the table of a metadata file, independent of the catalog. Raises OSError,
-    ValueError."""
+    """Return the table of a metadata file, without the catalog. Raises OSError, ValueError."""
     try:
         return StaticTable.from_metadata(metadata_file, io.properties)
     except ValidationError as error:

@@ -86,8 +86,7 @@ def given_properties(catalog: Catalog) -> dict[str, str]:
 
 
 def namespace_properties(catalog: Catalog) -> dict[str, str]:
-    """Return the properties of a new namespace: those of the catalog that begin with
-    `namespace.`."""
+    """Return the properties of a new namespace: the catalog's that begin with `namespace.`."""
     return {
         key.removeprefix(_OF_NAMESPACE): value
         for key, value in given_properties(catalog).items()

@@ -293,8 +293,7 @@ def for_tasks(io: FileIO) -> FileIO:
 
 
 def _of_s3(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of S3, without the table's and the catalog's own, such as a password.
-    Pure."""
+    """Return the properties of S3, without those of table and catalog, such as a password. Pure."""
     own = {key: text for key, text in properties.items() if key.startswith(_OF_S3)}
     return own | ({"s3.region": own["client.region"]} if "client.region" in own else {})
 

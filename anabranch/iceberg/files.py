@@ -244,8 +244,7 @@ def _common_parent(folders: Collection[str]) -> str:
 
 
 def require_manifests(table: Table) -> None:
-    """Require that storage has the manifests of the branches. Raises FileGone, Transient,
-    Terminal."""
+    """Require that storage has the branches' manifests. Raises FileGone, Transient, Terminal."""
     # A process that expires snapshots may delete those of former heads meanwhile.
     if not _lost_manifests(table) or not (lost := _lost_manifests(table.refresh())):
         return
@@ -259,8 +258,7 @@ def require_manifests(table: Table) -> None:
 
 
 def _lost_manifests(table: Table) -> tuple[list[str], str] | None:
-    """Return a manifest, or list of manifests, that storage lacks, and the branches that name
-    it."""
+    """Return a manifest, or manifest list, that storage lacks, and the branches that name it."""
     branches: dict[str, list[str]] = {}
     for branch in BRANCHES:
         snapshot = head(table, branch)

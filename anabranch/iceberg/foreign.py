@@ -1,6 +1,5 @@
-"""What other programs did to our tables: their commits on our branches, which are accepted if the
-rows stay the same, refused if they changed; and features of a table that our writers do not
-support.
+"""Changes of other programs to our tables: commits on our branches, which are accepted if the rows
+stay the same, refused if they changed; and features of a table that our writers do not support.
 
 A platform compacts files, rewrites manifests and expires snapshots of all its tables. Its commits
 leave a head without our properties, after the newest publish of the branch
@@ -170,8 +169,7 @@ def _way_back(table: Table, name: str) -> str:
 
 
 def _last_metadata(table: Table) -> str | None:
-    """Return the newest metadata file of the supported version, if its branches are the current
-    ones."""
+    """Return the newest metadata file of the supported version with the current branches."""
     heads = {b: table.metadata.refs[b].snapshot_id for b in BRANCHES if b in table.metadata.refs}
     for entry in reversed(table.metadata.metadata_log):
         try:

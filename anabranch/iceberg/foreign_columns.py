@@ -200,8 +200,7 @@ def data_files(table: Table) -> list[DataFile]:
 
 
 def has_values(files: Sequence[DataFile], ids: Collection[int]) -> bool:
-    """Return whether a row in the files may have a value of one of the fields, by the files'
-    metrics. Pure."""
+    """Return whether, by the files' metrics, a row may have a value of one of the fields. Pure."""
     for file in files:
         values, nulls = file.value_counts or {}, file.null_value_counts or {}
         if not values:

@@ -273,8 +273,7 @@ class Lake:
             raise explain(f"list the tables of {namespace}", error) from error
 
     def every_table(self) -> Iterator[Table]:
-        """Yield every table of the catalog, except those whose metadata file is gone. Raises as
-        `load`."""
+        """Yield every table of the catalog that has its metadata file. Raises as `load`."""
         known, namespaces = set[Identifier](), list[Identifier](self._namespaces(()))
         while namespaces:
             if (namespace := namespaces.pop()) not in known:

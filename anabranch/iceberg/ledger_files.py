@@ -237,8 +237,7 @@ def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
 
 
 def has_many(table: Table) -> bool:
-    """Return whether a writer should merge: MANY_APPENDS files since merges were last planned.
-    Pure."""
+    """Return whether to merge: MANY_APPENDS files since merges were last planned. Pure."""
     snapshot = table.current_snapshot()
     return (
         snapshot is not None
@@ -352,8 +351,7 @@ def removed_through(table: Table) -> int:
 
 
 class PerFile(Generic[T]):
-    """A process's cache of one value for each file of a ledger. A file never changes, so it is read
-    once."""
+    """A process's cache of a value for each file of a ledger. A file never changes."""
 
     def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
         self._columns, self._answer = columns, answer

@@ -48,8 +48,7 @@ _FIRST, _LAST = "", "\U0010ffff"
 
 @dataclass(frozen=True)
 class HourManifest:
-    """A manifest with live data files, and the hours that it may contain, `first` to `last`
-    inclusive."""
+    """A manifest with live data files, and the hours `first` to `last` (included) it may have."""
 
     manifest: ManifestFile
     first: str
@@ -251,8 +250,7 @@ def _up_to(slots: list[Slot], most: int = _MOST_ACROSS) -> tuple[Slot, ...]:
 
 
 def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> list[int]:
-    """Return the minimum of a timestamp column in each file that has bounds of it, in milliseconds.
-    Pure."""
+    """Return the minimum of a timestamp column, in milliseconds, in each file with bounds. Pure."""
     id = table.schema().find_field(column).field_id
     bounds = [(file.lower_bounds or {}).get(id) for file in files]
     return [
@@ -263,8 +261,7 @@ def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> l
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
-    """Return the data files of one ingest hour on one branch. Opens only manifests that may contain
-    the hour."""
+    """Return a branch's data files of an hour. Opens only manifests that may contain the hour."""
     return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
 
 

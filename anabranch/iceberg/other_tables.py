@@ -64,8 +64,7 @@ MakeParts = Callable[["FileIO", Stored, str], Sequence[Part]]
 
 @dataclass(frozen=True)
 class OtherTable:
-    """A table at one version: its description, its columns, and its data files. `version`: that of
-    a Delta table."""
+    """A table at one version: description, columns, data files. `version`: of a Delta table."""
 
     what: str
     schema: pa.Schema
@@ -139,8 +138,7 @@ def _static(io: FileIO, metadata: str) -> OtherTable:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether Spark reads a file: neither its name nor a folder's begins with `_` or `.`.
-    Pure."""
+    """Return whether Spark reads a file: no part of its path begins with `_` or `.`. Pure."""
     return not any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
@@ -304,8 +302,7 @@ def find_metadata(names: Iterable[str], location: str) -> str | None:
 
 @dataclass(frozen=True)
 class IcebergPart:
-    """One data file of a table, read in the table's current columns without deleted rows (delete
-    files)."""
+    """One data file of a table, in the table's current columns without deleted rows."""
 
     metadata: TableMetadata
     io: FileIO

@@ -101,8 +101,7 @@ def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
 
 
 def has_own_layout(table: Table) -> bool:
-    """Return whether a table's properties request a Parquet layout that only Iceberg's own writer
-    supports."""
+    """Return whether a table's properties request a Parquet layout of Iceberg's own writer."""
     known = "write.parquet.compression-codec"
     return any(
         name.startswith("write.parquet.") and name != known for name in table.metadata.properties

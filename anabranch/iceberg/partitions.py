@@ -38,8 +38,7 @@ _KINDS = (IdentityTransform, BucketTransform, TruncateTransform)
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How rows of a table are divided into files. `is_flat`: paths do not name the partition.
-    Picklable."""
+    """How a table's rows are divided into files. `is_flat`: paths lack the partition. Picklable."""
 
     spec: PartitionSpec
     schema: Schema
@@ -93,8 +92,7 @@ class Partitioning:
 
 
 def partitioning_of(table: Table) -> Partitioning | None:
-    """Return how rows of a table are divided by our writers; None if only Iceberg's own writer can
-    divide them."""
+    """Return how our writers divide a table's rows; None if only Iceberg's own can."""
     spec = table.specs()[own_spec_id(table)]
     if not all(isinstance(f.transform, _KINDS) for f in spec.fields):
         return None

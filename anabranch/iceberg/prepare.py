@@ -58,8 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A commit's updates for the catalog, and the paths of its files, which are unreferenced if it
-    is refused."""
+    """A commit's updates for the catalog, and its files, which a refusal leaves unreferenced."""
 
     updates: tuple[TableUpdate, ...]
     written: tuple[str, ...]
@@ -171,8 +170,7 @@ class CommitFate(Enum):
 
 
 def classify_commit(table: Table, commit: Commit) -> CommitFate:
-    """Return the outcome of a commit whose answer was lost, according to the current table.
-    Pure."""
+    """Return the outcome of a commit whose answer was lost, by the current table. Pure."""
     # First: a commit that landed has moved the heads itself, and would count as refused below.
     if has_landed(table, commit.id):
         return CommitFate.LANDED

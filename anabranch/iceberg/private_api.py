@@ -47,8 +47,7 @@ def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> File
 
 
 def retry_strategy(name: str) -> Any:
-    """Return a retry strategy of PyArrow by its class name (`s3.retry-strategy-impl`); None if
-    there is none."""
+    """Return PyArrow's retry strategy of a class name (`s3.retry-strategy-impl`), if any."""
     return _import_retry_strategy(name)
 
 
@@ -58,6 +57,5 @@ def has_types(catalog: SqlCatalog) -> bool:
 
 
 def open_row(catalog: SqlCatalog, row: Any) -> Table:
-    """Load the table of an SQL catalog's row from its metadata file. Raises as the public
-    `load_table`."""
+    """Load the table of an SQL catalog's row. Raises as the public `load_table`."""
     return catalog._convert_orm_to_iceberg(row)

@@ -171,8 +171,7 @@ def write_one_block() -> None:
 
 
 def share_file_schemas() -> None:
-    """Cache the Iceberg schema of each schema of Parquet files, and the part of it that a scan
-    reads."""
+    """Cache the Iceberg schema of each Parquet schema, and the part of it that a scan reads."""
     for name, ours in (
         ("pyarrow_to_schema", _pyarrow_to_schema),
         ("prune_columns", _prune_columns),
@@ -208,8 +207,7 @@ def find_rows_by_one_statement() -> None:
 
 
 def _once(function: Function) -> Function:
-    """Cache a function's results by its arguments. Schemas are compared by identity, which is
-    fast."""
+    """Cache a function's results by its arguments; schemas by identity, which is fast."""
     # A value also refers to the arguments, so that no other schema gets the id of a key.
     known: dict[object, tuple[object, Any]] = {}
 

@@ -240,8 +240,7 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
 
 
 def as_bits(kind: pa.DataType) -> pa.DataType:
-    """Return the type with integers instead of floats: NaN never equals NaN, and -0.0 equals
-    0.0."""
+    """Return the type with integers for floats: NaN never equals NaN, and -0.0 equals 0.0."""
     if pa.types.is_float64(kind):
         return pa.int64()
     if pa.types.is_float32(kind):
@@ -330,8 +329,7 @@ class RowReader:
 
 
 def read_by_id(metadata: TableMetadata, io: FileIO, files: Iterable[DataFile]) -> pa.Table:
-    """Return the rows of files in memory. PyIceberg reads by field id, which is correct for a
-    renamed column too."""
+    """Return the rows of files. PyIceberg reads by field id: renamed columns are right."""
     scan = ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())
     return scan.to_table([FileScanTask(file) for file in files])
 

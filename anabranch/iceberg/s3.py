@@ -25,8 +25,7 @@ from anabranch.iceberg.vended import KeySource
 
 
 def elapsed_seconds() -> float:
-    """Return the seconds of the monotonic clock; on Linux it also counts while the machine
-    sleeps."""
+    """Return the seconds of the monotonic clock; Linux counts also while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -61,8 +60,7 @@ _SHARED_FILES = {
 
 
 def bucket_and_key(path: str) -> tuple[str, str] | None:
-    """Return the bucket and the key of a path on S3 (`s3://`, Hadoop's `s3a://`); None for another
-    path. Pure."""
+    """Return bucket and key of a path on S3 (`s3://`, Hadoop's `s3a://`), else None. Pure."""
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
     return (bucket, key) if scheme in ("s3", "s3a") else None
@@ -219,8 +217,7 @@ class ObjectStore:
         return True
 
     def clock(self, bucket: str) -> datetime:
-        """Return the object store's time, in whole seconds. Raises ConfigurationError or
-        Transient."""
+        """Return the store's time, in whole seconds. Raises ConfigurationError or Transient."""
         with self._errors(f"read the time from bucket {bucket}"):
             try:
                 answer = self._client.head_bucket(Bucket=bucket)
@@ -262,8 +259,7 @@ class ObjectStore:
         return body
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
-        """Write one object. Raises ConfigurationError (keys, permissions, no such bucket) or
-        Transient."""
+        """Write one object. Raises ConfigurationError (keys, rights, bucket) or Transient."""
         with self._errors(f"write s3://{bucket}/{key}"):
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
 
@@ -277,8 +273,7 @@ class ObjectStore:
             self._client.upload_fileobj(content, bucket, key, Config=config)
 
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
-        """Return one object's contents and entity tag; None if it does not exist. Raises as
-        `get`."""
+        """Return an object's contents and entity tag; None without the object. Raises as `get`."""
         with self._errors(f"read s3://{bucket}/{key}"):
             try:
                 answer = self._client.get_object(Bucket=bucket, Key=key)

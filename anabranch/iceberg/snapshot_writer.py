@@ -324,8 +324,7 @@ class SnapshotWriter(ManifestWriter):
 
 
 def delete_quietly(table: Table, paths: Iterable[str]) -> None:
-    """Delete unreferenced files. A failure is only logged, at debug level: the file is an
-    orphan."""
+    """Delete unreferenced files. A failure is logged at debug level: the file is an orphan."""
     for path in paths:
         try:
             table.io.delete(path)

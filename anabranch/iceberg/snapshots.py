@@ -178,8 +178,7 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
 
 
 def is_recreated(properties: Mapping[str, str]) -> bool:
-    """Return whether a branch with these properties was created from `main`, and has had no publish
-    since. Pure."""
+    """Return whether the branch was created from `main` and never published since. Pure."""
     return MERGED in properties and CONTENT not in properties
 
 
@@ -271,8 +270,7 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
-    """Return the snapshot of an attempt; None if it is gone. Raises Terminal if two snapshots have
-    the id. Pure."""
+    """Return an attempt's snapshot, None if it is gone. Raises Terminal for two of the id. Pure."""
     staged = [
         s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id
     ]

@@ -190,8 +190,7 @@ def read_snapshot(
 
 
 def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
-    """Return only the staged rows, as in the files. Raises Terminal for a snapshot without a
-    parent."""
+    """Return the staged rows, as in the files. Raises Terminal for a snapshot without parent."""
     if staged.parent_id is None:
         raise Terminal(
             f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; "
@@ -232,8 +231,7 @@ def held_snapshots(
 
 
 def count_deaths(table: Table, what: str) -> int:
-    """Return how many reads of `what` have not ended: their processes died, or are still reading.
-    Pure."""
+    """Return how many reads of `what` have not ended: their processes died, or read. Pure."""
     begin = f"{READING}{what}-"
     tags = [name for name in table.metadata.refs if name.startswith(begin)]
     return len({name.rpartition("-")[0] for name in tags})

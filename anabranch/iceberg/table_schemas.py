@@ -70,8 +70,7 @@ FROM_KAFKA = (
 
 
 def iceberg_type(kind: str, ids: list[int]) -> IcebergType:
-    """Return the Iceberg type of a column's type (`Column.type`), with ids after `ids[0]`, which
-    is advanced."""
+    """Return the Iceberg type of `Column.type`, with ids after `ids[0]`, which is advanced."""
 
     def next_id() -> int:
         ids[0] += 1

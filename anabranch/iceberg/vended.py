@@ -72,8 +72,7 @@ class KeySource(Protocol):
     """A source of temporary keys of S3."""
 
     def current(self) -> Keys:
-        """Return keys with which a request can be sent now. Raises as `Lake.load` if they have to
-        be renewed."""
+        """Return keys that are valid now. Raises as `Lake.load` if they have to be renewed."""
 
     def expire(self) -> None:
         """Never use the current keys again: S3 has refused them."""

@@ -104,8 +104,7 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
 
 
 def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
-    """Return settings of a consumer or producer that never creates topics, even if brokers allow
-    it."""
+    """Return settings of a consumer or producer by which brokers never create topics."""
     return kafka_python_settings(kafka) | {"allow_auto_create_topics": False}
 
 
@@ -191,8 +190,7 @@ class KafkaAdapter:
         return frozenset(self._ask("list the topics", lambda admin: admin.list_topics()))
 
     def cluster_id(self) -> str:
-        """Return the id of the cluster; empty if the brokers have none or this client lacks the
-        right."""
+        """Return the cluster's id; empty if the brokers have none or the right is missing."""
         try:
             cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
         except ConfigurationError:
@@ -549,8 +547,7 @@ class KafkaAdapter:
         return found.metadata or None if found is not None else None
 
     def _retry_coordinator(self, question: Callable[[], T]) -> T:
-        """Return the answer of a group's coordinator. Retries while brokers that have just started
-        have none."""
+        """Return the answer of a group's coordinator; retry while brokers that start have none."""
         for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATOR_WITHIN_S):
             try:
                 return question()
@@ -702,8 +699,7 @@ class KafkaAdapter:
     def _offsets(
         self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED
     ) -> dict[int, Stamped]:
-        """Return for each partition the answer for its kafka-python OffsetSpec or its time in
-        milliseconds."""
+        """Return each partition's answer for its kafka-python OffsetSpec or its time (ms)."""
         specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:
             offsets = self._ask(

@@ -85,8 +85,7 @@ class SchemaRegistryClient:
         self._versions: dict[tuple[str, int], Mapping[str, Any]] = {}
 
     def schema(self, schema_id: int, subject: str | None = None) -> RegisteredSchema | None:
-        """Return the schema of an id, in the context of `subject`; None if the registry has
-        none."""
+        """Return the schema of an id, in the context of `subject`; None without it."""
         context = _context(subject)
         if (schema_id, context) not in self._schemas:
             path = f"schemas/ids/{schema_id}" + (f"?{_of(subject)}" if context else "")

@@ -48,8 +48,7 @@ def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
 
 
 def spark_options(kafka: Kafka) -> dict[str, str]:
-    """Return the Java client's properties for the configured brokers, as options of Spark's Kafka
-    source."""
+    """Return Java's client properties for the brokers, as options of Spark's Kafka source."""
     properties = kafka.security.for_java() if kafka.security is not None else {}
     if token := token_digest(kafka):
         # Java reads the file of a token once for each text of this property.
@@ -171,8 +170,7 @@ def _key_of(security: OAuth | type[OAuth], name: str) -> str:
 
 
 class AwsKeys:
-    """Keys of AWS for each connection: of the default credentials chain, of a profile, or of a
-    role."""
+    """Keys of AWS for each connection: of the default credentials chain, a profile, or a role."""
 
     def __init__(self, security: MskIam) -> None:
         self._security = security
@@ -236,8 +234,7 @@ class _MskIam(SaslMechanismAwsMskIam):  # type: ignore[misc]
 
 
 class Tickets:
-    """Kerberos tickets, by a keytab or of the process's ticket cache. MIT Kerberos renews those of
-    a keytab."""
+    """Kerberos tickets, of a keytab, for which MIT Kerberos renews them, or of the ticket cache."""
 
     def __init__(self, security: Kerberos) -> None:
         self._security = security

@@ -230,8 +230,7 @@ def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> 
 
 
 def finished_ids(job: Job, state: State) -> Confirmed:
-    """Return the decisions and dead letters that wait on a branch and are complete. Raises
-    Transient."""
+    """Return the complete decisions and dead letters that wait on a branch. Raises Transient."""
     rows = job.ledger.history({row.hour for row in state.decisions}, ledger.BULKY)
     letters = job.lake.load(job.stream.dead_letters_table)
     done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(letters, item)}
@@ -319,8 +318,7 @@ def read_promise(
 
 
 class FilesByManifest:
-    """The data files of some hours in snapshots: sizes in bytes by path. Reads each manifest
-    once."""
+    """The data files of some hours in snapshots: bytes by path. Reads each manifest once."""
 
     def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
         self._table, self._is_wanted = table, is_wanted

@@ -204,8 +204,7 @@ def table_name(location: str) -> Name:
 
 
 def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
-    """Return the table's name in its catalog; None if the conventions define none for its type.
-    Pure."""
+    """Return the table's name in its catalog; None if the conventions have none. Pure."""
     if catalog.type == "rest":
         return Name(catalog.uri, table)
     account = catalog.properties.get("glue.id")
@@ -263,16 +262,14 @@ class Subject:
         return topic_name(self.environment.kafka, self.stream.topic)
 
     def schema(self, row: LedgerRow) -> Schema:
-        """Return the columns of a decision's snapshot, or of the current schema if the snapshot has
-        expired."""
+        """Return the columns of a decision's snapshot, or of the current schema without it."""
         snapshot = self.table.metadata.snapshot_by_id(row.snapshot_id) if row.snapshot_id else None
         by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
 
 def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
-    """Return the START event of a run, with inputs and outputs, and its end event, with the
-    result."""
+    """Return the START event of a run, with inputs and outputs, and its end, with the result."""
     ended = RunState.COMPLETE if run.error is None else RunState.FAIL
     start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]

@@ -109,8 +109,7 @@ def spans_of(hours: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Cut:
-    """The exact input of an hour: `[start, end)` by partition, of one topic id. Never changes after
-    the seal."""
+    """The exact input of an hour: `[start, end)` by partition, of one topic id. Never changes."""
 
     topic_id: str
     ranges: Ranges

@@ -59,8 +59,7 @@ class Topic:
 
 
 def is_contradicted(topic: Topic | None, expected: Position | None) -> bool:
-    """Whether a broker's answer contradicts a position: no topic, another topic id, or fewer
-    partitions. Pure."""
+    """Whether an answer contradicts a position: no topic, another id, fewer partitions. Pure."""
     if topic is None or expected is None:
         return topic is None
     return expected.topic_id not in ("", topic.id) or not set(expected.offsets) <= set(
@@ -118,8 +117,7 @@ def ranges_from_keys(data: Mapping[str, list[int]]) -> Ranges:
 
 
 def ranges_between(start: Mapping[int, int], end: Mapping[int, int]) -> Ranges:
-    """Return `[start, end)` for each partition of `end`; a partition missing in `start` begins at
-    0."""
+    """Return `[start, end)` for each partition of `end`; one missing in `start` begins at 0."""
     return {p: (start.get(p, 0), e) for p, e in end.items()}
 
 

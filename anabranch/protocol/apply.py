@@ -190,8 +190,7 @@ def _ensure_bucket(environment: Environment, bucket: str) -> bool:
 
 
 def is_created(lake: Lake, stream: Stream) -> bool:
-    """Whether a stream has all tables and branches that `apply` creates. Raises Terminal,
-    Transient."""
+    """Whether a stream has the tables and branches of `apply`. Raises Terminal, Transient."""
     branched = (stream.table, *stream.branched_tables)
     if not all(map(lake.exists, (*branched, *stream.plain_tables))):
         return False
@@ -287,8 +286,7 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
 
 
 def _beginning(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> dict[str, str]:
-    """Return position and timeline of the first commit. A topic that does not exist yet begins at
-    offset 0."""
+    """Return position and timeline of the first commit: offset 0 of a topic that is missing."""
     topic = kafka.describe(stream.topic)
     # Decision 4: by a fast clock, the first hour would be one that has not begun.
     now = lake.clock.now()

@@ -128,8 +128,7 @@ def waiting_batch(
 
 
 def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
-    """Return the entry of a swap to another layer: `main` gets that layer's dead letters of the
-    hour."""
+    """Return the entry of a swap: `main` gets the dead letters of the hour's new layer."""
     return {
         "id": id or new_id(),
         "at": now.isoformat(),
@@ -238,8 +237,7 @@ def plan_commit(
 
 
 def named_files(state: State) -> frozenset[str]:
-    """Return the paths of the files that publishes of rows name and that are not published yet.
-    Pure."""
+    """Return the files of dead letters that publishes of rows name and that wait. Pure."""
     return frozenset(path for item in state.dead_letters for path in item["paths"])
 
 
@@ -270,8 +268,7 @@ def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
 
 
 def may_lack(state: State) -> bool:
-    """Whether dead letters may have to be published or checked: only hours with records have any.
-    Pure."""
+    """Whether dead letters may need a publish or a check: of hours with records. Pure."""
     return bool(state.dead_letters) or any(
         accepted.cut.offsets for accepted in state.accepted.values()
     )

@@ -197,8 +197,7 @@ def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish
 
 
 def may_come_back(state: State, erasure: Erasure, log_starts: Mapping[int, int]) -> bool:
-    """Whether Kafka may have records that an erasure covers (`log_starts`: its first offsets).
-    Pure."""
+    """Whether Kafka may have records of an erasure (`log_starts`: its first offsets). Pure."""
     is_gone = all(log_starts.get(p, 0) >= end for p, end in erasure.ends.items())
     return not (_has_left_log(state, erasure) or is_gone)
 

@@ -47,8 +47,7 @@ class Key:
         return tuple(sorted({self.hash(column, value) for value in values}))
 
     def id_of(self, column: str, hashes: Iterable[str], number: int = 0) -> str:
-        """Return the id of the erasure of these values. `number` counts repeated requests, from
-        1."""
+        """Return the id of an erasure of values. `number` counts repeated requests, from 1."""
         message = "\0".join((column, *hashes, *([str(number)] if number else []))).encode()
         return hmac.new(self.secret, message, hashlib.sha256).hexdigest()[:_BYTES]
 

@@ -64,8 +64,7 @@ class ImportedHour:
 
 
 def first_offset(hour: str) -> int:
-    """Return the offset of an imported hour's first row: the hour, as hours since 1970, times 2^32.
-    Pure."""
+    """Return the offset of an imported hour's first row: hours since 1970, times 2^32. Pure."""
     # Offsets that began with 0 in each hour would be equal in two hours, and a topic or an index
     # would keep one of their rows.
     return to_number(hour) << HOUR_BITS

@@ -197,8 +197,7 @@ def decision(
     act: Act | None = None,
     erasure: Mapping[str, Any] | None = None,
 ) -> LedgerRow:
-    """Return a decision of the time `now`, with the offset count of its cut unless `account` has
-    one."""
+    """Return a decision of the time `now`, with its cut's offset count if `account` has none."""
     counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
     if cut is not None and account.offsets is None:
         counted["offsets"] = cut.offsets
@@ -352,13 +351,11 @@ class Ledger:
         return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
 
     def first_hour(self) -> str:
-        """Return the first hour that the ledger keeps, or an empty string if it keeps all. Raises
-        Transient."""
+        """Return the first hour that the ledger keeps; empty if it keeps all. Raises Transient."""
         return self._lake.load(self._name).properties.get(FIRST_HOUR, "")
 
     def removed_through(self) -> int:
-        """Return the highest sequence number of a removed row; 0 if none was removed. Raises
-        Transient."""
+        """Return the highest sequence of a removed row; 0 without one. Raises Transient."""
         return removed_through(self._lake.load(self._name))
 
     def remarkable_hours(self) -> frozenset[str]:
@@ -446,8 +443,7 @@ def _in_order(rows: pa.Table) -> list[LedgerRow]:
 
 
 def recorded_and_waiting(recorded: Sequence[LedgerRow], state: State) -> list[LedgerRow]:
-    """Return decisions of the ledger, followed by those that still wait on a branch, of any hour.
-    Pure."""
+    """Return the ledger's decisions, then those that wait on a branch, of any hour. Pure."""
     ids = {row.decision_id for row in recorded}
     waiting = (row for row in state.decisions if row.decision_id not in ids)
     return [*recorded, *(row for row in waiting if row.decision not in NOTES)]
@@ -552,8 +548,7 @@ def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
 
 
 def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """Return the decisions about an hour: those in the ledger, then those that still wait on a
-    branch. Pure."""
+    """Return the decisions about an hour: the ledger's, then those that wait on a branch. Pure."""
     rows = {row.decision_id: row for row in (*recorded, *state.decisions) if row.hour == hour}
     return [row for row in rows.values() if row.decision not in NOTES]
 

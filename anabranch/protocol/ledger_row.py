@@ -289,8 +289,7 @@ class LedgerRow(HourAccount):
         )
 
     def as_columns(self) -> dict[str, Any]:
-        """Return the ledger's columns with JSON values, without the sequence, which the append
-        sets."""
+        """Return the ledger's columns with JSON values, without the sequence of the append."""
         act = {"act": to_json(self.act)} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
         return (

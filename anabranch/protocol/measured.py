@@ -162,8 +162,7 @@ class Meter:
         return {MEASURED: json.dumps(said, separators=(",", ":"))}
 
     def landed(self, commit_seconds: float) -> None:
-        """Record that the last measurements have landed, and the duration of their commit in
-        seconds."""
+        """Record that the last measurements have landed, and the seconds of their commit."""
         self._published, self._commit = self._pending, commit_seconds
 
 
@@ -199,8 +198,7 @@ def cpu_ms() -> int:
 
 
 def _seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process and of its ended children, in seconds; 0 if the process has
-    ended."""
+    """Return the CPU seconds of a process and its ended children; 0 if it has ended."""
     try:
         used = process.cpu_times()
     except psutil.NoSuchProcess:

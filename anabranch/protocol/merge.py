@@ -174,8 +174,7 @@ def _hours_to_compare(state: State) -> set[str]:
 
 
 def needs_merge(state: State) -> bool:
-    """Whether a merge is needed: a branch moved without `main`, or a retained hour is now covered.
-    Pure."""
+    """Whether to merge: a branch moved without `main`, or a retained hour is covered. Pure."""
     return not state.is_merged or any(
         uncovered_reason(state, state.served_by(h), h) is None for h in state.retained_hours
     )
@@ -227,8 +226,7 @@ class Seam:
     start: Offsets
 
     def ranges(self, ends: Offsets) -> list[Ranges]:
-        """Return the offsets below `ends` that the snapshot does not account for, each once and in
-        order."""
+        """Return the offsets below `ends` that the snapshot does not account for, in order."""
         rest = ranges_between(self.start, ends)
         parts = [*(clip(part, _below(ends)) for _, part in self.waiting), clip(rest, rest)]
         return [part for part in parts if part]

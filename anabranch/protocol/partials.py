@@ -52,8 +52,7 @@ def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -
 
 
 def _only_value(file: DataFile, id: int) -> str | None:
-    """Return the only value of a string column in a file; None if its bounds differ or are
-    missing."""
+    """Return the only value of a string column in a file; None if bounds differ or are missing."""
     least, most = (
         bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds)
     )

@@ -110,8 +110,7 @@ class Again(Enum):
 
 @dataclass(frozen=True)
 class Decision(Generic[T]):
-    """A publish over the heads of `state`, None if nothing is left to do, and a result for the
-    caller."""
+    """A publish over the heads of `state` (None: nothing left to do), and a result."""
 
     state: State
     publish: Publish | None
@@ -228,8 +227,7 @@ def _without_unproven(state: State, publish: Publish, now: datetime) -> Publish:
 
 
 def _watermarks(state: State, publish: Publish) -> dict[str, str]:
-    """Return the watermarks of `main` after the publish; a watermark that no longer applies is
-    empty."""
+    """Return the watermarks of `main` after the publish, empty if they no longer apply."""
     after = plan_after(state, publish.changes, publish.timeline, publish.position)
     before = Watermarks.from_properties(state.branch_properties["main"])
     promised = plan_watermarks(after, before, publish.merges or state.is_merged, publish.read_until)

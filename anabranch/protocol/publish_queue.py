@@ -271,8 +271,7 @@ def _find(lake: Lake, table_name: str, id: str) -> Turn | None:
 
 
 class YieldToQueue:
-    """The speed layer's side of the queue: it waits once for each turn and publishes between any
-    two."""
+    """The speed layer's side of the queue: it waits once a turn and publishes between two."""
 
     def __init__(self, lake: Lake, table_name: str, stop: threading.Event | None = None) -> None:
         self._lake, self._table_name, self._stop = lake, table_name, stop
@@ -280,8 +279,7 @@ class YieldToQueue:
         self._has_yielded = False
 
     def wait_if_first(self, properties: Mapping[str, str]) -> bool:
-        """Wait for the first turn in the loaded properties; return False if there is none to wait
-        for."""
+        """Wait for the first turn in the loaded properties; return False without one."""
         turn = turn_to_yield_to(read_queue(properties), self._waited, self._has_yielded)
         if turn is None:
             return False
@@ -361,8 +359,7 @@ class QueueEntry:
             self._inner -= 1
 
     def leave(self) -> None:
-        """Remove a turn that no publish removed. If the lake does not answer, the turn times
-        out."""
+        """Remove a turn that no publish removed. Otherwise the turn times out."""
         if self._turn is None:
             return
         try:

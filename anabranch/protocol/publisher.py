@@ -51,8 +51,7 @@ class Publisher:
     def run(
         self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True
     ) -> Published[T]:
-        """Run `anabranch.protocol.publish.run`; its publish removes the confirmed entries from the
-        branches."""
+        """Run `anabranch.protocol.publish.run`; its publish removes confirmed entries."""
 
         def confirming() -> Decision[T] | Again:
             decision = decide()

@@ -1,5 +1,5 @@
-"""What each branch records of hours and records that are gone or kept: holds, expired hours,
-erasures. A branch that is rolled back or recreated loses no hold, and restores no expired hour.
+"""Holds, expired hours and erasures, as each branch records them. A branch that is rolled back or
+recreated loses no hold, and restores no expired hour.
 
 A hold keeps hours beyond their retention, until an operator releases it. Each branch records all
 holds with the time of the last change; the newest record counts.
@@ -54,8 +54,7 @@ class Hold(JsonFields):
 
 @dataclass(frozen=True)
 class Holds:
-    """All holds of a stream, and the time (UTC) of their last change; None if they never
-    changed."""
+    """All holds of a stream, and the time (UTC) of their last change; None without one."""
 
     holds: tuple[Hold, ...] = ()
     changed: datetime | None = None
@@ -155,8 +154,7 @@ class Expired:
         return len(hours_between(first, self.before)) - kept
 
     def plus(self, hours: Collection[str], first: str, at: datetime) -> Expired:
-        """Return the expired hours with `hours` added, of a stream that begins with `first`.
-        Pure."""
+        """Return the expired hours with `hours`, of a stream that begins with `first`. Pure."""
         known = self.before or first
         before = max(known, shift(max(hours), 1))
         kept = {hour for one, last in self.kept for hour in hours_between(one, shift(last, 1))}

@@ -82,8 +82,7 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
 
 
 def roll_forward(lake: Lake, name: str) -> list[str]:
-    """Delete the record of a rolled-back file; return a description of each change. Raises
-    Transient."""
+    """Delete the record of a rolled-back file; return a text for each change. Raises Transient."""
     if ROLLED_BACK not in lake.load(name).properties:
         return []
     # PyIceberg fails to remove a key that another process, or a lost request, has already removed.

@@ -253,8 +253,7 @@ class BoundaryResolver:
         self._seen: Seen = {}
 
     def start_from(self, state: State) -> None:
-        """Use a state that is already loaded for the next requests to Kafka; the decision loads a
-        fresh one."""
+        """Use a loaded state for the next requests to Kafka; the decision loads a fresh one."""
         self._last = state
 
     def decide(
@@ -326,8 +325,7 @@ Extend = Callable[[State, Publish], Publish]
 
 @dataclass(frozen=True)
 class Sealed:
-    """The result of a seal: the sealed hours, oldest first, and the state without hours left to
-    seal."""
+    """The result of a seal: the sealed hours, oldest first, and the state after it."""
 
     hours: tuple[str, ...]
     state: State

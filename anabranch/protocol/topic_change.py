@@ -59,8 +59,7 @@ _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 
 @dataclass(frozen=True)
 class Log:
-    """A topic's log in Kafka: the oldest available offset and the last stable offset by
-    partition."""
+    """A topic's log in Kafka: oldest available and last stable offset by partition."""
 
     topic: Topic
     starts: Offsets
@@ -105,8 +104,7 @@ def parse_start(text: str) -> StartChoice:
 
 
 def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
-    """Read the topic's log. An end below the offsets `reached` is believed only if the brokers
-    repeat it."""
+    """Read the topic's log. An end below `reached` is believed only if the brokers repeat it."""
     # A replaced leader that does not know it yet returns an earlier end, and the log would look as
     # if it had lost published records.
     return Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic, reached))
@@ -142,8 +140,7 @@ def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets
 
 
 def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> str:
-    """Return the message of why an operator has to choose where to begin, and when each choice
-    applies."""
+    """Return why an operator has to choose where to begin, and when each choice applies."""
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     stamp = kafka.oldest_stamp(log.topic, log.starts, log.ends, 0, now_ms)
     oldest = (
@@ -241,8 +238,7 @@ def _lost_ends(
 
 
 def must_choose(timeline: Timeline, position: Position, log: Log) -> bool:
-    """Whether an operator has to choose where to begin: the log has records and was never read.
-    Pure."""
+    """Whether an operator has to choose where to begin: an unread log with records. Pure."""
     is_new = position.topic_id not in ("", log.topic.id) and timeline.left_at(log.topic.id) is None
     return is_new and log.records > 0
 
@@ -443,8 +439,7 @@ def last_read_ms(state: State) -> int:
 def plan_publish(
     state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None
 ) -> Publish:
-    """Return the publish of an adoption: sealed hours, timeline, position and lost offsets in one
-    commit. Pure."""
+    """Return an adoption's publish: sealed hours, timeline, position and lost offsets. Pure."""
     rows = tuple(
         ledger.decision(
             h,

@@ -78,8 +78,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
-    """Keep only records with offsets in `[start, end)` of their partition; other partitions have
-    none."""
+    """Keep only records with offsets in `[start, end)` of their partition."""
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
@@ -216,8 +215,7 @@ def as_dead(letters: DataFrame, stream: Stream) -> DataFrame:
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Return rows of the table with the columns of `decode`, as good records without their
-    bytes."""
+    """Return rows of the table with the columns of `decode`, as good records."""
     names = [column.name for column in stream.columns]
     unknown = {
         "error_code": "STRING",

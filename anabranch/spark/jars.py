@@ -53,8 +53,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Jars:
-    """Three class paths, one for each JVM, each in a fixed order. `spark`: of the installed
-    Spark."""
+    """The class paths of three JVMs, each in a fixed order. `spark`: of the installed Spark."""
 
     folder: Path
     spark: tuple[Path, ...]
@@ -179,8 +178,7 @@ def cached() -> tuple[Path, list[str]]:
 def _resolve(
     java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress
 ) -> None:
-    """Retrieve into a temporary folder (step 1), verify it (2), and rename its folders into place
-    (3)."""
+    """Retrieve into a temporary folder (step 1), verify it (2), rename its folders (3)."""
     attempt = folder.with_name(folder.name + ".part")
     for leftover in (attempt, *(folder / name for name in confs)):
         if leftover.exists():
@@ -308,8 +306,7 @@ def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) ->
 
 
 def _write_sums(progress: Progress) -> Path:
-    """Resolve the current ivy.xml and write its jars' checksums; for a developer who changes a
-    version."""
+    """Resolve ivy.xml and write the jars' checksums, for a developer who changes a version."""
     conf = jvm_folder()
     root = cache_folder() / "jars"
     root.mkdir(parents=True, exist_ok=True)

@@ -108,8 +108,7 @@ _MARK = "# Added by anabranch:"
 
 
 def spark_home() -> Path:
-    """Return the pyspark package's folder, a complete SPARK_HOME. Raises Terminal if pyspark is not
-    installed."""
+    """Return the pyspark package, a complete SPARK_HOME. Raises Terminal without pyspark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise Terminal(

@@ -173,8 +173,7 @@ def explain_spark(spark: SparkSession | None, doing: str, error: BaseException) 
 
 
 def close_session(spark: SparkSession) -> None:
-    """Stop a session. A failure is only logged, at debug level, so that it hides no earlier
-    error."""
+    """Stop a session. A failure is logged at debug level, so that it hides no earlier error."""
     try:
         spark.stop()
     except Exception:
@@ -206,8 +205,7 @@ def require_trust(spark: SparkSession, s3: S3) -> None:
 
 
 def explained(spark: SparkSession, doing: str) -> AbstractContextManager[None]:
-    """Translate any exception while `doing` to an AnabranchError, so that no job ends with a
-    traceback."""
+    """Translate any exception while `doing` to an AnabranchError: no job ends with a traceback."""
     return LazySpark.of(spark).explained(doing)
 
 

@@ -29,8 +29,7 @@ EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
 
 
 def runs_here(master: str | None) -> bool:
-    """Return whether tasks run on the driver's machine, with its Python. Other machines do not have
-    our code."""
+    """Return whether tasks run on this machine, with its Python; others lack our code."""
     return (
         master is not None and master.startswith("local") and not master.startswith("local-cluster")
     )
@@ -119,8 +118,7 @@ def session_settings(environment: Environment) -> dict[str, str]:
 
 
 def kafka_properties(environment: Environment) -> dict[str, str]:
-    """Return the system properties that Java's client of Kafka needs, on the driver and on
-    executors."""
+    """Return the system properties of Java's Kafka client, on the driver and on executors."""
     security = environment.kafka.security
     return security.system_properties() if security is not None else {}
 

@@ -72,8 +72,7 @@ NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
 class NotAColumn(Exception):
-    """A field of a subject's schema that has no column type; the message begins with the field's
-    path."""
+    """A field of a subject's schema that has no column type; the message begins with its path."""
 
     def __init__(self, path: str, expected: str, found: str) -> None:
         where = f"{path}: " if path else ""
@@ -102,8 +101,7 @@ def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
 
 
 def require_names(path: str, names: Collection[str]) -> None:
-    """Raise NotAColumn for a name that no column can have, and for two names that differ only by
-    case."""
+    """Raise NotAColumn for a name of no column, and for names that differ only by case."""
     seen: dict[str, str] = {}
     for name in names:
         at = f"{path}.{name}" if path else name

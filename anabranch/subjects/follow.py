@@ -213,8 +213,7 @@ def take_up(environment: Environment, stream: Stream, lake: Lake) -> Stream:
 
 @dataclass(frozen=True)
 class _Known:
-    """The result of reading a stream: by which file, and its columns or the reason that there are
-    none."""
+    """The result of reading a stream: by which file, and its columns or why there are none."""
 
     file: Stream
     found: Stream | AnabranchError

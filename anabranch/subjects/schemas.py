@@ -194,8 +194,7 @@ class Schemas:
 
 
 def open_schemas(environment: Environment, stream: Stream) -> Schemas:
-    """Raises ConfigurationError if the stream's format needs a registry and the environment has
-    none."""
+    """Raises ConfigurationError if the format needs a registry and there is none."""
     needs_one = stream.format.needs_registry
     return Schemas(stream, open_registry(environment, stream) if needs_one else None)
 

@@ -297,8 +297,7 @@ def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
 def _observed(
     frame: DataFrame, name: str, expectations: Mapping[int, Expectation]
 ) -> dict[int, Mapping[str, Any]]:
-    """Return counts and statistics, with rows for the types where Great Expectations can name
-    them."""
+    """Return counts and statistics, with rows where Great Expectations can name them."""
     results = _evaluate(frame, name, expectations, _ROWS)
     # Some types cannot name rows: evaluate these again without them.
     again = {i: expectations[i] for i, result in results.items() if _exception(result)}
@@ -346,8 +345,7 @@ def _raise_if_unreachable(doing: str, text: str) -> None:
 
 
 def _raised(result: Any) -> list[Mapping[str, Any]]:
-    """Return the exceptions of an evaluation. Some expectations list them flat, others by metric
-    id."""
+    """Return an evaluation's exceptions: listed flat, or by metric id."""
     info = result.exception_info or {}
     infos = (
         [info] if "raised_exception" in info else [i for i in info.values() if isinstance(i, dict)]

@@ -62,8 +62,7 @@ class RowCountBaseline:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The row counts that pass (None: any), and a clause with their source, or why there are
-    none."""
+    """The row counts that pass (None: any), and their source, or why there are none."""
 
     min_value: int | None
     max_value: int | None
@@ -76,8 +75,7 @@ class Bounds:
 
 
 def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -> Bounds:
-    """Return the bounds of one of these expectations for an hour. Pure, except for calls of
-    `known`."""
+    """Return the bounds of such an expectation for an hour. Pure, except for calls of `known`."""
     if type == SPEED:
         if known.speed_rows is None:
             return Bounds(None, None, known.why, applies=False)
@@ -185,8 +183,7 @@ class Suite:
 
 
 def load_suite(path: Path) -> Suite:
-    """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it
-    loads."""
+    """Read a suite's file. Raises ConfigurationError unless all of it loads."""
     data = load_mapping(path, "a readable suite of expectations")
     _only_keys(str(path), data, _SUITE_KEYS)
     name, entries = data.get("name"), data.get("expectations")
@@ -214,8 +211,7 @@ def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> Non
 
 
 def _parse(where: str, entry: Any) -> Expectation:
-    """Parse one entry. Great Expectations' own model of its type checks it. Raises
-    ConfigurationError."""
+    """Parse one entry; Great Expectations' model checks it. Raises ConfigurationError."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
         raise ConfigurationError(f"{where}: expected a type and its kwargs, found {entry!r}")
     where = f"{where} ({entry['type']})"
@@ -305,8 +301,7 @@ def build(name: str, expectations: Mapping[int, Expectation]) -> Any:
 
 
 def context() -> Any:
-    """Return a context in memory only: the default one would make a folder for a documentation
-    site."""
+    """Return a context in memory: the default one would make a folder for a site."""
     gx = great_expectations()
     from great_expectations.data_context.types.base import (
         DataContextConfig,

@@ -117,8 +117,7 @@ class Token:
 
     @staticmethod
     def decode(text: str) -> Token:
-        """Return the token of a text. Raises ConfigurationError for text that `encode` did not
-        write."""
+        """Return the token of a text. Raises ConfigurationError for text not of `encode`."""
         try:
             packed = text.removeprefix(PREFIX)
             data = parse(_Text, base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
@@ -192,8 +191,7 @@ def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
 
 
 def waiting_changes(state: State, first: str) -> list[LedgerRow]:
-    """Return the waiting decisions about hours from `first` on that may change the rows that `main`
-    serves."""
+    """Return the waiting decisions from `first` on that may change the rows of `main`."""
     return [row for row in state.decisions if is_change(row) and row.hour >= first]
 
 
@@ -497,8 +495,7 @@ def _changes(
 def _old_files(
     table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
 ) -> dict[str, dict[str, DataFile]]:
-    """Return the files of each hour's content in `before`, without hours whose snapshots have
-    expired."""
+    """Return the files of each hour's content in `before`, of hours that have snapshots."""
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")

@@ -68,8 +68,7 @@ class Storage(ABC):
 
     @abstractmethod
     def replace(self, path: str, body: bytes, before: SmallFile | None) -> bool:
-        """Replace `before` by a small file, atomically; return False if another file is there by
-        then."""
+        """Replace `before` by a small file, atomically; False if another file is there."""
 
     @abstractmethod
     def put(self, path: str, body: bytes) -> None:
@@ -284,8 +283,7 @@ class Begun:
 
 
 def begun_name(delivery: str) -> str:
-    """Return the name of the file that lists the names that a delivery is about to write. Readers
-    skip it."""
+    """Return the file that lists the names of a delivery to write. Readers skip it."""
     return f"{BEGUN}{delivery[:8]}.json"
 
 
@@ -309,8 +307,7 @@ class Todo(Enum):
 
 
 def is_later(before: Manifest | None, hour: Hour) -> bool:
-    """Return whether a folder contains another content of the hour, read at a later snapshot.
-    Pure."""
+    """Return whether a folder has another content of the hour, of a later snapshot. Pure."""
     return before is not None and before.source != hour.source and before.sequence > hour.sequence
 
 
@@ -356,8 +353,7 @@ class Folder:
     storage: Storage
 
     def last(self) -> Delivery | None:
-        """Return the newest delivery. Raises Transient, Terminal if the table of deliveries does
-        not exist."""
+        """Return the newest delivery. Raises Transient, Terminal without its table."""
         return deliveries.newest(
             self.job.lake, self.job.stream.egress_table, self.target.name, self.target.place
         )
@@ -423,8 +419,7 @@ class Folder:
         return hour.delivered(self.target.name, self.target.place, delivery, len(files), token)
 
     def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
-        """Return the deliveries that processes began, by the name of the file that lists each one's
-        files."""
+        """Return the begun deliveries, by the name of the file that lists each one's files."""
         found = {}
         for name in listed:
             seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None

@@ -40,8 +40,7 @@ MAX_POSITION_BYTES = 4096
 
 @dataclass(frozen=True)
 class LastPlace:
-    """The last place that was sent of an hour with this content, in the order of partition and
-    offset."""
+    """The last place that was sent of an hour with this content, by partition and offset."""
 
     hour: str
     source: str

@@ -277,8 +277,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Search:
-    """An open search target. Its place names the index with its UUID, so a recreated index is
-    another place."""
+    """An open search target. Its place has the index's UUID: a recreated index is another."""
 
     job: Job
     target: Target
@@ -290,8 +289,7 @@ class Search:
         return f"{self.index.where} ({self.uuid})"
 
     def last(self) -> Delivery | None:
-        """Return the newest delivery. Raises Transient, Terminal if the table of deliveries does
-        not exist."""
+        """Return the newest delivery. Raises Transient, Terminal without its table."""
         return deliveries.newest(
             self.job.lake, self.job.stream.egress_table, self.target.name, self.place
         )

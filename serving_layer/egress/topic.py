@@ -39,8 +39,7 @@ TRANSACTION_BYTES = 8 * 1024 * 1024
 
 @dataclass
 class TopicSender:
-    """An open topic target. Its place names the topic with its id, so a recreated topic is another
-    place."""
+    """An open topic target. Its place has the topic's id: a recreated topic is another."""
 
     job: Job
     target: Target

@@ -46,8 +46,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Derived:
-    """A view under a table's name: SQL over `files` and `others`, to which the SQL refers by
-    `source`."""
+    """A view under a table's name: SQL over `files` and `others`, named by `source`."""
 
     sql: str
     files: Mapping[str, TableFiles]
@@ -231,8 +230,7 @@ def _session(catalog: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """Lock the connection before the user's SQL: no access to files, network, extensions or Python
-    variables."""
+    """Lock the connection before the user's SQL: no files, network, extensions, variables."""
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",

@@ -234,8 +234,7 @@ class Opened:
 
 
 def opened(read: Iterable[TableFiles]) -> list[Opened]:
-    """Return the scans of queries that have ended. Opens every manifest of the tables. Raises
-    OSError."""
+    """Return the scans of ended queries. Opens every manifest. Raises OSError."""
     found = []
     for planned in read:
         everything = planned.whole().select()
@@ -479,8 +478,7 @@ class TableFiles:
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
-    """A dataset for DuckDB, which chooses files when a scanner with columns and a condition is
-    requested."""
+    """A dataset for DuckDB; a scanner's columns and condition choose its files."""
 
     planned: TableFiles
     reading: QueryProgress | None

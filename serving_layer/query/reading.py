@@ -20,8 +20,7 @@ _UPDATE_SECONDS = 0.5
 def counting(
     rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool
 ) -> pa.RecordBatchReader:
-    """Return the same rows; call `note` after the last one, and unless `at_end` also before the
-    first."""
+    """Return the same rows; call `note` after the last and, unless `at_end`, before the first."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows):

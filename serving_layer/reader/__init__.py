@@ -43,8 +43,7 @@ class LiveRows(SelectedRows):
 
 @dataclass(frozen=True)
 class Reader:
-    """The tables and views of a configuration's streams. `streams`: the stream of each table
-    name."""
+    """The tables and views of a configuration. `streams`: the stream of each table name."""
 
     lake: Lake
     streams: Mapping[str, Stream]
@@ -98,8 +97,7 @@ class Reader:
         return LiveRows(stream.table, table, read=read)
 
     def _read_topic(self, stream: Stream, selection: Selection, tails: list[TopicTail]) -> Derived:
-        """Raises ConfigurationError for a selection of one revision of an hour, and as
-        `TopicTail`."""
+        """Raises ConfigurationError for one revision of an hour, and as `TopicTail`."""
         # Imported here: a query of tables alone needs no Kafka.
         from anabranch.kafka.client import KafkaAdapter
         from serving_layer.reader.topic_tail import TopicTail

@@ -37,8 +37,7 @@ class Plugin(BasePlugin):  # type: ignore[misc]
     snapshot."""
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
-        """Configure the plugin. `conf`: the configuration folder (default: ANABRANCH_CONF, else
-        conf)."""
+        """Configure the plugin. `conf`: the folder (default: ANABRANCH_CONF, else conf)."""
         self._conf = plugin_config.get("conf")
 
     def load(self, source_config: SourceConfig) -> ds.Dataset | pa.Table:

@@ -80,8 +80,7 @@ class StreamTable:
         return self.arrow(**rows).to_pandas()
 
     def polars(self, **rows: Any) -> Any:
-        """Return the rows as a polars data frame. Raises ConfigurationError if polars is not
-        installed."""
+        """Return a polars data frame. Raises ConfigurationError without polars."""
         try:
             import polars
         except ImportError as error:
@@ -116,8 +115,7 @@ class StreamTable:
         return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
-        """Return the provenance of the rows: ingest hours, serving layers, and whether more rows
-        may come."""
+        """Return the rows' provenance: hours, serving layers, whether more may come."""
         with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
             for _ in answer.rows:
                 pass

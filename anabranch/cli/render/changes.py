@@ -235,8 +235,7 @@ def _left_out(plan: ImportPlan) -> Iterator[str]:
 def maintained_text(
     stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool
 ) -> Text:
-    """Return what a run deleted, or would delete, and the state of the stream's maintenance if
-    `known`."""
+    """Return what a run deleted, or would delete, and the stream's maintenance if `known`."""
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     yield f"{stream}: speed rows {would}dropped of hours: {hours}"

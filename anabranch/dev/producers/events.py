@@ -43,8 +43,7 @@ _PRICES = (0.99, 0.99, 0.99, 1.99, 1.99, 2.99, 4.99, 4.99, 9.99, 19.99, 49.99, 9
 
 
 class ProducerRecord(NamedTuple):
-    """A record to send; the kinds `good` and `late` are originals. `timestamp_ms`: Kafka's
-    CreateTime."""
+    """A record to send; kinds `good` and `late` are originals. `timestamp_ms`: its CreateTime."""
 
     kind: Kind
     key: bytes | None

@@ -169,8 +169,7 @@ def _count_ended(pending: Pending, sent: Sent) -> None:
 
 
 def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -> None:
-    """Wait until all sends are acknowledged or have failed. After the deadline, the others count as
-    failed."""
+    """Wait until all sends have ended. After the deadline, the others count as failed."""
     began = time.monotonic()
     while pending:
         waited = time.monotonic() - began
@@ -209,8 +208,7 @@ def as_json(stream: str, sent: Sent) -> dict[str, Any]:
 
 
 def as_text(stream: str, sent: Sent, seconds: float) -> str:
-    """Return the sent records by kind, and the acknowledged ones by hour of the Kafka timestamp, as
-    text."""
+    """Return the sent records by kind, and the acknowledged ones by hour, as text."""
     kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
     total = sent.sent.total()
     lines = [

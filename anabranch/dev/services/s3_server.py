@@ -61,8 +61,7 @@ def start(
 
 
 def answers(port: int) -> bool:
-    """Return whether a server answers as S3 does: it refuses an unsigned request with an XML
-    error."""
+    """Return whether a server answers as S3: it refuses an unsigned request with an XML error."""
     connection = http.client.HTTPConnection(HOST, port, timeout=2)
     try:
         connection.request("GET", "/")

@@ -332,8 +332,7 @@ def end_versions(job: Job, now: datetime) -> int:
 
 
 def log_starts(job: Job, state: State) -> dict[int, int]:
-    """Return the first offsets of the position's log; empty if Kafka does not have it. Raises
-    Transient."""
+    """Return the first offsets of the position's log; empty if it is gone. Raises Transient."""
     topic = job.kafka.describe(job.stream.topic, state.position)
     is_there = topic is not None and topic.id == state.position.topic_id
     return job.kafka.log_starts(topic) if topic is not None and is_there else {}

@@ -298,8 +298,7 @@ def find_former(
 
 
 def list_former(table: Table, known: Collection[str]) -> list[DataFile]:
-    """Return the files that snapshots have and no branch has, except for hours in `known`. Raises
-    Transient."""
+    """Return the files that only snapshots have, except for hours in `known`. Raises Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         current = {
             m.manifest.manifest_path

@@ -89,8 +89,7 @@ def decisions_of(
 def record_unserved(
     job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]
 ) -> None:
-    """Record files with erased records that are on no branch of the rows' table in the ledger, by
-    hour."""
+    """Record files with erased records that no branch of the rows has in the ledger, by hour."""
 
     def decide(state: State) -> Decision[None]:
         current = state.erasures[one.id]

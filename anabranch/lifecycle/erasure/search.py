@@ -98,8 +98,7 @@ class Values:
 
 
 def require_column(schema: Schema, name: str, stream: str) -> None:
-    """Raise ConfigurationError if the table lacks the column, or its type is not text or a whole
-    number."""
+    """Raise ConfigurationError if the table lacks the column, or it is no text or whole number."""
     found = next((field for field in schema.fields if field.name == name), None)
     if found is None or not isinstance(found.field_type, StringType | IntegerType | LongType):
         fitting = [
@@ -128,8 +127,7 @@ def require_values(schema: Schema, values: Values) -> None:
 
 
 def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
-    """Return whether a file may contain one of the values, by its bounds; True if it has no bounds.
-    Pure."""
+    """Return whether a file may contain a value, by its bounds; True without bounds. Pure."""
     found = schema.find_field(values.column)
     assert isinstance(found.field_type, PrimitiveType)
     lower = (data_file.lower_bounds or {}).get(found.field_id)
@@ -145,8 +143,7 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
 
 
 def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
-    """Return the offsets that an erasure covers in a file of the stream's rows, by the log of its
-    hour. Pure."""
+    """Return the offsets that an erasure covers in a file of rows, by the log of its hour. Pure."""
     hour = hour_of_file(state.table, data_file)
     return partial(one.offsets, hour, log_of(state, hour))
 
@@ -165,8 +162,7 @@ def find_rows(
 def find_places(
     state: State, one: Erasure, values: Values, files: Iterable[DataFile]
 ) -> dict[str, list[Place]]:
-    """Return the places of the erasure's rows by path; only files with such rows. Raises
-    Transient."""
+    """Return the places of the erasure's rows by path, of files with any. Raises Transient."""
     table, schema = state.table, state.table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
 

@@ -96,8 +96,7 @@ class ErasureStatus:
 
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
-    """Return the ids of the erasures whose deadline has passed and that have nothing left. Raises
-    Transient."""
+    """Return the erasures past their deadline that have nothing left. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     return frozenset(
         one.id

@@ -67,8 +67,7 @@ def split_form(text: str) -> tuple[str | None, str]:
 
 
 def maker(form: str | None, stream: Stream) -> MakeParts:
-    """Return how to open a folder's files: of a format, or of those that the ends of their names
-    state."""
+    """Return how to open a folder's files: of a format, or of those that their names state."""
     return partial(_make, form if form in FORMS else None, stream)
 
 
@@ -317,8 +316,7 @@ Read = Callable[[str], str]
 
 
 def stated(environment: Environment, name: str, checkpoint: str | None, topic: str) -> list[str]:
-    """Return what a source's metadata states, a sentence each. Nothing is written. Raises Refused,
-    Transient."""
+    """Return what a source's metadata states, a sentence each. Raises Refused, Transient."""
     io = LakeFileIO(catalog_properties(environment))
 
     def listed(folder: str) -> tuple[dict[str, str], Read]:

@@ -370,8 +370,7 @@ class _Import:
         return ends
 
     def _require_log(self, state: State) -> None:
-        """Raise Refused if offsets in the files belong to another log than the stream's. Raises
-        Transient."""
+        """Raise Refused if offsets in the files belong to another log. Raises Transient."""
         early = next((c for c in self._counted if c.early), None)
         unread = {p: e for p, e in self._ends().items() if e > state.position.offsets.get(p, 0)}
         found = None
@@ -695,8 +694,7 @@ class _Import:
 def _erased(
     facts: pa.Table, hours: NDArray[np.int64], filters: Sequence[HourFilter]
 ) -> NDArray[np.bool_]:
-    """Return the mask of rows with erased values. Values are hashed here, so that no task gets the
-    key."""
+    """Return the mask of rows with erased values. They are hashed here: no task gets the key."""
     mask = np.zeros(len(facts), bool)
     for one in filters:
         of_hour = np.flatnonzero(hours == to_number(one.hour))

@@ -189,8 +189,7 @@ class SourceReader:
         return find_columns(others, None, None, None)
 
     def _time_of(self, part: Part, there: pa.Schema, received: Column | None) -> Column:
-        """Return the column of a part with the time of each row's hour. Raises Refused if there is
-        none."""
+        """Return the part's column with the time of a row's hour. Raises Refused without one."""
         if self.time is None and received is not None:
             return received
         wanted = self.time or self.event_time

@@ -70,8 +70,7 @@ class OffsetCounts:
 
 @dataclass
 class FileCounts:
-    """The content of an hour's data files: offsets found, rows of another hour, and files missing
-    in storage."""
+    """The content of an hour's data files: offsets, rows of another hour, and missing files."""
 
     marks: OffsetCounts
     misplaced: Counter[int] = field(default_factory=Counter)

@@ -52,8 +52,7 @@ class KafkaFacts:
 
 @dataclass(frozen=True)
 class Unread:
-    """The start of the records that the batch layer has not read: the first such hour and its start
-    offsets."""
+    """The start of the records that the batch layer has not read: hour and start offsets."""
 
     hour: str
     starts: Offsets

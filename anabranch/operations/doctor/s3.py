@@ -58,8 +58,7 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class Warehouse:
-    """The location of the warehouse. `prefix` ends with a slash unless the warehouse is the whole
-    bucket."""
+    """The warehouse's location. `prefix` ends with a slash unless it is the whole bucket."""
 
     bucket: str
     prefix: str
@@ -175,8 +174,7 @@ def read(
 
 
 def _is_unreachable(failure: AnabranchError) -> bool:
-    """Return whether the store did not answer. An unclassified error, or a denied access, is an
-    answer."""
+    """Return whether the store did not answer. An unclassified error, or a denial, is an answer."""
     is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
     return isinstance(failure, Transient) and not is_refusal
 

@@ -161,8 +161,7 @@ def failed(stream: Stream, found: AnabranchError) -> Finding | None:
 
 
 def next_command(stream: Stream, facts: StreamFacts | None) -> str:
-    """Return the next command for a stream without problems; `facts` is None before `apply`.
-    Pure."""
+    """Return the next command for a stream without problems; no `facts` before `apply`. Pure."""
     if facts is None:
         return f"anabranch apply {stream.name}"
     if facts.status.lag.offsets:

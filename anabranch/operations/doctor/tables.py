@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PropertyDrift:
-    """A table property that differs from the value that `apply` set; `found` is None if it is
-    missing."""
+    """A table property that differs from the value that `apply` set; `found`: None if missing."""
 
     table: str
     key: str
@@ -157,8 +156,7 @@ def find_unread(state: State) -> Unread:
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
-    """Return the finding of a failed request; None if it belongs to the catalog's or S3's check.
-    Pure."""
+    """Return the finding of a failed request; None if the catalog's or S3's check has it. Pure."""
     if isinstance(failure, AnotherStreamsTable):
         # No command: every command for this stream is refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"

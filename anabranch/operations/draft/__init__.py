@@ -316,8 +316,7 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
 
 
 def _key(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that are an event's identity, as far as the rows show it: none if no
-    column is."""
+    """Return the columns that are an event's identity, by the rows: none if no column is."""
     names = [column.name for column in stream.columns]
     maps = {column.name for column in stream.columns if "map<" in column.type}
     for key in sketch.keys:
@@ -351,8 +350,7 @@ def _is_given(value: object) -> bool:
 
 
 def _rank(name: str, values: Sequence[object], topic: str) -> int:
-    """Return how well a column's name fits the identity of an event: 0 and 1 alone, 2 with many
-    rows, 3 not."""
+    """Return how well a name fits an event's identity: 0, 1 alone, 2 with many rows, 3 not."""
     if name in _ALONE:
         return 0
     match = _ID.search(name)

@@ -186,8 +186,7 @@ _ROWS_FRESH_FOR = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Settings:
-    """How often streams are read, when an answer is overdue, and when a speed layer counts as
-    late."""
+    """How often streams are read, when an answer is overdue, when a speed layer is late."""
 
     every: timedelta = timedelta(seconds=10)
     deadline: timedelta = timedelta(seconds=30)
@@ -224,8 +223,7 @@ class Page(Collector):
             self._rows.forget(name)
 
     def app(self, hosts: Sequence[str]) -> ASGIApp:
-        """Return the application, which answers requests to these Hosts; the readers run for its
-        lifetime."""
+        """Return the application for requests to these Hosts; the readers run for its lifetime."""
 
         @asynccontextmanager
         async def running(app: Starlette) -> AsyncIterator[None]:

@@ -99,8 +99,7 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
 
 
 def conflicts_note(view: StreamStatus) -> str:
-    """Return the hour with most duplicates of other content as text; empty if there is none.
-    Pure."""
+    """Return the hour with most duplicates of other content; empty without one. Pure."""
     if not view.conflicts:
         return ""
     hour = max(view.conflicts, key=lambda h: view.conflicts[h])
@@ -111,8 +110,7 @@ def conflicts_note(view: StreamStatus) -> str:
 
 
 def drift_note(view: StreamStatus) -> str:
-    """Return the unknown fields of the newest accepted hour as text; empty if there are none.
-    Pure."""
+    """Return the newest accepted hour's unknown fields as text; empty without any. Pure."""
     if view.unknown is None or not view.unknown.fields:
         return ""
     names = [text_of(field.name) for field in view.unknown.fields]

@@ -34,8 +34,7 @@ def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
 
 
 def hours_words(act: ActRecord) -> str:
-    """Return the hours of an act as text: one hour, or the first and last with their number.
-    Pure."""
+    """Return an act's hours as text: one hour, or first and last with their number. Pure."""
     first, last = act.hours[0], act.hours[-1]
     return first if first == last else f"{first}..{last} ({len(act.hours)})"
 
@@ -45,8 +44,7 @@ def outcome_words(act: ActRecord) -> str:
 
 
 def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
-    """Return the acts of the ledger's rows, oldest first, each once with all its decisions.
-    Pure."""
+    """Return the acts of the ledger's rows, oldest first, each with all its decisions. Pure."""
     by_act: dict[Act, list[LedgerRow]] = {}
     for row in rows:
         if row.act is not None:

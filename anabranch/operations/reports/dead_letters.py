@@ -217,8 +217,7 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
 
 
 def not_found_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
-    """Return why the ledger's count of duplicates and the number found differ; None if they are
-    equal. Pure."""
+    """Return why the ledger's count of duplicates differs from the found one, if it does. Pure."""
     if counted is None:
         return "the ledger has no count: its row was restored from the branches"
     if counted == number:

@@ -60,8 +60,7 @@ class SchemaDrift:
 
 
 def drift(job: Job) -> SchemaDrift:
-    """Return the drift recorded in the ledger. Raises Transient when Kafka or the lake is
-    unreachable."""
+    """Return the drift in the ledger. Raises Transient when Kafka or the lake is unreachable."""
     rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
     starts = job.kafka.log_starts(topic) if topic is not None else {}
@@ -161,8 +160,7 @@ def _obstacle(
 
 
 def _mark_spellings(fields: Sequence[DriftedField]) -> list[DriftedField]:
-    """Mark fields whose names differ only in case: columns ignore case, so only the first can
-    become a column."""
+    """Mark fields whose names differ only in case: only the first can become a column."""
     spellings: set[str] = set()
     result = []
     for field in fields:

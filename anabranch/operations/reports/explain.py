@@ -74,8 +74,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Override:
-    """The layer that an operator chose for an hour; time and reason are None if the ledger lacks
-    them."""
+    """The layer that an operator chose for an hour; time and reason None if not in the ledger."""
 
     layer: Layer
     at: datetime | None
@@ -297,8 +296,7 @@ _FIELDS = 8  # maximum unknown fields in a sentence
 
 
 def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
-    """Return the explanation of an hour as (subject, text) pairs, each text a sentence or two.
-    Pure."""
+    """Return an hour's explanation as (subject, text) pairs of a sentence or two. Pure."""
     sentences = [("hour", _headline(facts))]
     if facts.state in ("before the first", "not begun"):
         return sentences

@@ -65,8 +65,7 @@ class Row(Generic[T]):
 
 
 def metrics_of(streams: Mapping[str, ScrapedStream]) -> Iterator[Metric]:
-    """Yield all metrics. A stream without readings has only those of `ALWAYS`, and its group none.
-    Pure."""
+    """Yield all metrics; of a stream without readings only `ALWAYS`, and no group. Pure."""
     read = {name: one.readings for name, one in streams.items() if one.readings is not None}
     groups = {
         group: [read[name] for name in names]

@@ -413,8 +413,7 @@ def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
 
 
 def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
-    """Return the time since the end of the oldest hour that is not complete; 0 before its end.
-    Pure."""
+    """Return the time since the end of the oldest incomplete hour; 0 before its end. Pure."""
     complete = view.complete_through
     oldest = hour_words.shift(complete, 1) if complete is not None else view.first_hour
     return max(0.0, (as_of - hour_words.end_of(oldest)).total_seconds())
