@@ -76,7 +76,9 @@ class Commands(click.Group):
             sys.exit(explained.exit_code)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(VERSION, prog_name="anabranch")
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.

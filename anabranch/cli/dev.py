@@ -25,7 +25,6 @@ _home = click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(".anabranch"),
-    show_default=True,
     help="Folder of the services' data and logs.",
 )
 _port = click.IntRange(1, 65535)
@@ -99,13 +98,7 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
 
 @dev.command()
 @click.argument("name", callback=_topic_name)
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Number of partitions.",
-)
+@click.option("--partitions", type=click.IntRange(min=1), default=3, help="Number of partitions.")
 @report
 def topic(name: str, partitions: int) -> Event[object]:
     """Create a topic, if it does not exist.
@@ -144,10 +137,9 @@ def topic(name: str, partitions: int) -> Event[object]:
     "--hours",
     type=click.FloatRange(min=0),
     default=0,
-    show_default=True,
     help="Spread the Kafka timestamps over the last HOURS; 0: the time of sending.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random events.")
+@click.option("--seed", type=int, default=1, help="Seed of the random events.")
 @click.option(
     "--dirty",
     is_flag=True,
@@ -157,7 +149,6 @@ def topic(name: str, partitions: int) -> Event[object]:
     "--partitions",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Number of partitions, if the topic is created.",
 )
 @click.option(

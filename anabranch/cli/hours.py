@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from anabranch.cli import many
-from anabranch.cli.options import (
-    HOUR,
-    HOURS,
-    StreamSelection,
-    all_streams,
-    conf_folder,
-)
+from anabranch.cli.options import HOUR, HOURS, StreamSelection, all_streams, conf_folder
 from anabranch.cli.report import Report, Result, report, watched_report
 from anabranch.common.deadline import KAFKA, LAKE
 from anabranch.common.errors import AnabranchError
@@ -93,11 +87,7 @@ def history(chosen: StreamSelection, hour: str | None, acts: bool) -> Result:
     "--rows", is_flag=True, help="Also compare the layers' rows, and list the removed duplicates."
 )
 @click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    help="Number of rows of each kind for --rows.",
+    "--limit", type=click.IntRange(0), default=10, help="Number of rows of each kind for --rows."
 )
 @report
 def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Result:
@@ -148,13 +138,7 @@ def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Resul
 @click.command("dead-letters")
 @all_streams
 @hours_option
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="Samples for each reason.",
-)
+@click.option("--samples", type=click.IntRange(0), default=3, help="Samples for each reason.")
 @click.option("--replay", is_flag=True, help="Rebuild hours with dead letters that decode now.")
 @click.option("--why", metavar="TEXT", help="Reason for --replay, for the ledger.")
 @report
@@ -280,7 +264,6 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
     metavar="N",
     type=click.IntRange(0),
     default=10,
-    show_default=True,
     help="Number of missing records of --table to print.",
 )
 @report

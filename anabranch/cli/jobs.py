@@ -420,7 +420,6 @@ def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) ->
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("dist"),
-    show_default=True,
     help="Folder for the archive.",
 )
 @local_report

@@ -147,11 +147,7 @@ def drop(stream: str, yes: bool) -> Report[object]:
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option(
-    "--until",
-    type=DURATION,
-    default="30 days",
-    show_default=True,
-    help="Time until which all copies must be deleted.",
+    "--until", type=DURATION, default="30 days", help="Time until which all copies must be deleted."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
 @click.option(
@@ -271,7 +267,6 @@ def erasures(chosen: StreamSelection, verify: bool) -> Result:
     "--seam",
     type=click.Choice(["offsets", "key"]),
     default="offsets",
-    show_default=True,
     help="How to detect rows that Kafka also has: by the offsets in the files, or by key.",
 )
 @click.option("--undo", is_flag=True, help="Take all imported hours back, unless delivered.")

@@ -339,7 +339,6 @@ def draft(topic: str, write: bool) -> StreamReports:
     metavar="N",
     type=click.IntRange(min=1),
     default=1000,
-    show_default=True,
     help="Number of records, spread over the partitions.",
 )
 @click.option("--drift", is_flag=True, help="Instead list fields that the schema lacks.")

@@ -132,6 +132,7 @@ output_option = click.option(
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
+    show_default=False,
     expose_value=False,
     callback=_keep(_OUTPUT),
     help="Output format.",

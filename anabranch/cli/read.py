@@ -141,9 +141,7 @@ def query(
     "--since", metavar="HOUR|SNAPSHOT|TOKEN", help="Where to continue; default: from the beginning."
 )
 @click.option("--follow", is_flag=True, help="Keep waiting for changes until stopped.")
-@click.option(
-    "--every", type=DURATION, default="5 seconds", show_default=True, help="Interval of --follow."
-)
+@click.option("--every", type=DURATION, default="5 seconds", help="Interval of --follow.")
 @report
 def changes(
     stream: str, since: str | None, follow: bool, every: timedelta

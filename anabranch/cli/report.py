@@ -93,12 +93,7 @@ def watched_report(command: Callable[..., Callable[[], Result]]) -> Callable[...
             sys.exit(code)
 
     every = click.option(
-        "--every",
-        "interval",
-        default="5 seconds",
-        show_default=True,
-        type=DURATION,
-        help="Interval of --watch.",
+        "--every", "interval", default="5 seconds", type=DURATION, help="Interval of --watch."
     )
     watch = click.option("--watch", is_flag=True, help="Repeat until stopped.")
     return watch(every(conf_option(output_option(reporting))))

@@ -209,14 +209,8 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
 
 @click.command()
 @click.argument("streams", nargs=-1)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=8090,
-    show_default=True,
-    help="The port to listen at.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8090, help="The port to listen at.")
+@click.option("--host", default="127.0.0.1", help="The address to listen at.")
 @click.option(
     "--behind-proxy", is_flag=True, help="A reverse proxy terminates TLS and authenticates users."
 )
@@ -226,21 +220,14 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
     metavar="NAME",
     help="Host name of the page that requests may have. [repeatable]",
 )
+@click.option("--refresh", type=DURATION, default="10 seconds", help="Interval of reads.")
 @click.option(
-    "--refresh", type=DURATION, default="10 seconds", show_default=True, help="Interval of reads."
-)
-@click.option(
-    "--deadline",
-    type=DURATION,
-    default="30 seconds",
-    show_default=True,
-    help="Time after which an answer is overdue.",
+    "--deadline", type=DURATION, default="30 seconds", help="Time after which an answer is overdue."
 )
 @click.option(
     "--late-after",
     type=DURATION,
     default="10 minutes",
-    show_default=True,
     help="Longest time without progress of the position while offsets wait.",
 )
 @conf_option

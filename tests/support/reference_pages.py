@@ -93,7 +93,7 @@ def _contexts(
 ) -> Iterator[click.Context]:
     """Yield the contexts of commands depth first, in the group's order, without hidden ones."""
     # Nothing is parsed: a context only has the command's path and usage.
-    context = click.Context(command, info_name=name, parent=parent)
+    context = click.Context(command, info_name=name, parent=parent, show_default=True)
     yield context
     if isinstance(command, click.Group):
         for child_name in command.list_commands(context):
