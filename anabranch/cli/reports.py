@@ -21,9 +21,6 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.report import Report, Result, Table, Text, report, watched_report
 from anabranch.common.errors import AnabranchError
-from anabranch.common.output import plain
-from anabranch.protocol.ledger_row import percent
-from anabranch.protocol.registers import span_words
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -276,6 +273,8 @@ _WIDTH = 80  # columns of a finding
 
 def position_text(view: ConsumerPosition, form: str) -> Text:
     """Return a position in the form of a tool: `spark`, `kafka` or `json`."""
+    from anabranch.common.output import plain
+
     if form == "kafka":
         yield from view.as_csv()
     else:
@@ -285,6 +284,7 @@ def position_text(view: ConsumerPosition, form: str) -> Text:
 
 def status_text(view: StreamStatus) -> Text:
     from anabranch.operations.reports.status import overdue_words, unexplained_words
+    from anabranch.protocol.registers import span_words
 
     rows: list[tuple[str, object]] = [
         ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
@@ -377,6 +377,8 @@ def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
 
 
 def _status_cells(name: str, view: StreamStatus) -> list[object]:
+    from anabranch.protocol.ledger_row import percent
+
     waiting = (
         view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
     )
