@@ -448,3 +448,23 @@ def percent(share: float) -> str:
     if 99.9 < value < 100:
         return "more than 99.9 %"
     return f"{value:.1f}".removesuffix(".0") + " %"
+
+
+# Classes of gaps: offsets that Kafka once had and the batch layer could no longer read.
+_GONE = ("compacted", "retention")
+
+
+def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the unexplained counts of a ledger's `diff`, by kind; empty if all are explained.
+    Pure. Duplicates that batch removed are not a difference. Missing rows are explained by offsets
+    that the speed layer had not read at the time. Extra rows are explained by offsets that Kafka no
+    longer had for the batch layer. Changed content is never explained."""
+    if diff is None:
+        return {}
+    gone = sum((gaps or {}).get(name, 0) for name in _GONE)
+    left = {
+        "missing": diff.missing - diff.unread,
+        "extra": diff.extra - gone,
+        "changed": diff.changed,
+    }
+    return {kind: n for kind, n in left.items() if n > 0}

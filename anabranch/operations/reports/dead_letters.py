@@ -14,9 +14,9 @@ from anabranch.common.errors import Refused
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, hours_between, shift
 from anabranch.protocol import ledger, merge
-from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.state import State, load_state
-from serving_layer.layer_diff import Repeated, Sample, open_comparison, unexplained_counts
+from serving_layer.layer_diff import Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 if TYPE_CHECKING:

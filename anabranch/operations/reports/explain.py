@@ -39,10 +39,10 @@ from anabranch.protocol.ledger_row import (
     UnknownFields,
     accounted,
     ranges_of,
+    unexplained_counts,
 )
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
-from serving_layer.layer_diff import unexplained_counts
 
 # Rows of each of the hour's files, by branch and file path.
 RowsByFile = Mapping[str, Mapping[str, int]]

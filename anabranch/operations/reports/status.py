@@ -30,13 +30,13 @@ from anabranch.protocol.ledger_row import (
     UnknownFields,
     is_too_many,
     ranges_of,
+    unexplained_counts,
 )
 from anabranch.protocol.measured import MEASURED, read_measured
 from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.state import POSITION, State, check_topic, load_state
-from serving_layer.layer_diff import unexplained_counts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

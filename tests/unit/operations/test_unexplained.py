@@ -11,9 +11,9 @@ from lakes import FIRST, new_state
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import status
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.merge import unread_ranges
-from serving_layer.layer_diff import to_difference, unexplained_counts
+from serving_layer.layer_diff import to_difference
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10), 1: (4, 8)})
