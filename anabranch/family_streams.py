@@ -258,8 +258,7 @@ def members_with_tables(environment: Environment, conf: str | Path | None = None
 def streams_with_tables(
     environment: Environment, conf: str | Path | None = None
 ) -> dict[str, Stream]:
-    """Return the streams of families that have a table, by name. Raises like
-    `members_with_tables`."""
+    """Return the families' streams with a table, by name. Raises like `members_with_tables`."""
     return {stream.name: stream for stream in _streams(members_with_tables(environment, conf))}
 
 

@@ -27,8 +27,7 @@ UNEXPLAINED = "unexplained"
 
 @dataclass(frozen=True)
 class Counted:
-    """Content of staged files: distinct offsets inside the cut by partition, all rows, and rows
-    outside the cut."""
+    """Content of staged files: distinct offsets of the cut, all rows, rows outside it."""
 
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
@@ -37,8 +36,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Balance:
-    """An hour's account. `problems` is empty when it closes. `conflicts`: the part of the
-    duplicates with other content."""
+    """An hour's account; it closes without `problems`. `conflicts`: duplicates of other content."""
 
     cut: Cut
     good: Counted

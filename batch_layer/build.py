@@ -211,8 +211,7 @@ class HourBuilder:
         return spark
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
-        """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
-        topic."""
+        """Stage and check an hour over its revision `before`. Raises PositionError."""
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
             # Steps 1 and 2 of `batch_layer.rebuild`: read and decode, find duplicates.
@@ -235,8 +234,7 @@ class HourBuilder:
         state: State,
         together: RebuiltHours,
     ) -> Built | None:
-        """Rebuild an accepted hour after hours of its look-back were rebuilt. Return None if it
-        keeps the same rows."""
+        """Rebuild an hour after hours of its look-back; None if it keeps the same rows."""
         began = time.monotonic()
         with self.passes.for_hour(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together)
@@ -738,8 +736,7 @@ class HourBuilder:
     def _unheld(
         self, frames: _Frames, built: Built, duplicate: Offsets, conflicts: Offsets, state: State
     ) -> _Unheld:
-        """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the
-        accepted revision's account."""
+        """Classify offsets that neither Kafka nor table has, by log and accepted account."""
         cut = built.cut
         incomplete = {
             p: (s, e) for p, (s, e) in cut.ranges.items() if e - s > frames.counts.held.get(p, 0)

@@ -196,8 +196,7 @@ def _dropped(suspects: pa.Table, served: pa.Table, key: Sequence[str]) -> pa.Tab
 
 
 def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
-    """Return the same rows, computed once, and a copy in the driver's memory if they are at most
-    MOST_BROADCAST."""
+    """Return the rows, computed once, and a copy in memory up to MOST_BROADCAST."""
     kept = cached(rows, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
     few = kept.limit(MOST_BROADCAST + 1).toArrow()
     if len(few) > MOST_BROADCAST:
@@ -207,8 +206,7 @@ def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
 
 
 def _broadcast_few(rows: DataFrame, few: pa.Table | None) -> DataFrame:
-    """Mark the rows of a join's small side for broadcast if they are few, so that the other side is
-    not shuffled."""
+    """Broadcast the rows of a join's small side if few; the other is then not shuffled."""
     return F.broadcast(rows) if few is not None else rows
 
 

@@ -231,8 +231,7 @@ _COLUMNS = ("state", "revision", *_COUNTS, "reason")
 
 
 def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
-    """Return 1 if an hour was refused, else 0. Hours restated in addition to the named ones do not
-    count. Pure."""
+    """Return 1 if an hour was refused, else 0; hours beyond the named ones do not count. Pure."""
     return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
 
 

@@ -118,8 +118,7 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
 
 
 def _counts(rows: DataFrame, ranges: Ranges, sums: Mapping[str, str]) -> list[Row]:
-    """Return the number of distinct `offsets` and the `sums`, by partition and whether the rows are
-    inside the ranges."""
+    """Return the distinct `offsets` and the `sums`, by partition and inside or not."""
     by_neighbours = (
         rows.withColumn("within", F.expr(inside(ranges)))
         .groupBy(
@@ -252,8 +251,7 @@ def count_unknown(decoded: DataFrame) -> UnknownNames:
 
 
 def parsed(value: bytes) -> Mapping[str, Any] | None:
-    """Return the JSON object of a record, with or without a schema id before it; None if Python
-    cannot read it. Pure."""
+    """Return a record's JSON object, also after a schema id; None if Python cannot. Pure."""
     try:
         # In the wire format, a zero and a schema id precede it.
         found = json.loads(value[5:] if value[:1] == b"\0" else value)

@@ -57,8 +57,7 @@ class Passes:
             yield
 
     def text(self) -> str:
-        """Return the pass, with the task count of the oldest running stage of several tasks; empty
-        between hours."""
+        """Return the pass, with the tasks of the oldest running stage; empty between hours."""
         now = self._now
         if not now or self._spark.opened is None:
             return now

@@ -156,8 +156,7 @@ def act_to_record(
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
-    """Return the accepted revision of an hour, 0 if there is none, or `before` if the state no
-    longer lists the hour."""
+    """Return an hour's accepted revision, 0 without one, `before` if no longer listed."""
     if hour in state.accepted:
         return state.accepted[hour].revision
     return before if state.is_accepted(hour) else 0
@@ -251,8 +250,7 @@ def check_publish(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour to publish: its acceptance, its account, the reason, and the operator's act
-    that requested it."""
+    """A staged hour to publish: acceptance, account, reason, and the operator's act."""
 
     hour: str
     accepted: Accepted
@@ -386,15 +384,13 @@ def decision_id(id: str, basis: str) -> str:
 
 
 def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
-    """Return an hour's newest refusal in the ledger's rows (oldest first); None if a newer decision
-    replaced it. Pure."""
+    """Return an hour's newest refusal, rows oldest first; None if it was replaced. Pure."""
     of_hour = [row for row in rows if row.hour == hour and row.decision != "served"]
     return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
 
 
 def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
-    """Return True if a refusal needs no rebuild yet: its basis is unchanged and it is less than a
-    day old. Pure."""
+    """Return whether a refusal needs no rebuild: same basis, less than a day old. Pure."""
     if refusal is None or not refusal.decision_id.endswith(f"-{basis}"):
         return False
     return now - refusal.recorded_at < REBUILD_AFTER

@@ -68,8 +68,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """The decision on an hour, and its account as far as it was counted; `served` is set for an
-    hour without records."""
+    """The decision on an hour, its account so far; `served` for an hour without records."""
 
     hour: str
     decision: str
@@ -277,8 +276,7 @@ class Rebuilder:
                     raise
 
     def _find_lost(self, state: State, hour: str) -> bool:
-        """Look for lost files in the hours that a rebuild of `hour` reads; return whether there
-        are more than before."""
+        """Look for lost files for a rebuild of `hour`; return whether there are more now."""
         later = [h for h in state.accepted if h > hour]
         found = self._lost.find(state, {hour, *self._hours.lookback(hour), *later})
         for one in found:
@@ -301,8 +299,7 @@ class Rebuilder:
             self._hours.follow(self._job)
 
     def _require_kept(self, state: State, hour: str, before: int) -> None:
-        """Raise Refused for an expired hour, and for a restatement that could not find the
-        duplicates again."""
+        """Raise Refused for an expired hour, or a restatement that cannot find duplicates again."""
         require_kept(state, hour, self._stream.lookback_hours if before else 0)
 
     def _run_facts(self, began: datetime) -> RunFacts:
@@ -324,8 +321,7 @@ class Rebuilder:
     def _rebuild(
         self, state: State, hour: str, cut: Cut, before: int, request: RebuildRequest
     ) -> Result | None:
-        """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
-        against it."""
+        """Build and publish, or refuse; None if the look-back changed meanwhile."""
         began = self._job.lake.clock.now()
         # Steps 1 to 5 (`HourBuilder`).
         first = self._with_run_facts(began, self._hours.build(hour, cut, before, state))
@@ -616,6 +612,5 @@ class Rebuilder:
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:
-    """Return the reasons why the hour may not be published. An operator may overrule the stream's
-    rules, not the account."""
+    """Return why the hour may not be published. An operator may overrule rules, not the account."""
     return [*built.problems, *([] if accept else built.objections)]

@@ -376,8 +376,7 @@ class HourReader:
         return Stored(offsets, ranked, cached(found))
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
-        """Add the records that only the archive or the table has (`find_stored`), each from the
-        first source that has it."""
+        """Add the records of archive or table (`find_stored`), each of its first source."""
         stored = self.find_stored(read.decoded, hour, cut, state)
         read = replace(read, accepted=stored.accepted)
         if stored.places.isEmpty():

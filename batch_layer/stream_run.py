@@ -84,8 +84,7 @@ class Turns:
 
 
 class StreamTurns:
-    """The turns of one stream, for use by its thread only. `use` is called with the session at the
-    start of each turn."""
+    """One stream's turns, for its thread. `use` gets the session at each turn's start."""
 
     def __init__(self, turns: Turns, use: Callable[[LazySpark], None]) -> None:
         self._turns, self._use = turns, use
@@ -94,8 +93,7 @@ class StreamTurns:
 
     @contextmanager
     def take(self, hour: str = "", offsets: int | None = 0) -> Iterator[None]:
-        """Take a turn for an hour of `offsets` offsets (None: unknown), or for the work before and
-        after hours."""
+        """Take a turn for an hour of `offsets` (None: unknown), or for the work around hours."""
         self._begin(hour, places(offsets, self._turns.at_once))
         try:
             yield
@@ -103,8 +101,7 @@ class StreamTurns:
             self._end()
 
     def pause(self, seconds: float, stop: threading.Event) -> None:
-        """Wait for `seconds` or for `stop`, without a place. Within a turn, take the places again
-        afterwards."""
+        """Wait for `seconds` or `stop` without a place; within a turn, take it again."""
         if self._now is None:
             stop.wait(seconds)
             return
@@ -361,8 +358,7 @@ class StreamRun:
         return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
 
     def _restate_incomplete(self) -> None:
-        """Restate accepted hours whose dead letters or files were lost, then those whose look-back
-        was incomplete."""
+        """Restate hours that lost dead letters or files, then those of incomplete look-back."""
         with self._turn():
             state = self._call(self._rebuilder.load)
             is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))

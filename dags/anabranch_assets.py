@@ -13,8 +13,7 @@ from airflow.sdk import (
 
 
 def hours_asset(stream: str) -> Asset:
-    """Return the asset whose event is an authoritative hour of the stream: accepted, served by
-    batch, and verified."""
+    """Return the asset of the stream's authoritative hours: accepted, by batch, verified."""
     return Asset(
         name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch"
     )

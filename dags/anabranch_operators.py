@@ -313,8 +313,7 @@ def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
 
 
 def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
-    """Return a UUID of version 7 whose random bits are a digest, as OpenLineage's
-    `generate_static_uuid` does."""
+    """Return a UUID of version 7 with a digest, as OpenLineage's `generate_static_uuid`."""
     at = instant.astimezone(UTC)
     digest = (
         int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84

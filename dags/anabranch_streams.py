@@ -128,8 +128,7 @@ def longest_grace(streams: Iterable[Stream]) -> int:
 
 
 def default_args(*streams: Stream) -> dict[str, Any]:
-    """Return the default arguments of the tasks of one or more streams. Airflow separates several
-    owners by commas."""
+    """Return the default arguments of tasks of streams; owners separated by commas."""
     callback = os.environ.get("ANABRANCH_ON_FAILURE")
     return {
         "owner": ", ".join(sorted({stream.owner for stream in streams})),

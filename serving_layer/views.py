@@ -346,8 +346,7 @@ def derive(
 
 
 def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-    """Return a function that registers the functions that a view's SQL needs besides DuckDB's own;
-    None if it needs none."""
+    """Return a function that registers the view's own SQL functions; None without any."""
     if all(partial.kind != "sketch" for partial in stream.partials(view)):
         return None
     return add_functions
@@ -383,8 +382,7 @@ def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
 
 
 def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
-    """Return a sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8,
-    integers as 64 bits."""
+    """Return a sketch in the bytes of Spark's `hll_union_agg`: UTF-8, integers of 64 bits."""
     made = hll_sketch(LG_K, tgt_hll_type.HLL_8)
     for value in values:
         made.update(value)
@@ -429,8 +427,7 @@ class FilledView:
 
 
 def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
-    """Return how far each view of a stream is filled whose table `apply` has created. Raises
-    Terminal, Transient."""
+    """Return how far a stream's views are filled, if created. Raises Terminal, Transient."""
     state = load_state(lake, stream.table)
     views = [view for view in stream.views if lake.exists(stream.partials_table(view))]
     hours = {view: partial_hours(lake, stream, view, state) for view in views}

@@ -107,8 +107,7 @@ def _by_kind(files: Iterable[DataFile], schemas: Mapping[str, str]) -> list[list
 
 
 def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
-    """Return the longest run of smallest files that together make a file of a higher size class
-    than any of them."""
+    """Return the longest run of smallest files that make one of a higher size class."""
     chosen = 0
     rows = 0
     for i, f in enumerate(ascending, 1):
@@ -147,8 +146,7 @@ def has_ended(state: State, hour: str) -> bool:
 
 
 def is_served(state: State, hour: str) -> bool:
-    """Return True if `main` serves the hour from the speed layer's files, so that both branches
-    contain the same files. Pure."""
+    """Return whether `main` serves the hour from the speed layer's files. Pure."""
     return state.served_by(hour) == "speed" and hour not in state.retained_hours
 
 
@@ -200,8 +198,7 @@ _ATTEMPTS_AT_THE_END = 10
 
 
 def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, DataFile]]:
-    """Return the files that are in both `speed` and `main`, by hour and path. Reads each manifest
-    once. Raises Transient."""
+    """Return the files in both `speed` and `main`, by hour and path. Raises Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         by_branch = [_manifests(table, branch, hours) for branch in ("speed", "main")]
         wanted = by_branch[0] | by_branch[1]
@@ -296,8 +293,7 @@ class Compaction:
         self._is_on = stream.speed.roll_up
 
     def begin(self) -> None:
-        """Start from the table: the next pass considers all hours, since an earlier process may
-        have left files."""
+        """Start from the table: the next pass considers all hours, also of earlier processes."""
         self._last, self._new_files = None, PASS_AFTER
 
     def published(self, files: int) -> None:
@@ -368,8 +364,7 @@ class Compaction:
             reach(Step.ROLLUP_WRITTEN)
 
     def _commit(self) -> None:
-        """Commit the waiting files, postpone their commit to the next micro-batch, or drop them.
-        Raises Transient."""
+        """Commit the waiting files, postpone the commit, or drop them. Raises Transient."""
         state = load_state(self._lake, self._stream.table)
         now = self._lake.clock.now()
         # Decision 15: it waits while the batch layer has its turn, which this commit would refuse.

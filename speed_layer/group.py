@@ -76,8 +76,7 @@ Streams = Callable[[], Mapping[str, Job | AnabranchError]]
 
 
 class _Turns:
-    """A limit on concurrent turns, without a guarantee: a thread that waited for `seconds`
-    continues without a turn."""
+    """A limit on turns, without a guarantee: after `seconds` a thread goes on without one."""
 
     def __init__(self, at_once: int, seconds: float) -> None:
         self._free, self._seconds = threading.Semaphore(at_once), seconds

@@ -259,8 +259,7 @@ class SpeedJob:
             self._failure = self._failure or error
 
     def _cause(self, error: Exception) -> Exception:
-        """Return the failure as our own error. Failures of Spark, Kafka and S3 are transient unless
-        classified otherwise."""
+        """Return the failure as ours: Spark's, Kafka's and S3's are transient by default."""
         failure = self._failure or error
         if not isinstance(failure, AnabranchError):
             LOG.debug("micro-batch failed", exc_info=failure)
@@ -366,8 +365,7 @@ class SpeedRuns:
 
 
 def _run_group(parsed: argparse.Namespace) -> int:
-    """Run many streams. Return the exit code of the first stream, by name, that is set aside at the
-    end; else 0."""
+    """Run many streams. Return the first exit code, by name, of one set aside; else 0."""
     folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, takes_up=True)
     what = f"group {parsed.group}" if parsed.group else "streams"
     of_process(layer="speed", **({"group": parsed.group} if parsed.group else {}))
@@ -390,8 +388,7 @@ def _run_group(parsed: argparse.Namespace) -> int:
 def _session(
     environment: Environment, what: str, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Open a session, and start its Python workers in the background. Raises ConfigurationError if
-    executors cannot run them."""
+    """Open a session; start its workers in the background. Raises ConfigurationError."""
     own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)
     try:

@@ -187,8 +187,7 @@ class MicroBatches:
         return published
 
     def wait(self) -> int:
-        """Wait for the running publish. Return the number of offsets published since the last call.
-        Raises like `publish`."""
+        """Wait for the publish. Return the offsets published since. Raises like `publish`."""
         publishing, self._publishing = self._publishing, None
         return publishing.result() if publishing is not None else 0
 
@@ -259,8 +258,7 @@ class MicroBatches:
         return prepared
 
     def needs_decision(self, ranges: Ranges) -> bool:
-        """Return True if the last decision does not cover `ranges`: an hour has ended since, or a
-        partition is new."""
+        """Return whether `ranges` need a new decision: an hour has ended, a partition is new."""
         return self._plan_ahead(ranges) is None
 
     def _plan_ahead(self, ranges: Ranges) -> Plan | None:
@@ -404,8 +402,7 @@ class MicroBatches:
         LOG.info("stream %s: hour boundaries set up to %s; continuing", self._stream.name, ended)
 
     def skip(self, skip: Skip) -> bool:
-        """Move the position past hours that the batch layer serves. Return False if the table
-        changed meanwhile."""
+        """Move the position past hours that batch serves; False if the table changed."""
         decided = self._clock.decide()
         publish = plan_skip(decided, skip, new_id())
         if publish is None:

@@ -442,8 +442,7 @@ def partitions_changed(position: Offsets, partitions: tuple[int, ...] | None) ->
 
 
 def unique_topics(topics: Mapping[str, str]) -> list[str]:
-    """Return the first stream of each topic, from topics by stream: one read cannot contain two
-    ranges of a topic. Pure."""
+    """Return each topic's first stream: a read cannot have two ranges of a topic. Pure."""
     first: dict[str, str] = {}
     for name, topic in topics.items():
         first.setdefault(topic, name)

@@ -39,8 +39,7 @@ class Noted:
     deaths: int = 0
 
     def suspects(self, position: Offsets, ends: Offsets) -> Ranges:
-        """Return the offsets that were not published, of which a record may have ended the process.
-        `ends`: of the log. Pure."""
+        """Return the unpublished offsets, of which one may have ended the process. Pure."""
         found = {
             p: (max(start, position[p]), min(end + AHEAD, ends.get(p, 0)))
             for p, (start, end) in self.ranges.items()
@@ -95,8 +94,7 @@ class DeadShare:
         self._hour, self._share, self._warned = "", HourShare(0, 0), 0
 
     def published(self, hour: str, rows: int, letters: Sequence[DataFile]) -> None:
-        """Count a micro-batch. Log a warning when too many are dead letters, and again each time
-        their number has doubled."""
+        """Count a micro-batch; warn of too many dead letters, again at each doubling."""
         dead = sum(file.record_count for file in letters)
         if hour != self._hour:
             self._hour, self._share, self._warned = hour, HourShare(0, 0), 0

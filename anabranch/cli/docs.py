@@ -71,8 +71,7 @@ def _list(folder: Path, pages: dict[str, Path]) -> None:
 
 
 def section_of(text: str, name: str) -> str:
-    """Return the Markdown section with the anchor `name`, and its subsections; empty if there is
-    none. Pure."""
+    """Return the Markdown section with the anchor `name` and its subsections; else empty. Pure."""
     from rich.markdown import Markdown
 
     lines, tokens = text.splitlines(keepends=True), Markdown(text).parsed

@@ -45,8 +45,7 @@ class Many:
 
 
 def select(chosen: StreamSelection) -> Many:
-    """Read the configuration of the selected streams, and log to standard error. Raises
-    ConfigurationError."""
+    """Read the selected streams' configuration and log to stderr. Raises ConfigurationError."""
     from anabranch import config
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import select_streams
@@ -145,8 +144,7 @@ def _run(
 
 @contextmanager
 def _opened(many: Many, name: str) -> Iterator[Job]:
-    """Open a selected stream's job; its connection to Kafka is closed at the end. Raises the error
-    of a stream that could not be loaded."""
+    """Open a selected stream's job, with Kafka until the end. Raises the error of its loading."""
     from anabranch.kafka.client import KafkaAdapter
 
     stream = many.selected[name]

@@ -36,8 +36,7 @@ def hour(text: str) -> str:
 
 
 def hours(text: str) -> tuple[str, str]:
-    """Return the first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for
-    anything else."""
+    """Return the first and last hour of `A..B`, or of an hour. Raises ConfigurationError."""
     from anabranch.offsets.hours import span_of
 
     return span_of(text)
@@ -91,8 +90,7 @@ def _selecting(command: Callable[..., None], expected: str) -> Callable[..., Non
 
 
 def all_streams(command: Callable[..., None]) -> Callable[..., None]:
-    """Add STREAM… and `--group` to a command, which takes them as its first argument, a
-    `StreamSelection`: all streams if none is named."""
+    """Add STREAM… and `--group` to a command, as a `StreamSelection`: all if none is named."""
     return _selecting(command, "STREAM, or --group NAME")
 
 

@@ -65,8 +65,7 @@ Result = Report[Any] | StreamReports | Iterable[Report[Any]]
 
 
 def report(command: Callable[..., Result]) -> Callable[..., None]:
-    """Add `--output` and `--conf` to a command, print its reports, and exit with the code of the
-    first that has one."""
+    """Add `--output` and `--conf` to a command, print its reports, and exit with their code."""
     return conf_option(local_report(command))
 
 

@@ -68,8 +68,7 @@ TALLY: Tally = _ProcessTally()
 
 @contextmanager
 def counting(tally: Tally) -> Iterator[None]:
-    """Also count into `tally` what this thread counts inside the block. Threads that it starts are
-    not included: see `count_into`."""
+    """Also count into `tally` what this thread, not those that it starts, counts in the block."""
     token = _STREAM_TALLY.set(tally)
     try:
         yield

@@ -50,8 +50,7 @@ class Answers:
 
 
 class TimedRead(Generic[T]):
-    """A reading that starts when created, in a daemon thread for which the process does not
-    wait."""
+    """A reading that starts when created, in a daemon thread: the process does not wait."""
 
     def __init__(
         self,

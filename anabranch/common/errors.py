@@ -36,8 +36,7 @@ def combined_exit_code(codes: Iterable[int]) -> int:
 
 
 class AnabranchError(Exception):
-    """The base of all errors of this project; a message says what was expected and found, and what
-    to do next."""
+    """The base of this project's errors: expected and found, and what to do next."""
 
     exit_code = 1
 
@@ -68,13 +67,11 @@ class MissingRight(ConfigurationError):
 
 
 class NotOffered(ConfigurationError):
-    """The object store has no such operation for anybody: table buckets of Amazon S3 Tables list
-    and delete nothing."""
+    """The object store has no such operation: S3 Tables' buckets list and delete nothing."""
 
 
 class NoTopicIds(ConfigurationError):
-    """The brokers give topics no ids, so a recreated topic cannot be distinguished from the
-    previous one."""
+    """The brokers give topics no ids, so a recreated topic looks like the previous one."""
 
 
 class MetadataGone(ConfigurationError):

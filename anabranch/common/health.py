@@ -90,8 +90,7 @@ def find_fault(
 
 
 def record_start(previous: HealthRecord | None, trigger: float, now: float) -> HealthRecord:
-    """Return the record of a process that starts now. `previous` is the record of a process that
-    did not stop cleanly, if any. Pure."""
+    """Return the record of a starting process. `previous`: of one that stopped uncleanly. Pure."""
     if previous is None:
         return HealthRecord(now, trigger)
     return HealthRecord(now, trigger, None, (*_recent(previous.restarts, now), now))

@@ -13,8 +13,7 @@ _CONNECT_SECONDS = 5.0
 
 
 def is_transient(status: int) -> bool:
-    """Return whether the same request may succeed later: time-outs, too early, too many requests,
-    server errors. Pure."""
+    """Return whether the same request may succeed later, by its HTTP status. Pure."""
     return status in (408, 425, 429) or status >= 500
 
 

@@ -56,8 +56,7 @@ def read_stored(what: str, text: str, read: Callable[[str], T]) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Return the JSON value of a dataclass, with nested ones: objects without the fields that are
-    None, and times as ISO 8601 text."""
+    """Return a dataclass, with nested ones, as JSON: without None, times as ISO 8601 text."""
     match value:
         case datetime():
             return value.isoformat()

@@ -112,8 +112,7 @@ def plain(value: object) -> Any:
 
 
 def text(value: object) -> str:
-    """Convert a value to one line of text: empty for None, compact JSON for nested values, control
-    characters escaped."""
+    """Convert a value to a line: empty for None, JSON for nested ones, controls escaped."""
     if value is None:
         return ""
     simple = plain(value)

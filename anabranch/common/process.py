@@ -32,8 +32,7 @@ class _LazyPandas(MetaPathFinder):
 
 
 def import_pandas_late() -> None:
-    """Install the import hook in this process. Call it only in Anabranch's own processes, never in
-    a program that imports Anabranch."""
+    """Install the import hook, in Anabranch's own processes alone, not where it is a library."""
     sys.meta_path.insert(0, _LazyPandas())
 
 

@@ -380,8 +380,7 @@ def classify_text(text: str) -> Meaning:
 
 
 def classify(error: BaseException) -> Meaning:
-    """Return the meaning of an error by its type and those of its causes, else by the text of all
-    of them. Pure."""
+    """Return an error's meaning by its type and those of its causes, else by their text. Pure."""
     chain = _chain(error)
     if any(isinstance(link, _DOUBTFUL_TYPES) for link in chain):
         return Meaning.UNKNOWN
@@ -393,8 +392,7 @@ def classify(error: BaseException) -> Meaning:
 
 
 def _is_transient_answer(error: BaseException) -> bool:
-    """Return whether the error is botocore's with a transient HTTP status, or SQLAlchemy's for a
-    connection that was cut."""
+    """Return whether botocore's HTTP status, or SQLAlchemy's lost connection, is transient."""
     if getattr(error, "connection_invalidated", False):
         return True
     answer = getattr(error, "response", None)
@@ -429,8 +427,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
 
 
 def _system_remedy(error: BaseException) -> str | None:
-    """Return the remedy for a path or an address that this process cannot use, however long it
-    waits; None for other errors."""
+    """Return the remedy for a path or address that is unusable for good; None otherwise."""
     for link in _chain(error):
         if not isinstance(link, OSError):
             continue
@@ -530,8 +527,7 @@ def is_away(text: str) -> bool:
 
 @contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
-    """Convert OSErrors of reading the lake's files, such as an unreachable object store, into
-    errors of ours."""
+    """Convert OSErrors of reading the lake's files into errors of ours."""
     try:
         yield
     except OSError as error:

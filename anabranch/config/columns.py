@@ -150,8 +150,7 @@ def type_ddl(column: Column) -> str:
 
 
 def _explain(ddl: str) -> str | None:
-    """Return a message that names the column with a misspelt type and the closest type; None if no
-    type is misspelt."""
+    """Return a message with a misspelt type's column and the closest type; else None."""
     for column in _split(ddl):
         name, _, kind = column.strip().replace("`", "").partition(" ")
         # Field names in a STRUCT precede a colon.

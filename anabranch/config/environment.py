@@ -170,8 +170,7 @@ class Spark(Frozen):
 
 
 class Registry(Frozen):
-    """The schema registry of formats in Confluent's wire format: the URL of its REST API, and
-    credentials if it requires them."""
+    """The schema registry of Confluent's wire format: its URL, and credentials if needed."""
 
     url: Annotated[
         str,

@@ -167,8 +167,7 @@ class Password(_Sasl):
 
 
 class OAuth(_Sasl):
-    """A bearer token: of a token server, for the client's own credentials, or of a file that
-    another program renews."""
+    """A bearer token: of a token server, or of a file that another program renews."""
 
     keys_to_check: ClassVar[str] = f"{_CLIENT}.id, {_CLIENT}.secret, {_OAUTH}.scope"
 

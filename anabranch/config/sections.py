@@ -188,8 +188,7 @@ class Target(Frozen):
 
 
 def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Check that no two targets share a name or a place, and that no place is within another.
-    Raises ValueError."""
+    """Check that no two targets share a name, and no two places overlap. Raises ValueError."""
     for what, values in (
         ("name", [("name", t.name) for t in targets]),
         ("place", [(str(t.kind), t.place) for t in targets]),

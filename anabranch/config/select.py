@@ -155,8 +155,7 @@ class _Record:
         self._names = {name.lower(): name for name in self.fields}
 
     def parse(self, text: object) -> tuple[str, tuple[str, ...], str]:
-        """Return an expression in brackets, the fields that it reads, and DuckDB's type of it.
-        Raises ValueError."""
+        """Return an expression in brackets, its fields, and DuckDB's type. Raises ValueError."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"expected an expression of SQL, found {text!r}")
         # A field's name alone may be a word of SQL.

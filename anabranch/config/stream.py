@@ -436,8 +436,7 @@ class Stream(Frozen):
 
     @property
     def plain_tables(self) -> tuple[str, ...]:
-        """The append-only tables with no branch but `main`: the ledger, and the deliveries of
-        egress if configured."""
+        """The append-only tables: the ledger, and egress's deliveries if configured."""
         return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
 
     @property

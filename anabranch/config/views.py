@@ -184,8 +184,7 @@ def group_column(column: str) -> str:
 
 
 def partials_of(aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> tuple[Partial, ...]:
-    """Return the partial columns for the aggregates, each once. The number of rows is kept for
-    every view and is not among them."""
+    """Return the aggregates' partial columns, each once, without the number of rows."""
     types = {column.name: column.type for column in columns}
     made = [
         p

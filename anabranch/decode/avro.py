@@ -106,8 +106,7 @@ class Plan:
         self._value = value_reader(parse(text))
 
     def read(self, payload: bytes) -> tuple[dict[str, Any], dict[str, Unreadable]]:
-        """Return the columns of one value, and the errors of those that are not of their type.
-        Raises Malformed."""
+        """Return a value's columns, and the errors of those of another type. Raises Malformed."""
         fields, read, bad = self._value(payload), dict[str, Any](), dict[str, Unreadable]()
         if self._has_rows:
             fields[ROW] = fields["before"] if fields["after"] is None else fields["after"]

@@ -187,8 +187,7 @@ class AvroValues:
         self._at[left] = np.minimum(self._at[left], self._ends[left])
 
     def _column(self, field: Field, rows: Integers, found: Integers, size: Integers) -> pa.Array:
-        """Return a field's column, null for values without it. Mark values that cannot be converted
-        as not sure."""
+        """Return a field's column, null without it. Values that do not convert are not sure."""
         sure = self.is_sure[rows]
         rows, found, size = rows[sure], found[sure], size[sure]
         if field.kind in _TEXTS:

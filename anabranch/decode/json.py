@@ -190,8 +190,7 @@ class JsonReader:
     def _rows(
         self, data: Sequence[bytes | None], errors: Errors
     ) -> tuple[list[Any], dict[int, dict[str, Any]], dict[int, dict[str, Raw]]]:
-        """Return a record for each value, the columns of those that were read field by field, and
-        the fields without a column."""
+        """Return each value's record, the columns read field by field, and fields without one."""
         while True:
             nothing = self._record()
             decode, rows, refused = self._decoder.decode, list[Any](), list[int]()

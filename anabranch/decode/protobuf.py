@@ -308,8 +308,7 @@ def _unknown(fields: Any) -> Iterator[Any]:
 
 
 def _indexes(payload: bytes) -> tuple[Key, int]:
-    """Return the indexes before a message, and where it starts. Raises IndexError and ValueError
-    for bytes that are none."""
+    """Return the indexes before a message, and its start. Raises IndexError, ValueError."""
     count, at = read_long(payload, 0)
     # Types are nested at most so deep; a larger count would be read from the message.
     if not 0 < count <= 32:

@@ -152,8 +152,7 @@ def commit_updates(
     what: str,
     plan: Callable[[Table], tuple[Sequence[TableRequirement], Sequence[TableUpdate]]],
 ) -> None:
-    """Commit the requirements and updates that `plan` returns for a fresh load of the table, as
-    `change_table`. Raises Transient."""
+    """Commit what `plan` returns for a fresh load, as `change_table`. Raises Transient."""
     doing = f"change the {what} of {name}"
 
     def attempt() -> Outcome:
@@ -174,8 +173,7 @@ def _send(
     updates: Iterable[TableUpdate],
     doing: str,
 ) -> Outcome:
-    """Send a request. Raises Transient if its answer is lost: every change of this module has the
-    same effect if it is sent again."""
+    """Send a request. Raises Transient for a lost answer: a repetition has the same effect."""
     answer = lake.send(table, requirements, updates)
     if isinstance(answer, Table):
         return Outcome.LANDED

@@ -108,8 +108,7 @@ class Clock:
 
 
 def store_clock(environment: Environment) -> Clock:
-    """Return the clock of a process that commits to the warehouse. Only an object store has a clock
-    for the comparison."""
+    """Return the clock of a process that commits. Only an object store has one to compare."""
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)

@@ -109,8 +109,7 @@ def plan_log(names: Collection[str], version: int | None, location: str) -> tupl
 
 
 def _whole_checkpoints(names: Collection[str]) -> dict[int, list[str]]:
-    """Return the files of complete checkpoints by version; a multi-part checkpoint is complete with
-    all its parts."""
+    """Return the files of complete checkpoints, with all their parts, by version."""
     whole, in_parts = dict[int, list[str]](), dict[tuple[int, int], list[str]]()
     for name in sorted(names):
         if (match := _CHECKPOINT.fullmatch(name)) is None:

@@ -45,8 +45,7 @@ class Stored:
 
 
 def same_file(path: str) -> str:
-    """Return a path without the parts that differ between writers: the scheme (`s3`, `s3a`, `file`)
-    and its slashes."""
+    """Return a path without what differs between writers: scheme and slashes."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 

@@ -73,8 +73,7 @@ def operation_of(snapshot: Snapshot) -> str:
 
 
 def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | None:
-    """Return a description of the change of rows between a publish and the commits after it; None
-    if the rows are the same."""
+    """Return how rows changed between a publish and later commits; None if they are the same."""
     for snapshot in commits:
         if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
             touched = [
@@ -141,8 +140,7 @@ def _refused_property(table: Table) -> str | None:
 
 
 def require_writable(table: Table) -> None:
-    """Raise ConfigurationError for a table with a feature that our writers do not support, with the
-    way back."""
+    """Raise ConfigurationError, with the way back, for a feature that our writers lack."""
     feature = unsupported_feature(table)
     if feature is None:
         return

@@ -103,8 +103,7 @@ pyiceberg_fixes.bound_texts()
 
 
 def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """Open PyIceberg's catalog; retry if another client creates the tables of a new SQL catalog at
-    the same time."""
+    """Open PyIceberg's catalog; retry while another client creates a new one's tables."""
     for _ in range(_CATALOG_TABLES):
         try:
             return load_catalog(name, **properties)
@@ -228,8 +227,7 @@ class Lake:
         return table
 
     def find(self, name: str) -> Table | None:
-        """Return the current table, of any owner; None if the catalog has no Iceberg table of that
-        name. Raises as `load`."""
+        """Return the current table, of any owner; None without it. Raises as `load`."""
         gone = None
         while True:
             try:
@@ -620,8 +618,7 @@ class Lake:
         until_landed(f"move the head of {name}", attempt)
 
     def discard(self, name: str, staged: Staged) -> None:
-        """Expire a staged snapshot that its publisher will not publish; its files become
-        orphans."""
+        """Expire a staged snapshot that its publisher does not use; its files become orphans."""
         table = self.load(name)
         if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
             self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))

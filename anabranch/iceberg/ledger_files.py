@@ -200,8 +200,7 @@ def _count_of_past(sizes: Sequence[int], idle: bool) -> int:
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the manifests whose entries the next commit writes into one, `must` included.
-    `counts`: entries by manifest. Pure."""
+    """Return the manifests that the next commit writes as one. `counts`: their entries. Pure."""
     chosen = set(must)
     others = sorted(
         (path for path in counts if path not in chosen), key=lambda path: (counts[path], path)

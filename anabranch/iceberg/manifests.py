@@ -80,8 +80,7 @@ class HourManifest:
 
 @dataclass(frozen=True)
 class Slot:
-    """An existing manifest or the files of a new one, for `plan_merges`. `touched`: the current
-    commit adds files to its hour."""
+    """A manifest, or a new one's files, for `plan_merges`. `touched`: its hour gets files now."""
 
     key: str
     spec_id: int
@@ -316,8 +315,7 @@ class HourContent:
 
 
 def hours_apart(table: Table, one: str, other: str) -> set[str]:
-    """Return the hours whose files may differ between two branches: the hours of manifests that
-    only one of them has."""
+    """Return the hours whose files may differ between two branches, by their manifests."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         here, there = (
             {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]}

@@ -46,8 +46,7 @@ _LARGE = 256 * 2**20
 
 
 class Part(Protocol):
-    """A data file, or a part of one. `iter_batches` yields rows with the columns, or fields of
-    columns (`a.b`), that the file has."""
+    """A data file, or a part of one. `iter_batches` yields those columns or fields that it has."""
 
     @property
     def path(self) -> str: ...
@@ -237,8 +236,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class ParquetPart(FilePart):
-    """A Parquet file, or some of its row groups. `rows`: their number by the table's log, if it has
-    one."""
+    """A Parquet file, or some row groups. `rows`: their number by the table's log, if any."""
 
     groups: tuple[int, ...] | None = None
     rows: int | None = None

@@ -34,8 +34,7 @@ class AnotherStreamsTable(ConfigurationError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The stream that owns a table, with its topic and cluster when it was recorded, and the format
-    of the stream's tables."""
+    """A table's stream, with its topic and cluster at the time, and the tables' format."""
 
     stream: str
     topic: str

@@ -48,8 +48,7 @@ _ID = re.compile(r"\b[0-9]+: ")
 
 @dataclass(frozen=True)
 class Target:
-    """A task's settings to write rows of a table: file access, partitions, physical schema,
-    compression. Picklable."""
+    """A task's settings to write a table's rows. Picklable."""
 
     io: FileIO
     partitions: Partitioning
@@ -58,8 +57,7 @@ class Target:
 
 
 def target_of(table: Table) -> Target | None:
-    """Return the settings to write rows of a table; None if only Iceberg's own writer supports its
-    properties or partitioning."""
+    """Return the settings to write a table's rows; None if only Iceberg's own writer can."""
     if "write.parquet.compression-level" in table.metadata.properties:
         return None
     return plain_target(table)
@@ -233,8 +231,7 @@ def _stream(tables: Sequence[pa.Table]) -> bytes:
 
 
 def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
-    """Write rows with few files open at once, whatever the number of partitions; return the files
-    that were closed."""
+    """Write rows with few files open at once; return the files that were closed."""
     closed: list[Output] = []
     while (mask := files.write(rows)) is not None:
         rows = rows.filter(mask)
@@ -281,7 +278,6 @@ def data_file_from(
 def _statistics_plan(
     schema: bytes, modes: tuple[tuple[str, str], ...]
 ) -> tuple[dict[int, StatisticsCollector], dict[str, int]]:
-    """Return the statistics that the table's properties select for files of this Arrow schema, and
-    the field ids of its columns."""
+    """Return the statistics for this Arrow schema by the table's properties, and field ids."""
     ours = pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
     return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)

@@ -50,8 +50,7 @@ class Partitioning:
         return [self._column(rows, f) for f in self.spec.fields if f.name not in without]
 
     def split(self, rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], NDArray[np.int64] | None]]:
-        """Yield each partition's values, as in a manifest, and the indexes of its rows, ascending;
-        None for all rows."""
+        """Yield each partition's values and its rows' indexes, ascending; None for all rows."""
         if not len(rows):
             return
         columns = self.columns(rows)
@@ -153,8 +152,7 @@ def _transform(field: Any) -> Transform[Any, Any]:
 
 
 def _groups(columns: Sequence[pa.ChunkedArray], rows: int) -> list[NDArray[np.int64]] | list[None]:
-    """Return the indexes of the rows of each distinct combination of values, ascending; one None
-    for a single combination."""
+    """Return the row indexes of each combination of values, ascending; one None for a single."""
     codes: NDArray[np.int64] | None = None
     for column in columns:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")

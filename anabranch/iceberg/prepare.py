@@ -206,7 +206,6 @@ def plan_fence(table: Table, commit: Commit) -> Commit:
 
 
 def _comes_from(table: Table, branch: str, id: int) -> bool:
-    """Return whether a snapshot is an ancestor of a branch's head, or the head, and the table still
-    has every snapshot between them."""
+    """Return whether a snapshot is, by snapshots that are kept, in a branch's history."""
     head = table.metadata.snapshot_by_name(branch)
     return any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 
 def write_data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> Iterable[DataFile]:
-    """Write rows into files of their partitions; the public `Table.append` would also commit them.
-    Raises OSError."""
+    """Write rows into files of their partitions, without a commit. Raises OSError."""
     return _dataframe_to_data_files(metadata, rows, io)
 
 
 def updates_of(tx: Transaction) -> tuple[TableUpdate, ...]:
-    """Return the updates of an open transaction; the public `commit_transaction` would send them
-    with its own requirements."""
+    """Return the updates of an open transaction, which its own commit would send differently."""
     return tuple(tx._updates)
 
 

@@ -142,8 +142,7 @@ def share_readers() -> None:
 
 
 def share_writers() -> None:
-    """Cache the Avro schema and the writer of each Iceberg schema of manifests and manifest lists.
-    Both are stateless."""
+    """Cache the Avro schema and the writer of each schema of manifests. Both are stateless."""
     for owner, name, ours in (
         # By equality, not by `_once`: each manifest creates a new partition type, which is small.
         (

@@ -170,8 +170,7 @@ def write_file(
     spec_id: int,
     metadata: Mapping[bytes, bytes] | None = None,
 ) -> DataFile:
-    """Write a data file, one row group for each table. Return its manifest entry, with the
-    statistics of its footer. Raises OSError."""
+    """Write a data file, a row group for each table; return its entry. Raises OSError."""
     with (
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,
@@ -211,8 +210,7 @@ def _require_same(
 
 
 def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:
-    """Return whether two streams of batches contain the same rows in the same order, with values
-    equal bit by bit."""
+    """Return whether two streams of batches have the same rows in order, equal bit by bit."""
     ahead = [iter(ones), iter(others)]
     left: list[pa.RecordBatch | None] = [None, None]
     while True:
@@ -274,8 +272,7 @@ def read_batches(
 
 
 def opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
-    """Open a data file to read it, a small one by one request. Raises Terminal for another format
-    than Parquet, Transient."""
+    """Open a data file, a small one by one request. Raises Terminal (no Parquet), Transient."""
     if data_file.file_format != FileFormat.PARQUET:
         raise Terminal(
             f"read {data_file.file_path}: expected Parquet, found {data_file.file_format.name}, "
@@ -335,8 +332,7 @@ def read_by_id(metadata: TableMetadata, io: FileIO, files: Iterable[DataFile]) -
 
 
 def is_readable_by_name(table: Table) -> bool:
-    """Return whether every column, nested ones too, has kept one name and one field id in all of
-    the table's schemas."""
+    """Return whether each column has one name and one field id in all of a table's schemas."""
     pairs = {
         (schema.find_field(column).field_id, column)
         for schema in table.schemas().values()

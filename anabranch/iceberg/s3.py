@@ -251,8 +251,7 @@ class ObjectStore:
                 yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
 
     def get(self, bucket: str, key: str) -> bytes:
-        """Return the contents of an object. Raises ConfigurationError (keys, permissions),
-        Transient, Terminal (no such object)."""
+        """Return an object's contents. Raises ConfigurationError, Transient, Terminal (missing)."""
         with self._errors(f"read s3://{bucket}/{key}"):
             body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
         TALLY.count(S3_BYTES, "read", len(body))
@@ -330,8 +329,7 @@ class ObjectStore:
             raise Transient(f"{message}; run it again")
 
     def has_bucket(self, bucket: str) -> bool:
-        """Return whether the bucket exists. Raises ConfigurationError (keys, permissions) or
-        Transient."""
+        """Return whether the bucket exists. Raises ConfigurationError or Transient."""
         with self._errors(f"look at bucket {bucket}"):
             try:
                 self._client.head_bucket(Bucket=bucket)
@@ -364,8 +362,7 @@ class ObjectStore:
         return str(status) if status else None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
-        """Yield the noncurrent versions of objects whose keys begin with `prefix`. Raises Terminal
-        (permissions) or Transient."""
+        """Yield the noncurrent versions of keys with `prefix`. Raises Terminal or Transient."""
         doing = f"list the versions of s3://{bucket}/{prefix}"
         for page in self._pages(doing, "list_object_versions", bucket, prefix):
             for entry in page.get("Versions", ()):
@@ -402,8 +399,7 @@ class ObjectStore:
         return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
 
     def lock(self, bucket: str) -> str | None:
-        """Return mode and duration of the bucket's default object lock (`GOVERNANCE 30 days`); None
-        without one."""
+        """Return the bucket's default object lock (`GOVERNANCE 30 days`); None without one."""
         with self._errors(f"read the object lock of bucket {bucket}"):
             try:
                 lock = self._client.get_object_lock_configuration(Bucket=bucket).get(
@@ -443,8 +439,7 @@ class ObjectStore:
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Sign requests with the store's keys, and translate the client's errors to an
-        AnabranchError: NoAnswer for a time-out."""
+        """Sign with the store's keys; translate the client's errors, NoAnswer for a time-out."""
         used = _VENDED.set(self._vended)
         try:
             yield
@@ -483,8 +478,7 @@ def _leave_unsigned(**_: Any) -> Any:
 
 
 def _count_request(event_name: str, **_: Any) -> None:
-    """Count a request. botocore calls it before each one, retries included; `event_name` is such as
-    `before-send.s3.GetObject`."""
+    """Count a request, retries included; `event_name` is like `before-send.s3.GetObject`."""
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
 
 
@@ -501,8 +495,7 @@ def _status(error: ClientError) -> int:
 
 
 def _rule(rule: Any) -> LifecycleRule:
-    """Convert a lifecycle rule of S3's answer. Its filter is a prefix, a tag, a size, or several of
-    them under `And`."""
+    """Convert a rule of S3's answer. Its filter is a prefix, tag or size, or an `And` of them."""
     filters = rule.get("Filter", {})
     expiration = rule.get("Expiration", {})
     after = f"{expiration['Days']} days" if "Days" in expiration else expiration.get("Date")

@@ -282,8 +282,7 @@ def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
 
 
 def _or_wider(kind: IcebergType, is_key: bool) -> str:
-    """Return the types that a column may have. A key's FLOAT cannot change: read again as DOUBLE,
-    the same value differs."""
+    """Return the types that a column may have. A key's FLOAT read as DOUBLE would differ."""
     if isinstance(kind, DecimalType):
         return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
     wider = (

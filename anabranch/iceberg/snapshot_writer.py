@@ -69,8 +69,7 @@ class ManifestWriter:
     def write_manifest(
         self, spec_id: int, kept: Iterable[ManifestEntry], fresh: Iterable[DataFile] = ()
     ) -> ManifestFile:
-        """Write a manifest of `kept` entries of other manifests and of new files (`fresh`). Raises
-        OSError."""
+        """Write a manifest of other manifests' `kept` entries and `fresh` files. Raises OSError."""
         metadata, path = (
             self._table.metadata,
             self._new_path(f"{self._commit}-m{len(self.written)}.avro"),
@@ -196,8 +195,7 @@ class SnapshotWriter(ManifestWriter):
         return snapshot
 
     def _remove(self, content: _Content, change: Change) -> _Content:
-        """Remove the change's hours and files from a branch's content. Raises OSError, and
-        ValueError if a file is missing."""
+        """Remove the change's hours and files of a branch. Raises OSError, ValueError (missing)."""
         hours = {*change.clear, *change.copy}
         paths: dict[str, set[str]] = defaultdict(set)
         for data_file in change.remove:
@@ -246,8 +244,7 @@ class SnapshotWriter(ManifestWriter):
         return content
 
     def _hour_manifests(self, branch: str, hour: str) -> list[HourManifest]:
-        """Return an hour's manifests on another branch. A manifest that also has other hours is
-        replaced by a new one of this hour."""
+        """Return an hour's manifests on another branch; one with other hours too is replaced."""
         listed = [m for m in list_manifests(self._table, self._head(branch))[0] if m.may_hold(hour)]
         manifests = [m for m in listed if m.hour == hour]
         mixed = [m for m in listed if m.hour != hour]

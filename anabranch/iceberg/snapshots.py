@@ -249,8 +249,7 @@ def _own_properties(snapshot: Snapshot) -> dict[str, str]:
 
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
-    """Return the time of the first publish with the branch's value of `key`, within the snapshots
-    that are kept. Raises Terminal."""
+    """Return the time of the first kept publish with the branch's `key`. Raises Terminal."""
     value = branch_properties(table, branch).get(key)
     since = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
@@ -376,8 +375,7 @@ def unused_properties(
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:
-    """Return the staged rows of an attempt; None if they are gone. Raises Terminal if two snapshots
-    have the id, Transient."""
+    """Return an attempt's staged rows, if any. Raises Terminal for two of the id, Transient."""
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None

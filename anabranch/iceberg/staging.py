@@ -154,8 +154,7 @@ def stage(
 
 
 def by_own_spec(table: Table) -> dict[str, str]:
-    """Return Spark's write options for the partition spec of `apply`, if another program has set
-    another default."""
+    """Return Spark's write options for `apply`'s partition spec, if it is not the default."""
     own = own_spec_id(table)
     return {"output-spec-id": str(own)} if own != table.spec().spec_id else {}
 
@@ -163,8 +162,7 @@ def by_own_spec(table: Table) -> dict[str, str]:
 def stage_written(
     lake: Lake, table_name: str, written: Written, *, protected: bool = False
 ) -> Staged:
-    """Stage files under their id. `protected` as in `stage`. Raises Transient if they were begun
-    longer than WITHIN ago."""
+    """Stage files under their id. Raises Transient if they were begun longer than WITHIN ago."""
     staged = lake.stage(table_name, written.id, written.files, protected=protected)
     _require_young(lake, table_name, staged, written.began)
     return staged

@@ -129,8 +129,7 @@ def _by_hours(text: str, parts: dict[str, str]) -> str:
 
 
 def _store(text: str, parts: dict[str, str]) -> str:
-    """Add a text to the parts, split if it is long; return the hash of its root part, which links
-    to the others."""
+    """Add a text to the parts, split if long; return its root part's hash."""
     while text.count("\t") > 2 * _LINKS or len(text) > 4 * LONGEST or len(_part(text)[1]) > LONGEST:
         text = "".join(_link(_add(chunk, parts)) for chunk in _chunks(text))
     return _add(text, parts)
@@ -166,16 +165,14 @@ def _chunks(text: str) -> Iterable[str]:
 
 
 def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of a snapshot: its own, and those that it refers to in table
-    properties. Raises StateGone."""
+    """Return all properties of a snapshot: own and referred to. Raises StateGone."""
     root = properties.get(_ROOT)
     in_properties = _read(table, root) if root is not None else {}
     return {**in_properties, **{k: unpack(v) for k, v in properties.items() if k != _ROOT}}
 
 
 def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
-    """Return the value of one property of a snapshot, wherever it is stored; None if there is none.
-    Raises StateGone."""
+    """Return one property of a snapshot, wherever it is stored, or None. Raises StateGone."""
     if (value := properties.get(key)) is not None:
         return unpack(value)
     return load_all(table, properties).get(key)

@@ -89,8 +89,7 @@ def deliver_data_before_eof(transport: type[Any]) -> None:
 
 
 class _AnyName(bytearray):
-    """A slice of a batch that decodes any bytes, as Java's client does: U+FFFD replaces invalid
-    UTF-8."""
+    """A slice of a batch that decodes any bytes, as Java's client does, with U+FFFD."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
         return bytes(self).decode("utf-8", "replace")
@@ -180,8 +179,7 @@ def topic_of(entry: Mapping[str, Any]) -> Topic:
 
 
 def topic_id(topic: str, raw: Any) -> str:
-    """Return Kafka's text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
-    if there is none."""
+    """Return Kafka's text of a topic id, 22 characters of base64. Raises NoTopicIds."""
     value = uuid.UUID(str(raw)) if raw else _NO_TOPIC_ID
     if value == _NO_TOPIC_ID:
         raise NoTopicIds(
@@ -213,8 +211,7 @@ def retention_of(milliseconds: int) -> timedelta | None:
 
 
 def config_value(configs: Mapping[str, Any], topic: str, key: str) -> Any:
-    """Return the value of one key in kafka-python's description of topics. Raises Transient if the
-    key is missing."""
+    """Return a key of kafka-python's description of topics. Raises Transient without it."""
     found = configs.get("topic", {}).get(topic, {})
     if key not in found:
         raise Transient(

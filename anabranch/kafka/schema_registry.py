@@ -103,8 +103,7 @@ class SchemaRegistryClient:
         return self._schemas[schema_id, context]
 
     def belongs(self, schema_id: int, subject: str) -> bool:
-        """Return whether a version of the subject, even a deleted one, has this schema id in the
-        subject's context."""
+        """Return whether a version of the subject, even a deleted one, has this schema id."""
         key = schema_id, _context(subject)
         if subject not in self._subjects.get(key, ()):
             self._subjects[key] = self.subjects(schema_id, subject)
@@ -142,8 +141,7 @@ class SchemaRegistryClient:
         return SubjectVersion(subject, version, kind, text, references)
 
     def _references(self, path: str, answer: Mapping[str, Any], context: str) -> References:
-        """Return the schemas to which an answer's refers. Their subjects are those of its context,
-        unless they name one."""
+        """Return the schemas to which an answer's refers, by default in its own context."""
         texts: dict[str, str] = {}
         seen: set[str] = set()
 

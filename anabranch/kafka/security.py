@@ -37,8 +37,7 @@ _SOURCE = "sasl_oauth_token_provider"
 
 
 def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
-    """Return kafka-python's arguments for the configured brokers. Raises ConfigurationError for a
-    missing file."""
+    """Return kafka-python's arguments. Raises ConfigurationError for a missing file."""
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     if kafka.security is None:
         return settings
@@ -59,8 +58,7 @@ def spark_options(kafka: Kafka) -> dict[str, str]:
 
 
 def token_digest(kafka: Kafka) -> str:
-    """Return a digest of the token that a file has now; empty if the identity has no such file, or
-    if it is missing."""
+    """Return a digest of the token in its file; empty without an identity's file."""
     security = kafka.security
     if not isinstance(security, OAuth) or security.token_file is None:
         return ""
@@ -240,8 +238,7 @@ class Tickets:
         self._security = security
 
     def context(self, service: str) -> Any:
-        """Return a security context for a service `kafka@host`. Raises ConfigurationError without
-        the package gssapi."""
+        """Return a security context for `kafka@host`. Raises ConfigurationError without gssapi."""
         security = self._security
         if security.krb5_conf is not None:
             os.environ["KRB5_CONFIG"] = security.krb5_conf

@@ -168,8 +168,7 @@ def apply_to_records(
     use: Callable[[DataFrame], T],
     tasks: int = 0,
 ) -> T:
-    """Return `use` of the records of `ranges` from `read_ranges`, or from `read_around` if Spark's
-    reader cannot read one of them."""
+    """Return `use` of `read_ranges`, or of `read_around` if Spark's reader cannot read one."""
     try:
         return use(read_ranges(spark, kafka, topic, ranges, tasks=tasks))
     except (PySparkException, Py4JError) as error:
@@ -317,8 +316,7 @@ def plan_driver_ranges(unreadable: dict[int, list[int]], at_most: int) -> list[R
 
 
 def plan_spark_ranges(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
-    """Return `ranges` without `taken` (in order) in as few parts as possible, each with at most one
-    range a partition."""
+    """Return `ranges` without `taken` in few parts, each with a range for a partition at most."""
     left: list[Ranges] = []
     for p, (start, end) in sorted(ranges.items()):
         spans = [part[p] for part in taken if p in part]

@@ -79,8 +79,7 @@ class TransactionalProducer:
             raise
 
     def close(self) -> None:
-        """Close the producer. An open transaction is aborted by the next producer of the name, or
-        by the brokers within a minute."""
+        """Close the producer. The brokers or its successor abort an open transaction."""
         self._producer.close(timeout=0)
 
     def send(self, topic: str, records: Iterable[Outgoing], position: str) -> None:

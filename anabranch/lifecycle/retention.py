@@ -135,8 +135,7 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
 
 
 def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the dead letters of due hours from every branch, some hours in a commit. Idempotent.
-    Raises Transient."""
+    """Remove the due hours' dead letters from every branch. Idempotent. Raises Transient."""
     lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
     due = Due()
 
@@ -216,8 +215,7 @@ def expire_ledger(
 
 
 def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:
-    """Return the hours that are due by the stream's file, the state, and the deliveries of egress.
-    Raises Transient."""
+    """Return the hours that are due by file, state and egress's deliveries. Raises Transient."""
     stream = job.stream
     plan = partial(plan_due, state, stream.keep.rows, now, stream.lookback_hours, finished=finished)
     due = plan({})

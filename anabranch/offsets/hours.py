@@ -43,8 +43,7 @@ def hour_of(when: datetime) -> str:
 
 @lru_cache(maxsize=10_000)
 def start_of(hour: str) -> datetime:
-    """Return the time at which an hour begins (UTC). Raises ConfigurationError for any other form
-    than `2026-11-21T03`."""
+    """Return an hour's begin (UTC). Raises ConfigurationError for another form."""
     try:
         start = datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
     except ValueError:
@@ -187,8 +186,7 @@ class Timeline:
 
     @property
     def since(self) -> str:
-        """The first hour of the log that the position belongs to; offsets of earlier hours cannot
-        be compared with it."""
+        """The first hour of the position's log; offsets of earlier hours cannot be compared."""
         return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
 
     @property
@@ -318,16 +316,14 @@ def plan_first_hour(
 
 
 def _ended(timeline: Timeline, until: datetime) -> list[str]:
-    """Return the unsealed hours that ended by `until` or whose end a process with a fast clock has
-    already used."""
+    """Return the unsealed hours that ended by `until`, or whose end a fast clock has used."""
     used = [shift(max(timeline.boundaries), 1)] if timeline.boundaries else []
     running = max([hour_of(until), *used])
     return hours_between(timeline.open, running)
 
 
 def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
-    """Return the unsealed hours that ended by `until` and whose end is not yet known for every
-    partition, oldest first."""
+    """Return the unsealed hours that ended by `until` and lack an end, oldest first."""
     wanted = set(partitions) | set(timeline.start)
     return [
         h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()
@@ -335,8 +331,7 @@ def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) ->
 
 
 def max_hours_at_once(partitions: int) -> int:
-    """Return the most hours that one commit decides, so that a year of hours becomes many commits
-    of bounded size."""
+    """Return the most hours of one commit: a year becomes many commits of bounded size."""
     return max(1, min(_HOURS_AT_ONCE, _ENDS_AT_ONCE // max(1, partitions)))
 
 

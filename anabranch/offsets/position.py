@@ -137,8 +137,7 @@ def clip(ranges: Ranges, within: Ranges) -> Ranges:
 
 
 def classify(ranges: Ranges, position: Offsets) -> RangeRelation:
-    """Return the relation of a micro-batch's ranges to the position. A gap in any partition takes
-    precedence: AHEAD."""
+    """Return the relation of a micro-batch's ranges to the position. A gap counts first: AHEAD."""
     live = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     if any(s > position.get(p, 0) for p, (s, _) in live.items()):
         return RangeRelation.AHEAD

@@ -67,8 +67,7 @@ def is_current(before: State, now: State, hour: str, cut: Cut) -> bool:
 def plan_due(
     state: State, content: Collection[str], keep: timedelta | None, now: datetime
 ) -> tuple[str, ...]:
-    """Return the hours to remove, of the archive's hours `content`: past their retention and not
-    held, or expired. Pure."""
+    """Return the archive's hours to remove: past retention and not held, or expired. Pure."""
     bound = hour_of(now - keep) if keep is not None else ""
     return tuple(
         hour
@@ -88,8 +87,7 @@ def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) ->
 
 
 def removed_at(table: Table) -> datetime | None:
-    """Return the time (UTC) when records were last removed from the archive, or None; older
-    snapshots have them."""
+    """Return when records last left the archive (UTC); older snapshots have them."""
     properties = branch_properties(table, "main")
     if _REMOVED not in properties:
         return None

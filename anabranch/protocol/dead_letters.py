@@ -247,8 +247,7 @@ def is_named(state: State, staged: Staged) -> bool:
 
 
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
-    """Discard staged dead letters that their publisher will not publish, unless a publish of rows
-    names them."""
+    """Discard staged dead letters without a publisher, unless a publish of rows names them."""
     # Decision 12: the publish of rows that names them may have landed after its answer was lost.
     # Without these files its dead letters would be lost.
     if is_named(load_state(lake, stream.table), staged):
@@ -446,8 +445,7 @@ def _is_published(
 
 
 def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
-    """Return the ids that a branch records as published after `id`: the newest _REMEMBERED, and all
-    that still wait. Pure."""
+    """Return the ids published after `id`: the newest _REMEMBERED, and all waiting. Pure."""
     ids = [*before, id]
     # A set that still waits on a branch is published again if its id is forgotten.
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

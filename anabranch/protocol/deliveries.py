@@ -73,8 +73,7 @@ class Delivery:
 
 
 def record(lake: Lake, name: str, delivery: Delivery) -> None:
-    """Write a delivery if the table does not contain it yet. Raises Transient, or Terminal for a
-    missing table."""
+    """Write a delivery unless the table has it. Raises Transient, Terminal without the table."""
 
     def missing(table: Table) -> pa.Table | None:
         with lake_errors(f"read table {name}"):

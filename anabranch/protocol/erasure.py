@@ -106,8 +106,7 @@ def plan_rewrite(
 
 
 def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
-    """Return the publish after which no layer stages the dead letters at the places in `decisions`
-    again. Pure."""
+    """Return the publish after which no layer stages these dead letters again. Pure."""
     decisions = tuple(decisions)
     places = Counter(erasure.places)
     for row in decisions:
@@ -294,8 +293,7 @@ def rows_of(history: Iterable[LedgerRow], id: str) -> list[LedgerRow]:
 
 
 def lacks_places(history: Iterable[LedgerRow], erasure: Erasure, hour: str | None = None) -> bool:
-    """Whether the ledger has fewer places of dead letters than the branches expect, in one hour or
-    in any. Pure."""
+    """Whether the ledger has fewer places than the branches expect, in an hour or any. Pure."""
     found = _count_places(rows_of(history, erasure.id))
     wanted = erasure.places if hour is None else {hour: erasure.places.get(hour, 0)}
     return any(found.get(h, 0) < count for h, count in wanted.items())

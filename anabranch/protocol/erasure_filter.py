@@ -74,8 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class HashedValues:
-    """The hashes of erased values of a column, and the offset ranges in which records with these
-    values are erased."""
+    """Hashes of erased values of a column, and the offset ranges in which they are erased."""
 
     column: str
     key: Key

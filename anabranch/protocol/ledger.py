@@ -218,8 +218,7 @@ def decision(
 
 
 class Ledger:
-    """The ledger table of one stream. Each method loads it; each raises Transient if the lake does
-    not answer."""
+    """A stream's ledger. Each method loads it, and raises Transient without an answer."""
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
@@ -328,8 +327,7 @@ class Ledger:
             return _decisions(read(table, hours, _columns(without)))
 
     def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
-        """Return the decisions with this sequence number or a higher one, oldest first; otherwise
-        as `history`."""
+        """Return the decisions from this sequence number on, oldest first; else as `history`."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
             return _decisions(read_since(table, sequence, _columns(without)))
@@ -343,8 +341,7 @@ class Ledger:
         return sorted((row for rows in answers for row in rows), key=_ORDER)
 
     def requests(self, hours: Collection[str]) -> list[LedgerRow]:
-        """Return the erasure requests that were recorded under these hours, oldest first. Raises
-        Transient."""
+        """Return the erasure requests under these hours, oldest first. Raises Transient."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
             rows = read(table, hours, _OF_REQUESTS)
@@ -642,8 +639,7 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
 def _cut(
     known: dict[tuple[str | None, str | None], Cut | None], key: tuple[str | None, str | None]
 ) -> Cut | None:
-    """Return the cut of the topic id and ranges in `key`; `known` caches it, since most rows of an
-    hour have the same."""
+    """Return the cut of the topic id and ranges in `key`; `known` caches it."""
     if key not in known:
         topic_id, ranges = key
         known[key] = (

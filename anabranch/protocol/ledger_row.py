@@ -238,8 +238,7 @@ class LedgerRow(HourAccount):
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> LedgerRow:
-        """Return a row with these fields. A year has some 20,000 rows, and the frozen `__init__`
-        takes six times as long."""
+        """Return a row with these fields. The frozen `__init__` takes six times as long."""
         row = object.__new__(LedgerRow)
         vars(row).update(values)
         return row
@@ -385,8 +384,7 @@ COUNTS = ("offsets", *TERMS)
 
 
 def accounted(account: HourAccount | Counts) -> int | None:
-    """Return the number of offsets that the terms and erased records account for; None if a term is
-    not recorded. Pure."""
+    """Return the offsets that the account's terms cover; None if one is not recorded. Pure."""
     terms = [getattr(account, name) for name in TERMS]
     return sum(terms) + (account.erased or 0) if None not in terms else None
 

@@ -86,8 +86,7 @@ def _name(bound: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a layer's jobs: durations by name, and counts by name and label
-    (`anabranch.common.counters`)."""
+    """A layer's measurements: durations by name, counts by name and label (`counters`)."""
 
     durations: Mapping[str, Durations] = field(default_factory=dict)
     counts: Counts = field(default_factory=dict)
@@ -120,8 +119,7 @@ class Measured:
 
 
 def read_measured(text: str | None) -> dict[Layer, Measured]:
-    """Return the measurements in a value of the property, by layer; layers without any are absent.
-    Pure. Raises Terminal."""
+    """Return a property's measurements by layer; absent without any. Pure. Raises Terminal."""
 
     def read(text: str) -> dict[Layer, Measured]:
         by_layer = parse(dict[Layer, dict[str, dict[str, Any]]], text)
@@ -321,8 +319,7 @@ def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
 
 
 def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
-    """Return keys and runs, newest first. Skips values that do not parse: edited by hand, or of a
-    later version."""
+    """Return keys and runs, newest first, without values that do not parse (edited, newer)."""
     runs = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):

@@ -246,8 +246,7 @@ def _below(ends: Offsets) -> Ranges:
 
 
 def state_at(table: Table, snapshot_id: int) -> State:
-    """Return the state that the rows of a snapshot of `main` have. Raises Terminal for a snapshot
-    without one."""
+    """Return the state of a snapshot of `main`. Raises Terminal without one."""
     if snapshot_id == heads(table)["main"] and (state := read_state(table)).is_merged:
         return state
     # Not the state of now: a branch that was set back, or moved without `main`, has other offsets.

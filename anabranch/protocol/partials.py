@@ -37,8 +37,7 @@ def digest_of(files: Iterable[str]) -> str:
 
 
 def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
-    """Return the inputs of each hour's partials, from the bounds of their files; without hours
-    whose files differ. Pure."""
+    """Return each hour's partials' inputs, by their files' bounds, unless these differ. Pure."""
     ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
     filled = {}
     for hour, files in files_of.items():

@@ -88,8 +88,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Landed:
-    """A publish that landed, the table as the catalog returned it, and the duration of the commit
-    in seconds."""
+    """A landed publish, the table that the catalog returned, and the commit's seconds."""
 
     publish: Publish
     table: Table
@@ -102,8 +101,7 @@ class Landed:
 
 
 class Again(Enum):
-    """The result of a decision that did something else first (staged, merged, waited in the queue):
-    load and decide again."""
+    """The result of a decision that staged, merged or waited first: load and decide again."""
 
     AGAIN = 0
 

@@ -63,8 +63,7 @@ SETTLE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Turn:
-    """An entry of the queue. `bound`: its timeout in seconds; `what`, `by` and `asked_at` are for
-    operators."""
+    """An entry of the queue. `bound`: its timeout (s); `what`, `by`, `asked_at`: for operators."""
 
     id: str
     number: int
@@ -295,8 +294,7 @@ class YieldToQueue:
 
 
 class QueueEntry:
-    """The entry of a publisher in the queue, until its publish landed or it gave up. Without
-    `takes_turns` it never joins."""
+    """A publisher's entry in the queue until it ends. Without `takes_turns` it never joins."""
 
     def __init__(self, lake: Lake, table_name: str, what: str, takes_turns: bool) -> None:
         self._lake, self._table_name, self._what, self._takes_turns = (

@@ -67,8 +67,7 @@ class Holds:
         return Holds((*self.holds, hold), hold.at)
 
     def without(self, first: str, last: str, at: datetime) -> Holds:
-        """Return the holds without the hours `first` to `last`; the rest of each hold, before and
-        after them, stays. Pure."""
+        """Return the holds without `first` to `last`; a hold's rest on both sides stays. Pure."""
         left: list[Hold] = []
         for hold in self.holds:
             if hold.last < first or last < hold.first:
@@ -142,8 +141,7 @@ class Expired:
         return at < 0 or self.kept[at][1] < hour
 
     def first_kept(self, first: str) -> str:
-        """Return the oldest hour that has not expired, of a stream that begins with `first`.
-        Pure."""
+        """Return the oldest unexpired hour of a stream that begins with `first`. Pure."""
         return self.kept[0][0] if self.kept else max(self.before, first)
 
     def count(self, first: str) -> int:
@@ -270,8 +268,7 @@ class Erasures:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Erasures:
-        """Return the most advanced state of each erasure on any branch. A branch that was rolled
-        back has an older one."""
+        """Return each erasure's most advanced state: a rolled-back branch has an older one."""
         found = Erasures()
         for one in (one for branch in branches for one in Erasures.from_properties(branch).all):
             known = found.of(one.id)

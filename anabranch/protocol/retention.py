@@ -119,8 +119,7 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
 
 
 def _look_back_reasons(state: State, lookback: int) -> dict[str, str]:
-    """Return why hours are kept that are in the look-back of an hour that is not accepted or will
-    be rebuilt, by hour."""
+    """Return why hours in the look-back of an undecided or restated hour are kept, by hour."""
     # Decision 50: duplicates of expired rows would be accepted as rows.
     undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
     undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {

@@ -36,8 +36,7 @@ def columns_json(schema: Schema) -> str:
 
 
 def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
-    """Whether rows of the wanted columns fit into a table that differs: it has all these columns,
-    as wide or wider. Pure."""
+    """Whether rows of the wanted columns fit into a table: it has them, as wide or wider. Pure."""
     try:
         return bool(
             plan_evolution(

@@ -61,8 +61,7 @@ class KafkaOffsets:
 
 @dataclass(frozen=True)
 class ResolvedState:
-    """A loaded state, its position with the topic's current id and partitions, and a timeline with
-    the ends that it needs."""
+    """A loaded state, its position with the current topic, and a timeline with its ends."""
 
     state: State
     position: Position

@@ -113,8 +113,7 @@ class State:
 
     @property
     def removed_at(self) -> datetime | None:
-        """The time (UTC) of the last expiry or erasure, or None; older snapshots may contain the
-        removed rows."""
+        """The time (UTC) of the last expiry or erasure: older snapshots may have the rows."""
         return max(
             (at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None
         )
@@ -181,8 +180,7 @@ def plan_after(
 
 
 def load_state(lake: Lake, table_name: str) -> State:
-    """Load a stream's table and return its state. Raises Terminal for a table without a position,
-    Transient."""
+    """Load a table and return its state. Raises Terminal without a position, Transient."""
     return read_state(lake.load(table_name))
 
 

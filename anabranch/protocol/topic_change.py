@@ -67,8 +67,7 @@ class Log:
 
     @property
     def records(self) -> int:
-        """The number of offsets in the log: its records, plus compacted and aborted records and
-        transaction markers."""
+        """The log's offsets: records, compacted and aborted ones, transaction markers."""
         return sum(max(0, end - self.starts.get(p, 0)) for p, end in self.ends.items())
 
 
@@ -174,8 +173,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Adopted:
-    """The decision of an adoption: where the stream continues, the hours that it seals, and the
-    lost offsets by hour."""
+    """An adoption: where the stream continues, the hours that it seals, the lost offsets."""
 
     timeline: Timeline
     position: Position

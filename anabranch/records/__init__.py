@@ -37,8 +37,7 @@ _NOTHING = "CAST(array() AS ARRAY<BIGINT>)"
 
 
 def within(offset: str, start: str, end: str) -> str:
-    """Return SQL of any engine: whether an offset is in `[start, end)`; false if a bound is null.
-    Never null."""
+    """Return SQL: whether an offset is in `[start, end)`; false if a bound is null. Never null."""
     return f"coalesce({offset} >= {start} AND {offset} < {end}, false)"
 
 

@@ -79,8 +79,7 @@ def keys_at(
 def have_same_keys(
     reader: RowReader, files: Sequence[DataFile], others: Sequence[DataFile], key: Sequence[str]
 ) -> bool:
-    """Return whether the rows of files name the same events as those of others. Reads the keys into
-    memory."""
+    """Return whether files' rows name the same events as others'. Reads keys into memory."""
     one, other = (reader.read(of, key).read_all() for of in (files, others))
     parts = key_parts(one, key)
     named = _names_event(parts)
@@ -167,8 +166,7 @@ def hash_files(
     blocks: pa.Table,
     left_out: pa.Table,
 ) -> pa.Table:
-    """Return the place of each row in `blocks`, with the `hash` of its content; without those at
-    `left_out`."""
+    """Return each row's place in `blocks`, and its content's `hash`; not those at `left_out`."""
     offsets = [n << _BLOCK_BITS for n in pc.min_max(blocks.column("block")).as_py().values()]
     at = pc.field("kafka_offset")
     return in_duckdb(

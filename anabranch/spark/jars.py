@@ -285,8 +285,7 @@ def _key(conf: Path) -> str:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Return the names of a resolved folder's non-empty jars, in the form of `read_sums` without
-    the checksums."""
+    """Return the names of a folder's non-empty jars, as `read_sums` without checksums."""
     found = (jar for jar in folder.glob("*/*.jar") if jar.stat().st_size > 0)
     return {f"{jar.parent.name}/{jar.name}": "" for jar in found}
 

@@ -135,8 +135,7 @@ _PACKAGES = ("duckdb", "msgspec", "numpy", "protobuf", "pyarrow", "pyiceberg")
 
 @cache
 def installed() -> dict[str, str]:
-    """Return the versions of Python and of the packages, and a digest of our code: many builds of
-    it have the same version."""
+    """Return the versions of Python, of the packages, and a digest of our code."""
     versions = {name: version(name) for name in _PACKAGES}
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -174,8 +173,7 @@ def packed_archive(conf: Mapping[str, str]) -> Path | None:
 
 
 def packed_versions(file: Path) -> dict[str, str]:
-    """Return the versions in an archive; empty for another program's archive. Raises OSError and
-    tarfile.TarError."""
+    """Return an archive's versions; empty for another's. Raises OSError, tarfile.TarError."""
     with tarfile.open(file) as archive:
         first = archive.next()
         content = (

@@ -85,8 +85,7 @@ def submit_command(
 
 
 def require_spark(environment: Environment) -> None:
-    """Raise ConfigurationError if Java cannot run here: spark-submit would end with exit code 1,
-    which means a refusal."""
+    """Raise ConfigurationError if Java cannot run: spark-submit's exit code 1 means a refusal."""
     require_java()
     require_user()
     require_temporary(environment.spark.conf.get("spark.driver.extraJavaOptions", ""))

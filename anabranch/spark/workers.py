@@ -99,8 +99,7 @@ def _probe(spark: SparkSession) -> list[dict[str, str]]:
 
 
 def _task() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return a probe's task. Spark sends a nested function by value, so it also runs on executors
-    without our code."""
+    """Return a probe's task; nested, so that Spark sends it by value, without our code."""
     modules = MODULES
 
     def run(_: Iterable[int]) -> Iterator[str]:

@@ -238,8 +238,7 @@ class _Reader:
     def resolved(
         self, schema: Any, path: str, seen: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """Follow references, and combinations of one schema and null. Return the schema and the
-        references seen."""
+        """Follow references and single combinations. Return the schema and the references seen."""
         while True:
             if not isinstance(schema, Mapping):
                 raise NotAColumn(path, "a schema with a type", json.dumps(schema)[:_LONGEST])

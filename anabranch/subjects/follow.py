@@ -125,8 +125,7 @@ Read = Callable[[Stream, Lake], Stream]
 
 @dataclass(frozen=True)
 class _TakenUp:
-    """The columns that a stream took up: by which file and version of its subject, and when its
-    table was read."""
+    """A stream's columns: of which file and version of its subject, and read when."""
 
     file: Stream
     version: SubjectVersion | None

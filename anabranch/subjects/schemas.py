@@ -200,6 +200,5 @@ def open_schemas(environment: Environment, stream: Stream) -> Schemas:
 
 
 def unlisted_ids(error: BaseException) -> list[int]:
-    """Return the schema ids, of records that failed a query, that its decoder was not given; none
-    for another error. Pure."""
+    """Return the schema ids that a failed query's decoder lacked; none otherwise. Pure."""
     return [int(number) for number in UNLISTED.findall(full_text(error))]

@@ -143,8 +143,7 @@ def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed
 
 
 def _without_values(raised: str, columns: Iterable[object]) -> str:
-    """Return an exception's text without possible values of a row: numbers, and quoted texts other
-    than a column's name."""
+    """Return an exception's text without possible values of a row (numbers, quoted texts)."""
     named = {f"{quote}{column}{quote}" for column in columns for quote in "'\""}
     return _WITH_VALUES.sub(lambda found: found[0] if found[0] in named else "'…'", raised)
 
@@ -190,8 +189,7 @@ def shorten(text: str) -> str:
 
 
 def json_safe(value: Any) -> Any:
-    """Return the value in JSON's types, with long texts and lists shortened; other types (time,
-    decimal, NaN) as text."""
+    """Return the value in JSON's types, long ones shortened, other types as text."""
     if isinstance(value, Mapping):
         return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):

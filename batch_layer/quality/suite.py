@@ -266,8 +266,7 @@ def _reason(error: Exception) -> str:
 
 @cache
 def great_expectations() -> Any:
-    """Return the library, imported without analytics and without its own log lines: the gate logs
-    each failure instead."""
+    """Return the library without analytics and its own log lines: the gate logs failures."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
     # Few types of expectations use these, which take two of six seconds of the import. The gate's
     # lock keeps them to one thread.

@@ -164,8 +164,7 @@ def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerR
 
 
 def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
-    """Return the newest row of each hour from `first` on that may have changed the served rows, in
-    the order of `rows`."""
+    """Return each hour's newest row from `first` on that may have changed served rows."""
     newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
     kept = {row.decision_id for row in newest.values()}
     return [row for row in rows if row.decision_id in kept]
@@ -427,8 +426,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
 
 
 def pending_hours(job: Job, token: Token) -> set[str]:
-    """Return the hours that may have a change after a token, whether or not the ledger has its row
-    yet. Raises Transient."""
+    """Return the hours that may change after a token, with or without a row. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     recorded = _recorded(job, state, token)
     waiting = [

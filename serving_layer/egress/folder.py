@@ -57,8 +57,7 @@ class SmallFile:
 
 @dataclass(frozen=True)
 class Storage(ABC):
-    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
-    for missing permissions."""
+    """A folder target's operations on storage. Raise Transient, ConfigurationError (rights)."""
 
     io: LakeFileIO
 
@@ -510,7 +509,6 @@ def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa
 
 @contextmanager
 def open_folder(job: Job, target: Target) -> Iterator[Folder]:
-    """Open a folder target until the end of the `with` block. Raises Transient while another
-    process has a local one open."""
+    """Open a folder target. Raises Transient while another process has a local one open."""
     with open_storage(job.environment, target.place) as storage:
         yield Folder(job, target, storage)

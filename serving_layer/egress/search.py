@@ -84,8 +84,7 @@ def document(
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
-    """Return the engine's result for each document of a request. Raises ValueError for an answer to
-    another request."""
+    """Return the engine's result of each document. Raises ValueError for another answer."""
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(documents):
         raise ValueError(

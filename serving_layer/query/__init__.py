@@ -257,8 +257,7 @@ def _single_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _mentions(sql: str, name: str) -> bool:
-    """Return whether the SQL may read the table: the last part of its name occurs as a word. A
-    false positive is harmless."""
+    """Return whether SQL may read the table: its name occurs. A false positive is harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 

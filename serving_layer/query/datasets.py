@@ -160,8 +160,7 @@ def _value_guarantee(
 def _range_guarantee(
     schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
 ) -> pc.Expression | None:
-    """Return the guarantee that a partition value from `low` to `high`, both included, gives about
-    its source column."""
+    """Return the guarantee of a partition value from `low` to `high` about its column."""
     name = schema.find_column_name(field.source_id)
     if name is None or name not in columns.names:
         return None
@@ -275,8 +274,7 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills
-    to a temporary folder."""
+    """Open a new connection, in UTC. Data beyond `memory` spills to a temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
@@ -348,8 +346,7 @@ def columns_only(table: Table) -> ds.Dataset:
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of a table: the projected columns, the pushed-down condition, and the files that
-    remain to open."""
+    """A scan of a table: projected columns, pushed-down condition, files left to open."""
 
     columns: tuple[str, ...]
     condition: str | None

@@ -143,8 +143,7 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
 
 
 def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
-    """Return the result of `locate` for columns that have its types already, without DuckDB; None
-    for others. Pure."""
+    """Return `locate`'s result for columns of its types, without DuckDB; else None. Pure."""
     if columns.topic is not None:
         return None
     t, n = pa.types, len(batch)
@@ -170,8 +169,7 @@ def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
 
 
 def _time_sql(sql: str, kind: pa.DataType) -> str:
-    """Return SQL: a time in UTC. Numbers, also as text, are milliseconds since 1970, as in Kafka's
-    records. Pure."""
+    """Return SQL: a time in UTC. Numbers, also as text, are milliseconds since 1970. Pure."""
     if pa.types.is_timestamp(kind):
         return f"CAST({sql} AS TIMESTAMP)"
     millis = f"TRY(make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000))"

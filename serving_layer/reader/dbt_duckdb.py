@@ -33,16 +33,14 @@ _WATERMARKS = pa.schema(
 
 
 class Plugin(BasePlugin):  # type: ignore[misc]
-    """A plugin that loads the table whenever a model uses the source, so that each read is of one
-    snapshot."""
+    """A plugin that loads the table at each use of a source: a read is of one snapshot."""
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
         """Configure the plugin. `conf`: the folder (default: ANABRANCH_CONF, else conf)."""
         self._conf = plugin_config.get("conf")
 
     def load(self, source_config: SourceConfig) -> ds.Dataset | pa.Table:
-        """Return all rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused,
-        Transient."""
+        """Return `main`'s rows, or watermarks. Raises ConfigurationError, Refused, Transient."""
         table = open_table(source_config.get("stream", source_config.identifier), conf=self._conf)
         match read := source_config.get("read", "rows"):
             case "rows":

@@ -106,8 +106,7 @@ class StreamTable:
         return self._selected().files().dataset()
 
     def watermarks(self) -> Watermarks:
-        """Return the hour through which `main` is complete and the time through which it is fresh.
-        Raises Transient."""
+        """Return the hour and the time through which `main` is complete. Raises Transient."""
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
         if as_of is None:
             return Watermarks.from_properties(table.properties)
@@ -235,8 +234,7 @@ class StreamView:
     selection: Selection
 
     def arrow(self, where: str | None = None) -> pa.Table:
-        """Return the rows, or those that meet `where` (a condition in DuckDB's SQL), as a PyArrow
-        table, in memory."""
+        """Return the rows, or those that meet `where` (DuckDB's SQL), as a PyArrow table."""
         condition = f" WHERE {where}" if where is not None else ""
         sql = f"SELECT * FROM {quoted_table(self.stream.view_table(self.definition))}{condition}"
         with self.reader.query(sql, self.selection) as answer:

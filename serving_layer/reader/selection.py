@@ -87,8 +87,7 @@ def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
 
 
 def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | None:
-    """Return the tag of the seal that included the hour of `main-<hour>`; None if the hour has its
-    own tag, or there is none."""
+    """Return the tag of the seal of `main-<hour>`'s hour; None if it has its own, or none."""
     refs = table.metadata.refs
     hour = name.removeprefix(SEALED_TAG)
     if name in refs or hour == name or not is_hour(hour):
@@ -119,8 +118,7 @@ def shown(table: Table, snapshot_id: int | None) -> Shown:
 
 
 def select(lake: Lake, stream: Stream, selection: Selection, name: str, table: Table) -> Selected:
-    """Return the rows of one of a stream's tables that a query sees. Raises ConfigurationError,
-    Refused, Transient."""
+    """Return a table's rows for a query. Raises ConfigurationError, Refused, Transient."""
     if selection.revision is not None:
         return _select_revision(lake, stream, name, table, selection.revision)
     as_of = selection.as_of
@@ -327,8 +325,7 @@ def _hour(
 
 
 def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
-    """Return whether all of an hour's records are in the result, and the reason if not, or another
-    remark. Pure."""
+    """Return whether an hour's records are all in the result; why not, or a remark. Pure."""
     state, layer = seen.state, seen.layer(hour)
     if hour >= state.timeline.open:
         return False, "the hour is not sealed: more may come"

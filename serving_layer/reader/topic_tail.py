@@ -98,8 +98,7 @@ class TopicTail:
         yield from self._rows(clip(new, new))
 
     def _look(self) -> Offsets:
-        """Load the table and the ends of hours. Return the topic's ends of a moment before: so each
-        of their records has an hour."""
+        """Load the table and hours' ends. Return the topic's ends before: all have an hour."""
         topic = self._kafka.describe(self._stream.topic)
         ends = self._kafka.stable_ends(topic) if topic is not None else {}
         decided = self._resolver.decide()

@@ -185,8 +185,7 @@ def planned_text(stream: str, plan: ImportPlan) -> Text:
 
 
 def imported_text(stream: str, done: Imported, key: Sequence[str]) -> Text:
-    """Return the result of an import. `key`: the stream's key, by which rows that repeat another
-    were left out."""
+    """Return the result of an import. `key`: the stream's key, which no two rows have."""
     yield (
         f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left "
         f"out {done.duplicate} that repeat another by {', '.join(key)}, and {done.erased} that "

@@ -135,8 +135,7 @@ def event_time_text(view: EventTimeCompleteness) -> Text:
 
 
 def complete_text(common: str | None, hours: Mapping[str, str | None], is_known: bool) -> Text:
-    """Return the last complete hour of each stream, and of all of them (`common`, known only if
-    every stream answered)."""
+    """Return the last complete hour of each stream, and of all (`common`) if all answered."""
     yield Table(
         ("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()]
     )

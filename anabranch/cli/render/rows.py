@@ -179,8 +179,7 @@ def checked_text(view: Check) -> Text:
 
 
 def drift_text(view: SchemaDrift) -> Text:
-    """Return one line for each field, then the change of the stream's file and the commands to
-    run."""
+    """Return a line for each field, then the change of the stream's file and the commands."""
     if not view.fields:
         yield f"{view.stream}: no unknown fields in the hours that were counted"
         return

@@ -92,8 +92,7 @@ class Sent:
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
     def by_hour(self) -> dict[str, dict[Kind, int]]:
-        """Return the number of acknowledged records by hour of the Kafka timestamp
-        (`2026-11-21T03`) and kind, oldest hour first."""
+        """Return the acknowledged records by hour of the Kafka timestamp and kind, oldest first."""
         counts = Counter((ack.timestamp_ms // _HOUR, ack.kind) for ack in self.acks)
         hours = sorted({hour for hour, _ in counts})
         return {

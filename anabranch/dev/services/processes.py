@@ -106,8 +106,7 @@ class Daemon:
     def await_answer(
         self, process: psutil.Process, answers: Callable[[], bool], seconds: float
     ) -> None:
-        """Wait until `answers()` is True. Raises Terminal if the process ends first, Transient
-        after `seconds`."""
+        """Wait for `answers()`. Raises Terminal if the process ends, Transient after `seconds`."""
         deadline = time.monotonic() + seconds
         while not answers():
             if not is_alive(process):
@@ -160,8 +159,7 @@ def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psut
 
 
 def free_port(*avoid: int) -> int:
-    """Return a port that was free a moment ago and is not in `avoid`, the ports that other services
-    are about to use."""
+    """Return a port that was free a moment ago and is not in `avoid`."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))

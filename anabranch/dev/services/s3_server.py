@@ -32,8 +32,7 @@ def properties_file(daemon: Daemon) -> Path:
 
 
 def settings(daemon: Daemon, port: int, access_key: str, secret_key: str) -> str:
-    """Return the content of the properties file for these arguments. It also shows whether a
-    running server has others."""
+    """Return the properties file for these arguments, which shows if a server has others."""
     return properties_text(
         server_properties(port, access_key, secret_key, daemon.home / "data" / "s3")
     )

@@ -135,8 +135,7 @@ def snapshots_until(job: Job, name: str, one: Erasure, now: datetime) -> datetim
 def plan_end(
     table: Table, former: Former, waiting: Collection[str], id: str, now: datetime
 ) -> Commit | None:
-    """Return the commit that drops the tags and expires the snapshots with `former` files; None if
-    there are none. Pure."""
+    """Return the commit that drops tags and expires snapshots with `former` files, if any. Pure."""
     with_files = {snapshot for snapshot, files in former.items() if files}
     tags = tuple(
         name
@@ -236,8 +235,7 @@ def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
 
 @dataclass(frozen=True)
 class Unreferenced:
-    """Unreferenced files by table: old enough to delete (`old`), and younger ones. `own`: by table,
-    where its files are."""
+    """Unreferenced files by table: `old` enough to delete, and younger ones."""
 
     own: Mapping[str, OwnFiles] = field(default_factory=dict)
     old: dict[str, list[Stored]] = field(default_factory=dict)

@@ -245,8 +245,7 @@ def _rewrite_letters(
 
 
 def record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:
-    """Record the places of dead letters on each branch and in the ledger, before they are removed
-    from their table."""
+    """Record the places of dead letters on each branch and in the ledger before their removal."""
 
     def decide(state: State) -> Decision[None]:
         history = job.ledger.history(set(found.by_hour))

@@ -170,8 +170,7 @@ def require_valid(job: Job, request: ErasureRequest) -> None:
 
 
 def find(job: Job, request: ErasureRequest) -> Found:
-    """Return the records that `erase` would remove now, without changing anything. Raises the
-    errors of `erase`, except for holds."""
+    """Return what `erase` would remove now. Raises the errors of `erase`, except for holds."""
     require_valid(job, request)
     state = load_state(job.lake, job.stream.table)
     one = Erasure(

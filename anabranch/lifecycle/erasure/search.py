@@ -151,8 +151,7 @@ def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
 def find_rows(
     state: State, one: Erasure, values: Values, files: Iterable[DataFile]
 ) -> dict[str, dict[int, int]]:
-    """Return the numbers of the erasure's rows by path and partition; only files with such rows.
-    Raises Transient."""
+    """Return the erasure's rows by path and partition, of files with any. Raises Transient."""
     found = find_places(state, one, values, files)
     return {
         path: dict(Counter(partition for partition, _ in places)) for path, places in found.items()
@@ -220,8 +219,7 @@ def _groups(
 
 
 def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
-    """Return the name of a column in a file, by the field id; None if the file was written before
-    the column existed."""
+    """Return a column's name in a file, by field id; None in a file older than the column."""
     id = str(schema.find_field(name).field_id).encode()
     return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
 
@@ -318,8 +316,7 @@ class Payloads:
         return _decoded(reader, part[_HEADER.size :], part) if reader is not None else part
 
     def _reader(self, id: int) -> _Read | None:
-        """Return the reader of a schema; None if the registry has none, one of JSON, or one that no
-        decoder reads."""
+        """Return a schema's reader; None without it, for JSON, and if no decoder reads it."""
         assert self._registry is not None
         with self._lock:
             if id not in self._readers:

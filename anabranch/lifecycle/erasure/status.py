@@ -259,8 +259,7 @@ def _ends_at_deadline(holder: Holder) -> bool:
 
 
 def _count_versions(job: Job, one: Erasure) -> int | str:
-    """Return the number of versions of deleted files from before the rewrite, or the reason why
-    they cannot be listed."""
+    """Return the number of deleted files' versions before the rewrite, or why it is unknown."""
     before = written_until(one)
     try:
         return sum(1 for _ in versions_of(job, before)) if before is not None else 0

@@ -354,8 +354,7 @@ class _Import:
         return words
 
     def _in_neither(self, state: State) -> int:
-        """Return the number of offsets after the source's last row and before the stream's first
-        record."""
+        """Return the offsets between the source's last row and the stream's first record."""
         ends = self._ends()
         if not ends or not all(one.ends is not None for one in self._counted):
             return 0
@@ -571,8 +570,7 @@ class _Import:
     def _repeated_keys(
         self, state: State, hours: Sequence[str], window: Window, facts: pa.Table
     ) -> NDArray[np.int64]:
-        """Return the numbers of rows whose key another row has. Their hashes select candidates, and
-        the keys decide."""
+        """Return the rows whose key another row has; hashes select candidates, keys decide."""
         key, later = self._stream.key, self._keys(state, self._hours_after(hours[-1]))
         named = facts.filter(facts[HASH].is_valid())
         hashes, counts = np.unique(named[HASH].to_numpy(), return_counts=True)

@@ -103,8 +103,7 @@ class Numbers:
     late_from: int = 0
 
     def assign(self, hours: NDArray[np.int64], seen: Counter[int]) -> NDArray[np.int64]:
-        """Return the number of each row, from its hour's first one on. `seen`: the rows of each
-        hour so far; they are added."""
+        """Return each row's number, from its hour's first one on. `seen`: rows so far, added to."""
         # Stable: the rows of an hour keep their order.
         order = np.argsort(hours, kind="stable")
         is_first = np.ones(len(hours), bool)
@@ -182,8 +181,7 @@ class SourceReader:
                 yield rows.append_column(NUMBER, pa.array(numbered[inside]))
 
     def _columns_of(self, there: pa.Schema) -> PlaceColumns:
-        """Return the columns with a row's place in Kafka and the time at which Kafka received it:
-        none of the stream's own."""
+        """Return the columns with a row's place and time in Kafka: none of the stream's own."""
         # An event may reach Kafka long after a time of its own, and would be searched around it.
         others = pa.schema([column for column in there if column.name not in self.schema.names])
         return find_columns(others, None, None, None)
@@ -477,8 +475,7 @@ def _is_key(names: Iterable[str]) -> str:
 
 
 def _mask(ours: pa.Table, theirs: pa.Table | ds.Dataset, query: str) -> NDArray[Any]:
-    """Return the mask of the rows of `ours` that a query of `ours` and `theirs` returns, by their
-    row numbers (column `_AT`)."""
+    """Return the mask of rows of `ours` that a query returns by row number (`_AT`)."""
     numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
     with connected(_MEMORY) as connection:
         connection.register("ours", numbered)

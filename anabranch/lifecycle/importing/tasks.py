@@ -85,8 +85,7 @@ def on_spark(spark: SparkSession) -> Workers:
 
 
 def outcome(task: Callable[[int], T], number: int) -> T | AnabranchError:
-    """Return the result of a task, or its error: Spark would deliver it as text, and its type
-    decides what comes next."""
+    """Return a task's result or its error, whose type Spark would lose."""
     try:
         return task(number)
     except AnabranchError as error:
@@ -155,8 +154,7 @@ def plan_window(
 
 @dataclass(frozen=True)
 class FactsSpec:
-    """The facts of rows that decide which of them are imported: the hash of the `key`, and the
-    texts of columns of erasures."""
+    """The facts that decide which rows are imported: hash of the `key`, texts for erasures."""
 
     window: Window
     key: tuple[str, ...]

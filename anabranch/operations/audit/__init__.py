@@ -107,8 +107,7 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
 def _lost(
     job: Job, lake: _Lake, hours: tuple[str, str] | None, known: Collection[str]
 ) -> list[Disagreement]:
-    """Return a disagreement for each served file that storage lacks, on any branch, apart from
-    those in `known`."""
+    """Return a disagreement for each served file that storage lacks, except those in `known`."""
     lost = find_lost(job, lake.state, None if hours is None else hours_between(*hours))
     for one in lost.unserved:
         LOG.warning(
@@ -148,8 +147,7 @@ def find_lost(job: Job, state: State, hours: Collection[str] | None = None) -> L
 
 
 def _erased(rows: Sequence[LedgerRow]) -> frozenset[str]:
-    """Return the hours whose served rows were erased since their acceptance. `rows`: ledger rows,
-    oldest first. Pure."""
+    """Return the hours with rows erased since acceptance. `rows`: oldest first. Pure."""
     erased = set[str]()
     for row in rows:
         if row.decision == "accepted":
@@ -243,8 +241,7 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
 
 
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
-    """Return the offsets of the cut that Kafka returns, and the part of the cut that was in its log
-    throughout."""
+    """Return the cut's offsets that Kafka returns, and the part in its log throughout."""
     before = clip_to_log(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
     given = count_returned(
         before,

@@ -387,8 +387,7 @@ class AuditReport:
 def build_report(
     stream: str, audited: Sequence[Audited], more: Sequence[Disagreement], expired: int = 0
 ) -> AuditReport:
-    """Return the report. `more`: disagreements found across hours, which may concern hours that
-    were not audited. Pure."""
+    """Return the report. `more`: disagreements across hours, also of hours not audited. Pure."""
     known = {a.hour for a in audited}
     hours = [
         AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour)))

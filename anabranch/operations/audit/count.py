@@ -80,8 +80,7 @@ class FileCounts:
 def count_files(
     table: Table, hour: str, ranges: Ranges, by_source: Mapping[str, Iterable[DataFile]]
 ) -> dict[str, FileCounts]:
-    """Count the files of each source; read a file that several sources share once. Raises Transient
-    when storage is unreachable."""
+    """Count each source's files; read a shared one once. Raises Transient."""
     counted = {source: FileCounts(OffsetCounts(ranges)) for source in by_source}
     sources: dict[str, list[str]] = {}
     for source, files in by_source.items():
@@ -101,8 +100,7 @@ def count_files(
 
 
 def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:
-    """Read partition, offset and hour columns from the file itself, not from its partition values
-    in the metadata."""
+    """Read partition, offset and hour from the file itself, not from its partition values."""
     io: Any = table.io
     scheme, netloc, name = io.parse_location(path, io.properties)
     fragment = ds.ParquetFileFormat().make_fragment(name, io.fs_by_scheme(scheme, netloc))
@@ -154,8 +152,7 @@ class KafkaRecount:
 
     @property
     def not_explained(self) -> int:
-        """How many stored offsets are missing from Kafka although its log does not show their
-        records as deleted."""
+        """How many stored offsets Kafka lacks although its log does not show their deletion."""
         return self.not_given - sum(self.classes.get(name, 0) for name in GONE)
 
 

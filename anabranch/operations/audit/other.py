@@ -298,8 +298,7 @@ def plan_cuts(
 
 @dataclass(frozen=True)
 class AuditedRanges:
-    """The offsets of each hour whose rows must exist, and how many other ones are before and after
-    them, by partition."""
+    """Each hour's offsets whose rows must exist, and how many others surround them."""
 
     hours: Sequence[tuple[str, Ranges]]
     before: Offsets = field(default_factory=dict)

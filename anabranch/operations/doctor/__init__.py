@@ -50,8 +50,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's report. `ready`: no finding is an error. `next`: the next command if ready, else
-    the first error's remedy."""
+    """The doctor's report. `next`: the next command if `ready`, else the first error's remedy."""
 
     ready: bool
     next: str

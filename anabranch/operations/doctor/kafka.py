@@ -251,8 +251,7 @@ def _check_retention_bytes(
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
-    """Return the estimated bytes from `starts` on, by partition, assuming records of equal size.
-    Pure."""
+    """Return the estimated bytes from `starts` on, for records of equal size. Pure."""
     waiting = {}
     for p, end in facts.ends.items():
         start = facts.starts.get(p, 0)

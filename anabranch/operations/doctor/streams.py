@@ -40,8 +40,7 @@ class StreamFacts:
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
-    """Read the status, and audit the newest accepted hours. Raises Transient when Kafka or the lake
-    is unreachable."""
+    """Read the status, and audit the newest accepted hours. Raises Transient."""
     with KafkaAdapter(environment.kafka) as kafka:
         job = Job.connect(environment, stream, catalog=catalog, kafka=kafka)
         view = status(job, late_after(stream))

@@ -59,8 +59,7 @@ class TableFacts:
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
-    """Read the metadata of the stream's tables. Raises MetadataGone, ConfigurationError,
-    Transient."""
+    """Read the metadata of the tables. Raises MetadataGone, ConfigurationError, Transient."""
     lake = open_lake(environment, stream, shared=catalog)
     names = _table_names(stream)
     missing = tuple(name for name in names if not lake.exists(name))

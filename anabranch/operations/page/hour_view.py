@@ -265,8 +265,7 @@ def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
 
 
 def balance_of(facts: HourFacts) -> BalanceTable | None:
-    """Return the account as a table: good, dead, duplicate, each class of gap, and erased; None
-    without counts. Pure."""
+    """Return the account as a table; None without counts. Pure."""
     counts = facts.counts
     if counts.good is None:
         return None

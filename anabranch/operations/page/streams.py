@@ -241,8 +241,7 @@ def _group(group: str, own: Sequence[StreamLine], counted: Sequence[StreamLine])
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:
-    """Return a summary of all streams as one sentence, which a screen reader announces when it
-    changes. Pure."""
+    """Return a sentence about all streams, which a screen reader announces. Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
     text = (

@@ -28,8 +28,7 @@ class ActRecord:
 
 
 def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
-    """Return the operators' acts in the ledger, oldest first: all, or those that affected `hour`.
-    Raises Transient."""
+    """Return the ledger's acts, oldest first: all, or those of `hour`. Raises Transient."""
     return [act for act in act_records(job.ledger.acts()) if hour is None or hour in act.hours]
 
 

@@ -242,8 +242,7 @@ def speed_rows_reason(state: State, hour: str) -> str | None:
 
 
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
-    """Return the ledger's newest row of an accepted hour, if any. Raises Refused for an hour that
-    is not accepted."""
+    """Return the newest ledger row of an accepted hour, if any. Raises Refused for another."""
     rows = ledger.newest(job.ledger.history([hour]))
     if not state.is_accepted(hour):
         raise Refused(

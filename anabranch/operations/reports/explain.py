@@ -149,8 +149,7 @@ def hour_facts(
     tags: Mapping[str, Tagged],
     now: datetime,
 ) -> HourFacts:
-    """Return the facts about an hour. `rows`: its ledger rows, oldest first; `by_branch`: its files
-    by branch. Pure."""
+    """Return an hour's facts. `rows`: of the ledger, oldest first; `by_branch`: files. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
     account = _account(rows, accepted, refusals)

@@ -54,8 +54,7 @@ class ScrapedStream:
 
 @dataclass(frozen=True)
 class Row(Generic[T]):
-    """A metric; its name lacks the prefix `anabranch_`. `value` returns one value, or one by
-    `labels`; None is no sample."""
+    """A metric without its prefix `anabranch_`. `value`: one, or by `labels`; None: no sample."""
 
     name: str
     text: str

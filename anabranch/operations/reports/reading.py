@@ -127,8 +127,7 @@ def utc_now() -> datetime:
 
 
 class BackgroundReader(Generic[T]):
-    """A reader of one value. Any thread may access `reading`, the newest result; only one `refresh`
-    runs at a time."""
+    """A reader of one value. Any thread may use `reading`; one `refresh` runs at a time."""
 
     def __init__(
         self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now
@@ -141,8 +140,7 @@ class BackgroundReader(Generic[T]):
         self.answered = threading.Event()
 
     def refresh(self) -> None:
-        """Read the value; keep the previous one after a failure. Does nothing while another thread
-        reads, and after `end`."""
+        """Read the value; keep the previous one after a failure. Nothing while another reads."""
         if not self._lock.acquire(blocking=False):
             return
         try:
