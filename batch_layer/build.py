@@ -24,8 +24,7 @@ from anabranch.common.logs import note
 from anabranch.config import Stream
 from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.manifests import files_by_hour, files_of
-from anabranch.iceberg.parquet_writer import data_file_of, has_own_layout
-from anabranch.iceberg.partitions import spark_columns
+from anabranch.iceberg.parquet_writer import data_file_of, has_own_layout, spark_columns
 from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, by_own_spec, read_staged, stage, stage_written
@@ -36,7 +35,7 @@ from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol import dead_letters, ledger, ledger_row, merge
-from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.erasure import load_filter
 from anabranch.protocol.ledger_row import Diff, HourAccount, QualityResult, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State

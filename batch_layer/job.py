@@ -8,6 +8,9 @@ Spark; each has its own outcome. Spark is opened once an hour needs it (decision
 compilers by the number of waiting offsets. The exit code is 1 if any hour was refused, and
 `combined_exit_code` for many streams. The job prints the results itself, by stream and hour:
 spark-submit runs it without the command line.
+
+Of many streams, each has a thread; its outcome (done, refused or failed) does not affect the
+others. `Turns` decides whose hour is next.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,15 +36,20 @@ if __name__ == "__main__":
         traceback.print_exc()
         sys.exit(70)
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from anabranch.common.errors import AnabranchError, combined_exit_code
-from anabranch.common.logs import of_process
+from anabranch.common.counters import TALLY, Tally, counting
+from anabranch.common.errors import AnabranchError, ConfigurationError, combined_exit_code
+from anabranch.common.logs import Progress, fields, of_process
 from anabranch.common.output import print_json, print_table
 from anabranch.common.process import is_submitted
+from anabranch.common.remote_errors import classify_unexpected
+from anabranch.iceberg.file_io import remembering_files
 from anabranch.job import Job, main, open_job, open_jobs, parser
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.lineage.parents import parse_run
+from anabranch.lineage import parse_run
+from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.offsets.position import ranges_between, size
 from anabranch.protocol.ledger_row import act_now
@@ -47,15 +57,92 @@ from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from anabranch.spark.session import LazySpark, close_session, open_here, stop_on_signal
 from anabranch.spark.workers import SETTINGS
-from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
+from anabranch.subjects.follow import take_up
 from batch_layer.plan import waiting_hours
-from batch_layer.rebuild import RebuildRequest, Result
-from batch_layer.stream_run import StreamRun
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
+from batch_layer.stream_run import StreamRun, StreamTurns, Turns
 
 LOG = logging.getLogger(__name__)
 
 Span = tuple[str, str] | None
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+Parents = tuple[str | None, str | None]
+"""The scheduler's run, and the outermost run that contains it."""
+
+SHARED = {"spark.scheduler.mode": "FAIR"}
+"""Spark settings for sharing its cores among the jobs of many streams."""
+
+
+@dataclass(frozen=True)
+class StreamOutcome:
+    """The outcome of a stream's run: the results of its hours, and the error that ended it."""
+
+    stream: str
+    results: tuple[Result, ...] = ()
+    error: AnabranchError | None = None
+
+
+def run_stream(
+    job: Job,
+    spark: LazySpark,
+    work: Callable[[StreamRun], object],
+    stop: threading.Event,
+    parents: Parents = (None, None),
+    turns: Turns | None = None,
+) -> StreamOutcome:
+    """Take up the stream's subject if its columns come from one, then do the work. Raises nothing:
+    the outcome has the error. Closes the job's connection to Kafka."""
+    name, run = job.stream.name, None
+    # In a job of one stream, its counts are those of the process.
+    tally = Tally() if turns is not None else TALLY
+    try:
+        stream = take_up(job.environment, job.stream.without_columns(), job.lake)
+        job = replace(job, stream=stream)
+        with counting(tally), remembering_files(), report_lineage(job):
+            rebuilder = Rebuilder(job, spark, *parents, tally)
+            stream_turns = StreamTurns(turns, rebuilder.use) if turns is not None else None
+            run = StreamRun(job, rebuilder, stop, stream_turns)
+            work(run)
+        error = None
+    except AnabranchError as raised:
+        error = raised
+    except Exception as raised:
+        error = classify_unexpected(f"stream {name}: run the batch job", raised)
+        if not isinstance(error, ConfigurationError):
+            LOG.exception("stream %s: failed", name)
+    finally:
+        job.kafka.close()
+    results = sorted(run.results, key=lambda result: result.hour) if run is not None else []
+    return StreamOutcome(name, tuple(results), error)
+
+
+def run_streams(
+    jobs: Sequence[Job],
+    spark: LazySpark,
+    work: Callable[[StreamRun], object],
+    stop: threading.Event,
+    parents: Parents = (None, None),
+    at_once: int | None = None,
+) -> list[StreamOutcome]:
+    """Do the work of many streams, `at_once` small hours at a time (default: one per core)."""
+    turns = Turns(at_once or pa.cpu_count(), spark.new)
+
+    def run(job: Job) -> StreamOutcome:
+        with fields(stream=job.stream.name):
+            outcome = run_stream(job, spark, work, stop, parents, turns)
+            if outcome.error is not None:
+                LOG.error("stream %s: ended with an error: %s", outcome.stream, outcome.error)
+            return outcome
+
+    outcomes = []
+    progress = Progress(LOG, "batch", "streams", len(jobs))
+    with ThreadPoolExecutor(len(jobs), "stream") as threads:
+        for done in as_completed([threads.submit(run, job) for job in jobs]):
+            outcomes.append(done.result())
+            progress.step()
+    return outcomes
 
 
 def _run(text: str) -> str:

@@ -19,7 +19,7 @@ from pyiceberg.manifest import DataFile
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from anabranch.common.progress import Progress, repeating
+from anabranch.common.logs import Progress, repeating
 from anabranch.spark.session import LazySpark
 
 _UPDATE_SECONDS = 1.0

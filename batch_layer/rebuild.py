@@ -30,8 +30,7 @@ from pyspark.version import __version__ as SPARK_VERSION
 from anabranch.common.counters import TALLY, Tally
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.logs import fields
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress, fields
 from anabranch.config import Stream
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.files import reports_missing_file

@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from anabranch.common.errors import AnabranchError, Unexpected
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
 from anabranch.protocol import dead_letters, ledger

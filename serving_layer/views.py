@@ -39,7 +39,7 @@ from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream, View
 from anabranch.config.views import (

@@ -31,7 +31,7 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
-from anabranch.iceberg.partitions import spark_columns
+from anabranch.iceberg.parquet_writer import spark_columns
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import NAMED_WITHIN, Written, by_own_spec, stage, stage_written
 from anabranch.iceberg.table_schemas import rows_columns
@@ -47,7 +47,7 @@ from anabranch.kafka.source import (
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
+from anabranch.protocol.erasure import ErasureFilter, load_filter
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.merge import Merged
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id

@@ -181,7 +181,7 @@ def batch(
     does not affect the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and
     75 that a stream has.
     """
-    from anabranch.lineage.parents import parse_run
+    from anabranch.lineage import parse_run
     from anabranch.offsets.hours import span_of
 
     one = chosen.one

@@ -122,8 +122,8 @@ def drop(stream: str, yes: bool) -> Report[object]:
     stream. Stop the stream's jobs first, and delete its file afterwards. Deliveries of egress stay.
     Refused while `anabranch hold` keeps hours of it.
     """
-    from anabranch.lifecycle.drop import drop as drop_tables
-    from anabranch.lifecycle.drop import tables_of
+    from anabranch.lifecycle.maintenance import drop as drop_tables
+    from anabranch.lifecycle.maintenance import tables_of
 
     job = open_stream(stream)
     names = tables_of(job)

@@ -22,7 +22,7 @@ from anabranch.common.remote_errors import explain, lake_errors
 from anabranch.iceberg.catalog_settings import namespace_properties
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake, Unknown, until_landed
-from anabranch.iceberg.partitions import spec_of
+from anabranch.iceberg.parquet_writer import spec_of
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.private_api import requirements_of, table_of, updates_of
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISH_ID, PUBLISHED, STAGING

@@ -18,7 +18,7 @@ from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED

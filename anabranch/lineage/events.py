@@ -46,7 +46,7 @@ from pyiceberg.types import StructType
 
 from anabranch.common.version import VERSION
 from anabranch.config import Catalog, Environment, Kafka, Stream
-from anabranch.lineage.parents import ParentRun, parse_run
+from anabranch.lineage import ParentRun, parse_run
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.ledger_row import Counts, LedgerRow, QualityResult, accounted

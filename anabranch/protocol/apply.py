@@ -25,7 +25,7 @@ from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_colu
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
-from anabranch.iceberg.partitions import OF_TIME, fields_of
+from anabranch.iceberg.parquet_writer import OF_TIME, fields_of
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, branch_properties, snapshot_properties
 from anabranch.iceberg.table_schemas import (
@@ -41,7 +41,7 @@ from anabranch.offsets.hours import Timeline, hour_of, hours_between
 from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
-from anabranch.protocol.erasure_filter import require_sources
+from anabranch.protocol.erasure import require_sources
 from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.registers import Erasures

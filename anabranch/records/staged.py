@@ -36,6 +36,7 @@ from anabranch.decode import (
 )
 from anabranch.decode.inputs import assign_hours, check_hours
 from anabranch.iceberg.parquet_writer import (
+    OF_TIME,
     FileWriter,
     Output,
     Target,
@@ -44,7 +45,6 @@ from anabranch.iceberg.parquet_writer import (
     target_of,
     write_all,
 )
-from anabranch.iceberg.partitions import OF_TIME
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import HourRange
 from anabranch.protocol.publish import new_id

@@ -18,8 +18,8 @@ from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.json_values import parse
+from anabranch.common.logs import Progress
 from anabranch.common.output import plain
-from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.snapshots import heads, snapshot_properties
 from anabranch.job import Job

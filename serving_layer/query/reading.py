@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from anabranch.common.progress import Progress, repeating
+from anabranch.common.logs import Progress, repeating
 
 LOG = logging.getLogger(__name__)
 

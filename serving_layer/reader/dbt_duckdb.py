@@ -14,7 +14,7 @@ from dbt.adapters.duckdb.plugins import BasePlugin
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.offsets.hours import end_of
-from serving_layer.reader.handle import open_table
+from serving_layer.reader import open_table
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

@@ -22,7 +22,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import HourRange, hour_ranges, undecided
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between, ranges_to_keys, size
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.erasure_filter import HashedValues, load_filter
+from anabranch.protocol.erasure import HashedValues, load_filter
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.sealing import BoundaryResolver, ask, resolve_state

@@ -15,7 +15,7 @@ from world import World, event, past_hour, spread
 from anabranch.lifecycle.erasure.run import Erased, ErasureRequest, erase, find
 from anabranch.operations.audit import audit
 from anabranch.protocol import ledger
-from anabranch.protocol.erasure_filter import ErasureFilter, HashedValues, HourFilter, Key
+from anabranch.protocol.erasure import ErasureFilter, HashedValues, HourFilter, Key
 from anabranch.protocol.publisher import Publisher
 from anabranch.records.erased import find_erased, without
 

@@ -26,7 +26,7 @@ from anabranch.job import open_job
 from anabranch.protocol import ledger, state
 from anabranch.protocol.ledger import Ledger
 from anabranch.spark.session import LazySpark
-from batch_layer.many_streams import run_stream
+from batch_layer.job import run_stream
 from batch_layer.rebuild import RebuildRequest
 
 IDLE = 8

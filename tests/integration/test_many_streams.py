@@ -21,7 +21,7 @@ from anabranch.job import open_jobs
 from anabranch.offsets.hours import start_of
 from anabranch.spark.session import LazySpark
 from batch_layer import stream_run
-from batch_layer.many_streams import StreamOutcome, run_streams
+from batch_layer.job import StreamOutcome, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 

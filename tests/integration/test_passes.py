@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from world import World, hours_of_now, past_hour, spread
 
-from anabranch.common.progress import LOG, Progress
+from anabranch.common.logs import LOG, Progress
 from anabranch.offsets.hours import start_of
 from anabranch.spark.session import LazySpark
 from batch_layer.passes import Passes

@@ -26,7 +26,7 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol.apply import require_columns
 from anabranch.spark.session import LazySpark
 from anabranch.subjects.follow import SubjectReader, take_up
-from batch_layer.many_streams import run_stream
+from batch_layer.job import run_stream
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 from speed_layer.group import GroupJob

@@ -21,7 +21,7 @@ from anabranch.job import Job, open_jobs
 from anabranch.kafka.client import create_topic, new_producer
 from anabranch.offsets.hours import start_of
 from anabranch.spark.session import LazySpark
-from batch_layer.many_streams import run_streams
+from batch_layer.job import run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 from speed_layer.group import GroupJob

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry

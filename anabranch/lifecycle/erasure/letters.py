@@ -40,8 +40,7 @@ from anabranch.lifecycle.erasure.search import (
 )
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import archive, erasure, ledger
-from anabranch.protocol.erasure import by_path
-from anabranch.protocol.erasure_filter import Key, keys_of, source_of
+from anabranch.protocol.erasure import Key, by_path, keys_of, source_of
 from anabranch.protocol.ledger_row import Act, LedgerRow, act_now
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher

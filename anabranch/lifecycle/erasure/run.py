@@ -36,7 +36,7 @@ from anabranch.lifecycle.erasure.search import (
 )
 from anabranch.lifecycle.erasure.words import normal_forms
 from anabranch.protocol import erasure, ledger
-from anabranch.protocol.erasure_filter import Key, keys_of
+from anabranch.protocol.erasure import Key, keys_of
 from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher

@@ -35,8 +35,7 @@ from anabranch.lifecycle.erasure.search import Values, find_rows
 from anabranch.lifecycle.retention import Holder, holders_of
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import erasure, ledger
-from anabranch.protocol.erasure import is_read
-from anabranch.protocol.erasure_filter import keys_of, load_requests
+from anabranch.protocol.erasure import is_read, keys_of, load_requests
 from anabranch.protocol.ledger_row import Act, LedgerRow
 from anabranch.protocol.measured import read_runs
 from anabranch.protocol.partials import stale_hours

@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused, Transient, Unexpected
 from anabranch.common.fail_points import Step, reach
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.manifests import files_by_hour, hour_of_file
 from anabranch.iceberg.other_tables import OtherTable, location_of, open_other
-from anabranch.iceberg.parquet_writer import data_file_of, plain_target
-from anabranch.iceberg.partitions import fields_of
+from anabranch.iceberg.parquet_writer import data_file_of, fields_of, plain_target
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
@@ -68,8 +67,7 @@ from anabranch.offsets.hours import (
 )
 from anabranch.protocol import ledger
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.erasure import marks_of
-from anabranch.protocol.erasure_filter import HourFilter, load_filter
+from anabranch.protocol.erasure import HourFilter, load_filter, marks_of
 from anabranch.protocol.imported import (
     PARTITION,
     UNUSED_COLUMNS,

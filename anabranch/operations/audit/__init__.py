@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import FileGone
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.iceberg.files import LostFile, find_lost_files, require_manifests
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.manifests import files_by_hour

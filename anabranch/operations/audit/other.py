@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.config import Environment
 from anabranch.iceberg.other_tables import OtherTable, open_other
 from anabranch.kafka.batches import ABORTED, CODES, CONTROL, PRESENT, RETENTION, Missing, spans

@@ -15,7 +15,7 @@ from typing import Any
 
 from anabranch.common.deadline import Answers, T, TimedRead, wait_for_all
 from anabranch.common.errors import AnabranchError, NoAnswer
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor import (

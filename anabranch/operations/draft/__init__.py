@@ -40,8 +40,7 @@ from anabranch.operations.check import (
     decode_sample,
 )
 from anabranch.operations.draft import forms
-from anabranch.operations.draft.forms import add_change, time_of
-from anabranch.operations.draft.sketch import Sketch, text_of
+from anabranch.operations.draft.forms import Sketch, add_change, text_of, time_of
 from anabranch.subjects.columns import NotAColumn, avro_fields
 from anabranch.subjects.plan import plan_columns
 

@@ -13,7 +13,7 @@ from no_spark import NO_SPARK
 from anabranch.common.errors import Refused
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from batch_layer.many_streams import run_stream
+from batch_layer.job import run_stream
 from batch_layer.stream_run import StreamRun
 
 

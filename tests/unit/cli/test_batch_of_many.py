@@ -22,8 +22,7 @@ from anabranch.common.errors import (
     combined_exit_code,
 )
 from anabranch.protocol.ledger_row import HourAccount
-from batch_layer.job import print_outcomes
-from batch_layer.many_streams import StreamOutcome
+from batch_layer.job import StreamOutcome, print_outcomes
 from batch_layer.rebuild import Result as HourResult
 
 HOUR = "2026-11-21T03"

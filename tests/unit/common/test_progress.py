@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.common.progress import Progress, repeating
+from anabranch.common.logs import Progress, repeating
 
 LOG = logging.getLogger("anabranch.tests.progress")
 
@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """Seconds that pass when a test says so."""
     caplog.set_level(logging.INFO)
     now = [100.0]
-    monkeypatch.setattr("anabranch.common.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("anabranch.common.logs.time.monotonic", lambda: now[0])
     return now
 
 

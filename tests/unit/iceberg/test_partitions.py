@@ -24,8 +24,15 @@ from anabranch.config.columns import parse_columns
 from anabranch.config.sections import parse_partition
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.files import own_files
-from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of, write_all
-from anabranch.iceberg.partitions import OF_TIME, fields_of, partitioning_of
+from anabranch.iceberg.parquet_writer import (
+    OF_TIME,
+    FileWriter,
+    data_file_of,
+    fields_of,
+    partitioning_of,
+    target_of,
+    write_all,
+)
 from anabranch.offsets.hours import shift
 from anabranch.protocol import apply
 from serving_layer.query.datasets import connected, plan_files

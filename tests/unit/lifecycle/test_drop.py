@@ -15,7 +15,7 @@ from anabranch.cli import lifecycle, main
 from anabranch.common.errors import Refused
 from anabranch.iceberg import admin
 from anabranch.iceberg.owner import OWNER, Owner
-from anabranch.lifecycle.drop import drop, tables_of
+from anabranch.lifecycle.maintenance import drop, tables_of
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.acts import hold
 

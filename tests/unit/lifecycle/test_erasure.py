@@ -41,7 +41,7 @@ from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import apply, erasure
 from anabranch.protocol.dead_letters import waiting_speed
-from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.erasure import load_filter
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure, Erasures

@@ -21,8 +21,8 @@ from anabranch.common.errors import Terminal
 from anabranch.lifecycle.erasure import run
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
-from anabranch.protocol import apply, erasure_filter
-from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
+from anabranch.protocol import apply, erasure
+from anabranch.protocol.erasure import ErasureFilter, load_filter
 from anabranch.protocol.publisher import Publisher
 
 RANGES: Any = {FIRST: {0: (0, 8)}}
@@ -66,7 +66,7 @@ def erase_and(people: People, lose: Callable[[People], None], **order: Any) -> N
     people.lake.publisher.recover()
     confirm(people.lake)
     lose(people)
-    erasure_filter._REQUESTS.clear()
+    erasure._REQUESTS.clear()
 
 
 def filter_of(people: People) -> ErasureFilter | None:

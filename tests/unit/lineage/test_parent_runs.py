@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from anabranch.cli import main
-from anabranch.lineage.parents import parse_run
+from anabranch.lineage import parse_run
 
 ID = "019aa2f0-0000-7000-8000-000000000001"
 

@@ -341,7 +341,7 @@ def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
 def test_an_hours_delivery_reports_progress_in_rows(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("anabranch.common.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("anabranch.common.logs._PATIENCE", 0.0)
     monkeypatch.setattr("serving_layer.egress.hour._BATCH_ROWS", 1)
     caplog.set_level("INFO")
     accept(lake, FIRST, 7)

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.common.progress import Progress
+from anabranch.common.logs import Progress
 from serving_layer.query import reading as module
 from serving_layer.query.reading import QueryProgress, counting
 

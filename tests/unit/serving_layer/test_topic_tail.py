@@ -26,7 +26,7 @@ from anabranch.offsets.hours import Cut, end_of, shift
 from anabranch.offsets.position import Ranges, Topic
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import KEPT, Accepted
-from serving_layer.reader.handle import RowsThenTopic
+from serving_layer.reader import RowsThenTopic
 
 OPEN = shift(NEXT, 1)
 COUNT = "SELECT count(*) AS n, count(DISTINCT kafka_offset) AS offsets FROM games.events"

@@ -564,7 +564,7 @@ def test_as_of_a_snapshot_and_of_accepted_hours_alone(tmp_path: Path) -> None:
 
 
 def test_the_handle_reads_a_view(tmp_path: Path) -> None:
-    from serving_layer.reader.handle import StreamTable
+    from serving_layer.reader import StreamTable
 
     one = new_story(tmp_path).one
     handle = StreamTable(reader(one), one.stream, Selection())
