@@ -14,8 +14,9 @@ These belong to the thread; `stream` and `layer` belong to the process.
   summaries) |
 | `snapshots` | the snapshots of the newest publish that landed, by branch |
 
-`Progress` logs long work: done, rate and remaining time. A line is logged when a part of the work is done, or when its current step changes: after two
-seconds, then after four more, up to once a minute.
+`Progress` logs long work: done, rate and remaining time. A line is logged when a part of the work
+is done, or when its current step changes: after two seconds, then after four more, up to once a
+minute.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 attempt of a task writes files with unique names, in the folders of Iceberg's own writer, so that
 orphan removal finds them.
 
-`Partitioning` has the partitions of rows, by the spec that `apply` made: values as in manifests, and
-the folders of files.
+`Partitioning` has the partitions of rows, by the spec that `apply` made: values as in manifests,
+and the folders of files.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
    that moves every head again; then the dead letters are removed from their own table.
 4. After every record that the erasure covers was read and none is left, it is recorded as done.
 
-`ErasureFilter` has the erased records that a layer leaves out: the hashes of the erasures that cover its
-offsets, by secret keys, and the places of erased dead letters of its hours.
+`ErasureFilter` has the erased records that a layer leaves out: the hashes of the erasures that
+cover its offsets, by secret keys, and the places of erased dead letters of its hours.
 """
 
 from __future__ import annotations
