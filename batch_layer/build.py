@@ -168,9 +168,8 @@ class _Frames:
 
 @dataclass(frozen=True)
 class _Unheld:
-    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision
-    and conflicts among them, gaps by class, erased records, and ranges where Kafka's log does
-    contain a record."""
+    """Offsets whose record neither Kafka nor the table has: the accepted revision's duplicates,
+    conflicts among them, gaps by class, erased ones, and ranges that Kafka's log does have."""
 
     duplicate: Offsets
     gaps: Gaps

@@ -211,9 +211,8 @@ def _broadcast_few(rows: DataFrame, few: pa.Table | None) -> DataFrame:
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
-    """Return Spark settings for an hour of `records` records, so that a Bloom filter filters any
-    look-back before the shuffle. Ten bits per record give one false positive in a hundred, in at
-    most 32 MB."""
+    """Return Spark settings for an hour of `records`, so that a Bloom filter filters a look-back
+    before the shuffle: ten bits a record, one false positive in 100, at most 32 MB."""
     settings = {
         "enabled": "true",
         "applicationSideScanSizeThreshold": "0",

@@ -189,9 +189,8 @@ _CHARACTER = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
 
 
 def shape_of(sample: str) -> str:
-    """Replace each letter of a value in a JSON text by `a` or `A` and each digit by `9`:
-    `"2026-11-21T03Z"` becomes `"9999-99-99A99A"`. Names of fields, true, false and null stay.
-    Idempotent. Pure."""
+    """Replace letters of values in a JSON text by `a` or `A`, digits by `9`: `"2026-11-21T03Z"` is
+    `"9999-99-99A99A"`. Names of fields, true, false, null stay. Idempotent. Pure."""
     return _PART.sub(_masked, sample)
 
 

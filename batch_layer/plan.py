@@ -81,9 +81,8 @@ def plan_acceptance_of_empty(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish | None:
-    """Plan the publish that accepts the waiting hours of `candidates`, which are empty: at most
-    ACCEPTED_AT_ONCE. Return None if none waits. `measured`: the measurements that it writes to
-    `main`."""
+    """Plan the publish that accepts waiting, empty `candidates`, at most ACCEPTED_AT_ONCE; None
+    without any. `measured`: the measurements that it writes to `main`."""
     waiting = set(waiting_hours(state))
     todo = {
         h: state.timeline.sealed[h]

@@ -83,9 +83,8 @@ class Result:
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """The treatment of an hour, and its reason. `accept`: publish it despite the objections of the
-    stream's rules. `act`: the operator's act that requests it; None if the batch layer does it by
-    itself."""
+    """The treatment of an hour, and its reason. `accept`: despite the stream's rules' objections.
+    `act`: the operator's, None if the batch layer does it by itself."""
 
     restate: bool = False
     accept: bool = False

@@ -246,9 +246,8 @@ class HourReader:
         )
 
     def read(self, hour: str, cut: Cut, state: State) -> HourRecords:
-        """Read and decode every record of the cut that Kafka has, once, and cache them. Raises
-        PositionError if the topic was recreated or its log lost the end of the cut, unless the
-        change was adopted."""
+        """Read and decode every record of the cut in Kafka, once, and cache them. Raises
+        PositionError for a recreated topic, or a log that lost the cut's end, unless adopted."""
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else self._ranges_in_kafka(hour, cut)
         around, large = self._find_large(hour, ranges, state)

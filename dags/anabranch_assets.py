@@ -20,9 +20,8 @@ def hours_asset(stream: str) -> Asset:
 
 
 def partitions_asset(stream: str) -> Asset:
-    """Return the asset of the same event with the hour, such as 2026-11-21T03, as `partition_key`.
-    It is separate because Airflow starts no DAG with a plain asset schedule for an event with a
-    partition key."""
+    """Return the asset of the same event with the hour as `partition_key`. It is separate: Airflow
+    starts no DAG with a plain asset schedule for an event with a partition key."""
     return Asset(
         name=f"anabranch_partitions__{stream}",
         uri=f"anabranch://partitions/{stream}",

@@ -289,9 +289,8 @@ def rebuild_options(
 
 
 def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
-    """Return a task's try and its DAG run as NAMESPACE/JOB/RUN ID, the form of OpenLineage's
-    clients, with the run ids of Airflow's OpenLineage provider. If the provider is installed, it
-    derives them."""
+    """Return a task's try and DAG run as NAMESPACE/JOB/RUN ID of OpenLineage's clients, with the
+    ids of Airflow's OpenLineage provider, which derives them if it is installed."""
     try:
         macros = importlib.import_module("airflow.providers.openlineage.plugins.macros")
     except ImportError:

@@ -168,9 +168,8 @@ class Comparison:
         self._find_removed()
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
-        """Return how many rows of the speed layer the batch layer lacks although they repeat a row
-        of the batch layer or of the look-back, and the first `limit` of them by (partition,
-        offset)."""
+        """Return how many of speed's rows batch lacks although they repeat a row of batch or of the
+        look-back, and the first `limit` of them by (partition, offset)."""
         columns = "".join(f", {quoted(c)}" for c in self._key)
         rows = self._ask(
             f"SELECT {', '.join((*AT, 'repeats', 'is_equal'))}{columns} FROM removed ORDER BY ALL "
@@ -333,9 +332,8 @@ def _table_of(ranges: Ranges) -> pa.Table:
 def open_comparison(
     table: Table, hour: str, key: Sequence[str], lookback: int
 ) -> Iterator[Comparison]:
-    """Compare an hour's rows on the branches of a loaded table, with the look-back's rows in
-    `main`. Raises Refused for a table that has delete files, Transient when a file cannot be
-    read."""
+    """Compare an hour's rows on a loaded table's branches, with the look-back's rows in `main`.
+    Raises Refused for delete files, Transient for an unreadable file."""
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
     reading = QueryProgress()
@@ -352,9 +350,8 @@ def open_comparison(
 
 
 def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
-    """Return whether two branches of a loaded table have the same rows of an hour, each equally
-    often, in whatever files. Raises Refused for a table that has delete files, Transient when a
-    file cannot be read."""
+    """Return whether two branches have the same rows of an hour, each equally often, in whatever
+    files. Raises Refused for delete files, Transient for an unreadable file."""
     at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):

@@ -180,9 +180,8 @@ def _sum(dialect: Dialect, expression: str, kind: str) -> str:
 def view_sql(
     dialect: Dialect, stream: Stream, view: View, state: State, stored: str | None, rows: str
 ) -> str:
-    """Return SQL for the view: one row for each window and group, from the partials in `stored` (a
-    table, with or without a condition) and the `rows` of hours without partials. `state`: which
-    hours are accepted."""
+    """Return SQL for the view: a row for each window and group, of the partials in `stored` (a
+    table or condition) and other hours' `rows`. `state`: which hours are accepted."""
     q = dialect.quoted
     columns = ", ".join(map(q, partial_columns(stream, view)))
     sources = [f"SELECT {columns} FROM ({partials_sql(dialect, stream, view, rows)})"]
@@ -321,9 +320,8 @@ def derive(
     snapshot_id: int | None = None,
     hours: Collection[str] | None = None,
 ) -> Derived:
-    """Return a view of `main` in `state`, for all hours or for `hours`; for another snapshot, from
-    rows only. Raises Terminal when `apply` has not created the table of its partials, Refused,
-    Transient."""
+    """Return a view of `main` in `state`, for all hours or `hours`; another snapshot's from rows
+    only. Raises Terminal without its partials' table, Refused, Transient."""
     name = stream.view_table(view)
     rows, stored = f"{name} rows", f"{name} partials"
     if snapshot_id is not None:
@@ -353,9 +351,8 @@ def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnect
 
 
 def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
-    """Return the same view in Spark SQL, for a session that has the catalog under its configured
-    name. It reads fixed snapshots, so its result does not change while they are kept. Raises
-    Terminal, Transient."""
+    """Return the view in Spark SQL, for a session with the catalog under its configured name. It
+    reads fixed snapshots: the result stays while they do. Raises Terminal, Transient."""
     pinned = partial_hours(lake, stream, view, state)
     main = heads(state.table)["main"]
     rows = f"{lake.catalog_name}.{stream.table} VERSION AS OF {main}"

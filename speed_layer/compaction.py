@@ -238,9 +238,8 @@ class Pass:
 def run_pass(
     state: State, last: Pass | None, is_stopped: Callable[[], bool] = lambda: False
 ) -> Pass:
-    """Rewrite the files that are due in every open hour, and in the newest ended hour that is not
-    settled. `last`: the previous pass; the first pass considers hours of any age. Raises like
-    `rewrite`."""
+    """Rewrite due files in each open hour and the newest ended one that is not settled. `last`: the
+    previous pass; the first considers hours of any age. Raises like `rewrite`."""
     table = state.table
     before = last or Pass()
     settled, schemas = set(before.settled), dict(before.schemas)

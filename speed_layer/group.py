@@ -206,8 +206,7 @@ class Member:
 
     def _run_until_failure(self) -> bool:
         """Start and publish. Return True after a stop, False after an error that retries did not
-        resolve: the stream is set aside. With `available_now`, return True after such an error
-        too."""
+        resolve: it is set aside. With `available_now`, True after such an error too."""
         retry = Retry(None, self._stop)
         try:
             retry.call(f"stream {self.name}", self._try_noting_errors, lambda: self.progress)

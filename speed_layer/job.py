@@ -79,9 +79,8 @@ _GROUP_TRIGGER = timedelta(seconds=2)
 
 
 class SpeedJob:
-    """A run of one stream, until a stop is requested or all records present at its start are
-    published. It also ends, between two micro-batches, once `has_new_columns`: it reads with the
-    columns of its start."""
+    """A run of one stream, until a stop or, if asked, all records of its start are published. It
+    also ends, between micro-batches, once `has_new_columns`: it reads with those of its start."""
 
     def __init__(
         self,

@@ -244,9 +244,8 @@ class MicroBatches:
             self._publish_boundaries(decided)
 
     def prepare(self, ranges: Ranges) -> PreparedBatch | None:
-        """Plan how workers stage `ranges`, by the last decision, without asking Kafka or the lake.
-        Return None if a new decision is needed first (`needs_decision`), or if Spark has to read
-        the records (`publish`)."""
+        """Plan how workers stage `ranges`, by the last decision, without Kafka or the lake. None if
+        a new one is needed (`needs_decision`), or Spark has to read the records (`publish`)."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None or self._is_near_large(ranges):
             return None

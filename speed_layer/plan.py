@@ -340,9 +340,8 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
 def plan_skip_lost(
     decided: ResolvedState, log_starts: Offsets, id: str
 ) -> tuple[Publish, Ranges] | None:
-    """Plan the publish that moves the position to the log's starts and records the lost ranges;
-    return it with those ranges. Return None if all of them belong to undecided hours: publish the
-    boundaries first. Pure."""
+    """Plan the publish that moves the position to the log's starts and records the lost ranges.
+    None if undecided hours have all of them: publish boundaries first. Pure."""
     position = decided.position
     lost = {
         p: (position.offsets.get(p, 0), s)

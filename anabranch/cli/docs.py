@@ -116,9 +116,8 @@ _LEFT_OUT_IF_THERE = ("README.md", ".gitignore")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the starter files into `folder`, which is created if missing, and return their paths.
-    An existing README.md or .gitignore stays. Raises ConfigurationError before writing, if another
-    of the files exists."""
+    """Write the starter files into `folder`, created if missing; return their paths. README.md and
+    .gitignore stay. Raises ConfigurationError first if another of the files exists."""
     files = {
         folder / place: source
         for place, source in _sources().items()

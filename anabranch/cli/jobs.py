@@ -291,9 +291,8 @@ _SEALED_AT_ONCE = 8
 
 
 def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False) -> tuple[str, ...]:
-    """Seal a stream's ended hours, and return the newly sealed ones. Raises the errors of
-    `sealing.require_sealed` for the hours of `span`; with `is_many`, not for hours before the
-    stream's first."""
+    """Seal a stream's ended hours; return the newly sealed. Raises as `sealing.require_sealed` for
+    the hours of `span`; with `is_many`, not for those before the stream's first."""
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 

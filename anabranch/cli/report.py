@@ -36,9 +36,8 @@ Text = Iterable[str | Table]
 
 @dataclass(frozen=True)
 class Report(Generic[V]):
-    """The result of a command. `key`: the name of the view in a list of streams; None if the view
-    is an object that names its stream. `errors` are printed after it; the exit code is that of the
-    first error, else `exit_code`."""
+    """The result of a command. `key`: the view's name in a list of streams; None if the view names
+    its stream. `errors` are printed after it; the first, or `exit_code`, is the exit code."""
 
     view: V
     text: Text

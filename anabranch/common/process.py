@@ -55,9 +55,8 @@ class _Late(MetaPathFinder):
 
 @contextmanager
 def importing(*late: str) -> Iterator[None]:
-    """Collect no garbage within the `with`: imports create objects that stay, 130,000 of them in a
-    job, and the collector would scan them repeatedly. The modules `late` are executed on first
-    use, by one thread at a time."""
+    """Collect no garbage within the `with`: imports create 130,000 objects that stay, and the
+    collector would scan them. Modules `late` are executed on first use, by one thread at a time."""
     was_enabled, finder = gc.isenabled(), _Late(late)
     sys.meta_path.insert(0, finder)
     gc.disable()

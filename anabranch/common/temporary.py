@@ -57,9 +57,8 @@ def process_folder(kind: str) -> Path:
 
 
 def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
-    """Delete temporary folders of killed processes on this machine that are at least an hour old;
-    return the number of files and bytes. With `dry_run` only count them. Concurrent calls delete a
-    folder once."""
+    """Delete killed processes' temporary folders of an hour or more on this machine; return files
+    and bytes. With `dry_run` only count. Concurrent calls delete a folder once."""
     files = size = 0
     for folder in _abandoned(now):
         try:

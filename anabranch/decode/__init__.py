@@ -151,9 +151,8 @@ class Decoder:
             self._selection = Selection(spec.select, spec.topic, spec.secret)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        """Decode a batch with `key`, `value`, `partition`, `offset` and `timestamp` of Spark's
-        Kafka source, `headers` as text (`anabranch.decode.inputs`), and `ingest_hour`. Raises
-        UnlistedSchema."""
+        """Decode a batch with `key`, `value`, `partition`, `offset`, `timestamp` of Spark's Kafka
+        source, `headers` as text (`decode.inputs`), and `ingest_hour`. Raises UnlistedSchema."""
         # Step 1: read the values.
         reading = self._reader.read(batch)
         errors = reading.errors

@@ -415,9 +415,8 @@ def _number(kind: pa.DataType, notation: Notation, raw: Raw) -> Any:
 def _column(
     raw: Sequence[Any], kind: pa.DataType, notation: Notation
 ) -> tuple[pa.Array, dict[int, Unreadable]]:
-    """Return a column of values that msgspec read, null where one is unreadable, and why. Nested
-    values are built from columns of their parts: an object for each part would take longer than all
-    else."""
+    """Return a column of values of msgspec, null where one is unreadable, and why. Nested values
+    are built from columns of their parts: objects for parts would take longest."""
     if kind == MICROS or pa.types.is_date(kind):
         return _times(raw, kind, notation)
     if pa.types.is_decimal(kind) or (notation.decimal and notations.is_number(kind)):

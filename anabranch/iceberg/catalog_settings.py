@@ -185,9 +185,8 @@ _NOT_FOR_GLUE = ("anabranch.state.", "anabranch.turn")
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:
-    """Return the properties of Iceberg's JDBC catalog for an SQLAlchemy URI; the URI's own
-    time-outs take precedence. Raises ConfigurationError for another database, and for a parameter
-    that pgjdbc does not have."""
+    """Return the properties of Iceberg's JDBC catalog for an SQLAlchemy URI, whose time-outs take
+    precedence. Raises ConfigurationError for another database, or a parameter without equal."""
     from sqlalchemy.engine import make_url
 
     url = make_url(uri)

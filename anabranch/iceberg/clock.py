@@ -40,9 +40,8 @@ def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> boo
 
 
 class Clock:
-    """A clock that returns a confirmed time or raises Transient. `ask` reads the other clock.
-    Without it, the first time of this machine's clock is trusted, and later changes of the clock
-    are not. Thread-safe."""
+    """A clock that returns a confirmed time or raises Transient. `ask` reads the other clock;
+    without it, this machine's first time is trusted, later changes are not. Thread-safe."""
 
     def __init__(
         self,

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForeignChange:
-    """A field that another program changed. `path`: its name in our newest publish; `now`: its name
-    since, None if it was dropped; `field`: as it was. `replaced_by`: the id of a field that has its
-    name now."""
+    """A field that another program changed. `path`: its name in our newest publish; `now`: since,
+    None if dropped; `field`: as it was. `replaced_by`: the id that has its name now."""
 
     path: str
     now: str | None
@@ -101,9 +100,8 @@ def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
 def plan_foreign_changes(
     published: Schema, now: Schema, wanted: Schema, former: Sequence[Schema] = ()
 ) -> list[ForeignChange]:
-    """Return the wanted fields that have an id in the published schema, or had one that no field
-    has now in the `former` ones, newest first, and are missing under their name now, the outermost
-    ones only. Pure."""
+    """Return the outermost wanted fields that have an id in the published schema, or had in
+    `former` ones (newest first) one that none has now, and are missing now. Pure."""
     ids, ids_now = _ids(published), _ids(now)
     fields, names_now = dict(index_by_id(published)), index_name_by_id(now)
     for schema in former:

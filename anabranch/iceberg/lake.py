@@ -138,9 +138,8 @@ class Unknown:
 
 
 def until_landed(what: str, attempt: Callable[[], T | Literal[Outcome.REFUSED]]) -> T:
-    """Return the result of the first attempt that is not refused. Each attempt loads the table and
-    decides again. Raises Overtaken, naming `what`, if other commits come first for a quarter of a
-    minute."""
+    """Return the result of the first attempt that is not refused; each loads the table and decides
+    again. Raises Overtaken, naming `what`, if others come first for a quarter of a minute."""
     for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
         if (result := attempt()) is not Outcome.REFUSED:
             return result
@@ -212,9 +211,8 @@ class Lake:
         return self._shared.clock if self._shared is not None else store_clock(self.environment)
 
     def load(self, name: str) -> Table:
-        """Return the current table. Raises Terminal if it does not exist, MetadataGone if its
-        metadata file is missing, ConfigurationError for wrong keys or permissions, Transient if the
-        lake does not answer."""
+        """Return the current table. Raises Terminal if it is missing, MetadataGone if its metadata
+        file is, ConfigurationError for wrong keys or rights, Transient without an answer."""
         table = self.find(name)
         if table is None:
             raise TableMissing(

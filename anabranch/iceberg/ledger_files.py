@@ -184,9 +184,8 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
 
 
 def _count_of_past(sizes: Sequence[int], idle: bool) -> int:
-    """Return how many files of a past quarter to merge, by their rows, sorted ascending: all with
-    `idle` or if the small ones are large enough together; else all but the largest if there are
-    several."""
+    """Return how many of a past quarter's files to merge, by rows, ascending: all with `idle` or if
+    the small ones are large together; else all but the largest if there are several."""
     *small, largest = sizes or (0,)
     if small and (idle or _MOST_TIMES_SMALLER * sum(small) >= largest):
         # Each has at most half the rows of a merged file.

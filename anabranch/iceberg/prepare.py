@@ -115,9 +115,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
 def prepare_stage(
     table: Table, wap_id: str, files: Sequence[DataFile], now: datetime, protected: bool
 ) -> Prepared:
-    """Prepare a commit that adds files in one snapshot with `wap_id`, whose parent is the staging
-    branch's head; `protected`: with a branch of its own. Raises Terminal without the staging
-    branch, Transient."""
+    """Prepare a commit of files in one snapshot with `wap_id`, on the staging branch's head; with
+    its own branch if `protected`. Raises Terminal without the staging branch, Transient."""
     if STAGING not in table.metadata.refs:
         raise Terminal(
             f"table {'.'.join(table.name())}: expected branch {STAGING}, found none; run "

@@ -197,9 +197,8 @@ def _upper_bound(value: str, trunc_length: int | None) -> str | None:
 
 
 def find_rows_by_one_statement() -> None:
-    """Make SQL catalogs find a table's row by a cached statement. PyIceberg builds the statement
-    for each load of a table and maps the row to an ORM object, which takes longer than the
-    database."""
+    """Make SQL catalogs find a table's row by a cached statement. PyIceberg builds it for each load
+    and maps the row to an ORM object, which takes longer than the database."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     SqlCatalog.load_table = _load_table  # type: ignore[method-assign,assignment]

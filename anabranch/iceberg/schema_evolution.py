@@ -113,9 +113,8 @@ def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChan
 
 
 def plan_table_evolution(table: Table, wanted: Columns) -> list[SchemaChange]:
-    """Return the result of `plan_evolution` for a loaded table. If it is refused, read which
-    columns no published row has a value of; these may get another type. Raises Refused,
-    Transient."""
+    """Return `plan_evolution` of a loaded table. If refused, read which columns no published row
+    has a value of; these may get another type. Raises Refused, Transient."""
     name = ".".join(table.name())
     try:
         return plan_evolution(name, table.schema(), wanted)

@@ -181,9 +181,8 @@ def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None
 def plan_unused(
     held: Mapping[str, str], needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Return the state properties in the table properties `held` that no summary refers to.
-    `summaries`: of all snapshots that the table will have; `needed`: this commit's state
-    properties. Pure."""
+    """Return the state properties of `held` that no summary refers to. `summaries`: all that the
+    table will have; `needed`: this commit's state properties. Pure."""
     used, to_read = set[str](), [STATE + s[_ROOT] for s in summaries if _ROOT in s]
     while to_read:
         key = to_read.pop()

@@ -158,9 +158,8 @@ def archive_schema() -> Schema:
 
 
 def partials_schema(stream: Stream, view: View) -> Schema:
-    """Return the schema of a view's partials. A row has the hour's partial of one window and group,
-    and its inputs: the acceptance of the hour, and digests of its files and of the view's
-    definition."""
+    """Return the schema of a view's partials: an hour's partial of one window and group, and its
+    inputs: acceptance, digests of files and of the view's definition."""
     ids = [1000]
     fields = [
         NestedField(1, "ingest_hour", StringType(), required=True),

@@ -61,9 +61,8 @@ class SubjectVersion:
 
 
 class SchemaRegistryClient:
-    """A client of a schema registry, which can have several servers: if one does not answer, the
-    next one is asked. Each method raises Transient if none answers, ConfigurationError if the
-    registry refuses."""
+    """A client of a schema registry; if one server does not answer, the next is asked. Methods
+    raise Transient if none answers, ConfigurationError if the registry refuses."""
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings

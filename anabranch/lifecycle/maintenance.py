@@ -409,9 +409,8 @@ def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _maintain_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
-    """Merge the files of the ledger, or of another plain table, and expire its snapshots, in steps.
-    Return the numbers of expired snapshots and of files saved. The table has no staged snapshots,
-    so no publisher waits."""
+    """Merge a plain table's files and expire its snapshots, in steps. Return the numbers of expired
+    snapshots and files saved. Nothing is staged there, so no publisher waits."""
     lake = job.lake
     before = lake.load(name)
     if dry_run:

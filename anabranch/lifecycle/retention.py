@@ -180,9 +180,8 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
 def expire_ledger(
     job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()
 ) -> LedgerExpired:
-    """Remove whole quarters of a year from the ledger after `keep.ledger`, in one commit. Its files
-    were merged by quarter before. `letters`: hours whose dead letters the same run removes.
-    Idempotent. Raises Transient."""
+    """Remove whole quarters of a year after `keep.ledger`, in one commit; files were merged by
+    quarter. `letters`: hours whose dead letters this run removes. Idempotent. Raises Transient."""
     lake, stream = job.lake, job.stream
     if stream.keep.ledger is None:
         return LedgerExpired()

@@ -51,9 +51,8 @@ class Receiver:
         self._transport = HttpTransport(config)
 
     def send(self, events: Iterable[RunEvent]) -> None:
-        """Send events in order, within 10 s in total. Raises NoAnswer after that time,
-        Transient if the receiver is unreachable, ConfigurationError for a wrong path or key,
-        Refused if it rejects the events."""
+        """Send events in order, within 10 s. Raises NoAnswer after that, Transient (unreachable),
+        ConfigurationError (path, key), Refused (events rejected)."""
         late = NoAnswer(
             f"send lineage to {self._settings.url}: found no answer within {_SECONDS:g} s "
             "(transient, try again)"

@@ -146,9 +146,8 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
 
 
 def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
-    """Return the first offset from `start` on whose window has usable timestamps, and that window;
-    empty if there is none below `high`. Skips unusable stretches in growing steps, then bisects for
-    their end."""
+    """Return the first offset from `start` on whose window has usable timestamps, and the window;
+    empty below `high`. Skips unusable stretches in growing steps, then bisects."""
     window = yield start
     if _is_usable(window, high, now) or not window:
         return start, tuple(r for r in window if r.offset < high)

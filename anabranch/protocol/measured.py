@@ -173,9 +173,8 @@ _counted, _at = 0, float("-inf")
 
 
 def count_cpu() -> None:
-    """Add the CPU time since the previous call to the process's tally; at the first call, the time
-    since the processes began. Do nothing within ten seconds of the previous reading: a later call
-    counts that time."""
+    """Add the CPU time since the previous call, at first since the processes began, to the
+    process's tally; nothing within ten seconds: a later call counts that time."""
     global _counted, _at
     with _alone:
         if time.monotonic() - _at < _EVERY_SECONDS:

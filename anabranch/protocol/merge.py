@@ -216,8 +216,7 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
 @dataclass(frozen=True)
 class Seam:
     """The offsets that a snapshot of `main` does not account for: `waiting`, by sealed hour, oldest
-    first, and all offsets from `start` on, of the log of `topic_id`, after this number of
-    `adoptions` of other logs."""
+    first, and all from `start` on, of `topic_id`'s log, after `adoptions` of other logs."""
 
     snapshot_id: int
     topic_id: str

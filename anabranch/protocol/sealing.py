@@ -85,9 +85,8 @@ def ask(
     seen: Seen | None = None,
     at_most: int | None = None,
 ) -> KafkaOffsets:
-    """Ask Kafka for the ends of ended hours that `state` does not have, oldest first, at most
-    `at_most`; of none if offsets up to `needed` are inside hours with ends. Raises PositionError,
-    Transient."""
+    """Ask Kafka for ended hours' ends that `state` lacks, oldest first, at most `at_most`; none if
+    offsets up to `needed` have hours with ends. Raises PositionError, Transient."""
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name, _read_from(state))
     assert topic is not None

@@ -160,9 +160,8 @@ NOTHING_CONFIRMED = Confirmed()
 def plan_after(
     state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None
 ) -> State:
-    """Return the state after a publish of these changes, for derived values: position, timeline,
-    accepted and retained hours, overrides, expiry and erasures. Everything else is unchanged.
-    Pure."""
+    """Return the state after a publish of these changes: position, timeline, accepted and retained
+    hours, overrides, expiry, erasures; else unchanged. Pure."""
     said = {change.branch: change.properties for change in changes}
     batch, main = said.get("batch", {}), said.get("main", {})
     lists = batch if ACCEPTED in batch else main
@@ -249,9 +248,8 @@ def _with_imported(timeline: Timeline, batch: Mapping[str, str]) -> Timeline:
 
 
 def state_of(table: Table, snapshot_id: int) -> State:
-    """Return the state recorded in a snapshot of `main`, with the other branches as far as it
-    records them. Raises Terminal for a snapshot without that state. For readers, not for decisions.
-    """
+    """Return the state in a snapshot of `main`, with other branches as far as recorded. Raises
+    Terminal without one. For readers, not for decisions."""
     properties = snapshots.snapshot_properties(table, snapshot_id)
     if not properties.keys() >= {POSITION, TIMELINE}:
         raise Terminal(

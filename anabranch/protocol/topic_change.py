@@ -110,9 +110,8 @@ def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
 
 
 def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets:
-    """Return the offset of a choice in each partition of the log. A time means the first record
-    with this timestamp or a later one, or the log's end without one. Raises Refused for offsets
-    that the log does not have."""
+    """Return the offset of a choice in each partition. A time is the first record with it or later,
+    else the log's end. Raises Refused for offsets that the log lacks."""
     if choice.kind == "earliest":
         return dict(log.starts)
     if choice.kind == "latest":

@@ -24,9 +24,8 @@ _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 
 def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
-    """Return the distinct places, partition and offset, of the records that the filter erases.
-    `decoded` has the columns of `records.decode` and the hours of the filter, and is read for each
-    erasure of an hour."""
+    """Return the distinct places of the records that the filter erases. `decoded` has
+    `records.decode`'s columns and the filter's hours; it is read for each erasure of an hour."""
     found = [
         frame
         for one in erased.hours

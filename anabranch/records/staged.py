@@ -80,9 +80,8 @@ class FoundName:
 
 @dataclass
 class UnknownNames:
-    """The names, and the number of records with unknown fields that are rows, or would be rows
-    without them. Exact for each name among the first MOST_OF_RECORD of its records and the first
-    MOST_OF_TASK of a task."""
+    """The names, and the number of rows, or rows but for them, with unknown fields. Exact for the
+    first MOST_OF_RECORD names of a record and MOST_OF_TASK of a task."""
 
     records: int = 0
     names: dict[str, FoundName] = field(default_factory=dict)

@@ -181,9 +181,8 @@ def close_session(spark: SparkSession) -> None:
 
 
 def require_trust(spark: SparkSession, s3: S3) -> None:
-    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`.
-    Without this check, the error may come hours later, with Java's first file. An unreachable
-    server passes."""
+    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`: else
+    the error may come hours later. An unreachable server passes."""
     if s3.ca is None or not (s3.endpoint or "").startswith("https://"):
         return
     jvm: Any = spark.sparkContext._jvm

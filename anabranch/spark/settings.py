@@ -57,9 +57,8 @@ def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def session_settings(environment: Environment) -> dict[str, str]:
-    """Return Spark's configuration: Iceberg's catalog under the configured name, S3, UTC. The
-    configuration's `spark.conf` takes precedence. The catalog's cache is off: it would hide the
-    commits of other processes."""
+    """Return Spark's configuration: catalog, S3, UTC; `spark.conf` takes precedence. The catalog's
+    cache is off: it would hide other processes' commits."""
     catalog, s3 = environment.catalog, environment.s3
     prefix = f"spark.sql.catalog.{catalog.name}"
     settings = {

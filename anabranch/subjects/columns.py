@@ -197,9 +197,8 @@ def json_schema_fields(
 
 
 class _Reader:
-    """Reader of a schema. `seen` are the references that led to a place; none may recur. The number
-    of types is bounded, because a few references, each used twice by the previous one, expand
-    exponentially."""
+    """Reader of a schema. `seen`: the references that led to a place; none may recur. Types are
+    bounded: a few references, each used twice by the previous, expand exponentially."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -341,9 +340,8 @@ _LONGEST_TYPE = 1_000_000
 def protobuf_fields(
     text: str, message: str | None, given: Mapping[str, str | None] = NOTHING
 ) -> list[tuple[str, str]]:
-    """Return the name and type of each field of a message, by default the first of the last file,
-    in the file's order; `text` and `given` are as in `message_of` and `fields_of`. Raises
-    NotAColumn."""
+    """Return name and type of each field of a message, by default the last file's first, in order;
+    `text`, `given` as in `message_of` and `fields_of`. Raises NotAColumn."""
     try:
         root = message_of(text, message or (0,))
     except Incompatible as error:

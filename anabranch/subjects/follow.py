@@ -69,9 +69,8 @@ def register_table(stream: Stream, lake: Lake) -> list[str]:
 
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
-    """Plan the latest version of a stream's subject as `plan_version`; a stream with columns in its
-    file is unchanged. Raises ConfigurationError for a descriptor file as which it cannot be
-    read."""
+    """Plan a subject's latest version as `plan_version`; a stream with columns in its file is
+    unchanged. Raises ConfigurationError for a descriptor file that cannot read it."""
     if stream.format.descriptor is not None:
         read_descriptors(stream)
     if stream.subject_schema is None:
@@ -134,9 +133,8 @@ class _TakenUp:
 
 
 class SubjectReader:
-    """Makes tables take up the latest versions of their subjects. Reads a table if its subject's
-    version has changed, and every ten minutes, so that an idle stream costs no requests to the
-    store."""
+    """Makes tables take up their subjects' latest versions. Reads a table if its subject's version
+    changed, and every ten minutes: an idle stream costs the store no requests."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

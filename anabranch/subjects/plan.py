@@ -135,9 +135,8 @@ def _merge(
     known: Mapping[str, Column],
     subject_types: Mapping[str, str],
 ) -> Iterator[Column]:
-    """Yield the columns of the table, then those that the subject or the file adds. Raises
-    NotAColumn for two names, of columns or of a struct's fields, that differ only by case: Spark
-    does not distinguish them."""
+    """Yield the table's columns, then those that subject or file add. Raises NotAColumn for names,
+    also in a struct, that differ only by case: Spark does not distinguish them."""
     names = list(dict.fromkeys((*known, *subject_types)))
     require_names("", names)
     for name in names:

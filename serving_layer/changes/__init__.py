@@ -92,8 +92,7 @@ class _Text:
 @dataclass(frozen=True)
 class Token:
     """A consumer's position. `cursor`: None before the first row. `first`: earlier hours are not
-    wanted. `ahead`: the contents that were delivered before the ledger's rows of their decisions
-    were written."""
+    wanted. `ahead`: contents delivered before the ledger had their decisions."""
 
     stream: str
     first: str = ""
@@ -259,9 +258,8 @@ def plan_changes(
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
-    """Return the token of a consumer that has a snapshot of `main` stamped `snapshot_at`. The token
-    covers the rows before the first one that may belong to a later publish. `rows`: the whole
-    ledger."""
+    """Return the token of a consumer with a snapshot of `main` of `snapshot_at`. It covers the rows
+    before the first that may be of a later publish. `rows`: the whole ledger."""
     before: LedgerRow | None = None
     for row in rows:
         if row.recorded_at >= snapshot_at - _DOUBT:
@@ -273,9 +271,8 @@ def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> T
 def replaced(
     token: Token, rows: Iterable[LedgerRow], new: Collection[str]
 ) -> dict[str, tuple[Content, LedgerRow | None]]:
-    """Return, by hour, the content that a consumer with this token received last, and the ledger
-    row of that content, if any. `rows`: all rows of these hours; rows with ids in `new` are after
-    the token's cursor."""
+    """Return, by hour, the content that a token's consumer received last, and its ledger row, if
+    any. `rows`: all of these hours; those with ids in `new` are after its cursor."""
     given: dict[str, Content] = {}
     newest: dict[str, Content] = {}
     made_of: dict[tuple[str, Content], LedgerRow] = {}

@@ -85,9 +85,8 @@ def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) ->
 def egress(
     job: Job, targets: tuple[Target, ...], all_again: bool = False
 ) -> Iterator[Delivery | Failed]:
-    """Deliver the missing hours to each target, or every hour with `all_again`, one by one, and
-    yield each delivery or failure. A target that fails does not block the others; unexpected errors
-    are raised."""
+    """Deliver the missing hours, or with `all_again` every hour, to each target, and yield each
+    delivery or failure. A failed target blocks no other; unexpected errors are raised."""
     for target in targets:
         try:
             yield from deliver(job, target, all_again)

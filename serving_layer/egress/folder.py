@@ -202,9 +202,8 @@ class ParquetFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An hour in a folder. Each process that writes the folder sets its own `delivery`; `_SUCCESS`
-    repeats it once the folder contains exactly these files. The other fields are those of
-    `Hour`."""
+    """An hour in a folder. Each writing process sets its own `delivery`; `_SUCCESS` repeats it once
+    the folder has exactly these files. Other fields: as `Hour`."""
 
     stream: str
     hour: str
@@ -459,9 +458,8 @@ class Folder:
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
-        """Return if the manifest was written and only the answer was lost. Otherwise delete the
-        written files, except those that another process lists in its manifest, and raise
-        Transient."""
+        """Return if only the answer to the manifest was lost. Else delete the written files that no
+        other process's manifest lists, and raise Transient."""
         seen = self.storage.find(path)
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:

@@ -166,9 +166,8 @@ class Index:
         self._ask("POST", "_refresh")
 
     def send(self, documents: Sequence[Document]) -> None:
-        """Write the documents, and send documents that the engine postpones again. Raises Refused,
-        naming a document, if the engine rejects it; Transient, also if the index has a later
-        reading of it."""
+        """Write the documents; send those that the engine postpones again. Raises Refused, naming a
+        document, if rejected; Transient, also if the index has a later reading."""
         left, reason = list(documents), ""
         for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
             try:

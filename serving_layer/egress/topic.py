@@ -60,9 +60,8 @@ class TopicSender:
         return self.position.done if not self._has_lost_part() else None
 
     def _has_lost_part(self) -> bool:
-        """Return whether the table was restored to a time before the change of the hour that was
-        partly sent. The restored table may then also lack the change of the last delivery, with no
-        change after it."""
+        """Return whether the table was restored to before the change of the partly sent hour. It
+        may then also lack the last delivery's change, with no change after it."""
         done, at = self.position.done, self.position.at
         if (
             done is None

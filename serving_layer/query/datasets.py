@@ -70,9 +70,8 @@ _ORDERED = (*_EXACT, *_FLOATS)
 def file_guarantee(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile
 ) -> pc.Expression | None:
-    """Return the guarantee that a data file's partition and bounds give about its rows; None
-    without one. `columns`: the columns of the table's schema that may be compared; others are left
-    out."""
+    """Return the guarantee of a data file's partition and bounds about its rows; None without one.
+    `columns`: those of the table's schema that may be compared."""
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_value_guarantee(schema, columns, field, value) for field, value in partition]
     return all_of([*known, bounds_guarantee(schema, columns, [file])])

@@ -172,9 +172,8 @@ class Reader:
 
 
 def open_reader(conf: str | Path | None = None) -> Reader:
-    """Return a reader of the configuration's streams, and of the streams of families that have
-    tables. A stream whose file is wrong is logged and left out. Raises ConfigurationError; with
-    families also Transient."""
+    """Return a reader of the streams, and of families' streams with tables. A wrong file is logged
+    and left out. Raises ConfigurationError; with families also Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
     has_streams = config.stream_names(conf) or config.family_names(conf)
@@ -246,9 +245,8 @@ class StreamTable:
         return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
 
     def dataset(self) -> ds.Dataset:
-        """Return all rows as a PyArrow dataset, of the table at this call. Registered with any
-        DuckDB connection, it opens only the files that each statement needs. Raises Refused,
-        Transient."""
+        """Return all rows as a PyArrow dataset of the table now. In any DuckDB connection, it opens
+        only the files that each statement needs. Raises Refused, Transient."""
         return self._selected().files().dataset()
 
     def watermarks(self) -> Watermarks:

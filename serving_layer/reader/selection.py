@@ -80,9 +80,8 @@ class Shown:
 
 
 def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
-    """Return the id of the snapshot that `find_snapshot` finds. When hours are sealed together,
-    only the last has a tag, which is used for `main-<hour>` of each. Raises ConfigurationError,
-    Transient."""
+    """Return the id of `find_snapshot`'s snapshot. Of hours sealed together, only the last has a
+    tag, which is used for `main-<hour>` of each. Raises ConfigurationError, Transient."""
     return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
 
 

@@ -280,9 +280,8 @@ def list_unreferenced(job: Job) -> list[datetime]:
 
 
 def versions_of(job: Job, before: datetime) -> Iterator[Version]:
-    """Yield the versions of deleted and replaced files of the stream's tables that were written
-    before `before`; none if the bucket kept none. Raises Terminal without the right to list them,
-    Transient."""
+    """Yield the versions of the tables' deleted and replaced files written before `before`; none if
+    the bucket keeps none. Raises Terminal without the right to list them, Transient."""
     for name in tables_of(job):
         table = job.lake.load(name)
         own = own_files(job.lake, table, references(table))
@@ -337,9 +336,8 @@ def log_starts(job: Job, state: State) -> dict[int, int]:
 
 
 def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
-    """Remove the `finished` erasures, which have no copies left, from the branches once Kafka has
-    none of their records and the archive no hour with them. Return their number. Raises
-    Transient."""
+    """Remove the `finished` erasures, without copies, from the branches once neither Kafka has
+    their records nor the archive their hours. Return their number. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     if not any(one.id in finished for one in past_deadline(state, now)):
         return 0

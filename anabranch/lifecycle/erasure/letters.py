@@ -335,9 +335,8 @@ def request_row(
 
 
 def repair(job: Job, publisher: Publisher, values: Values, why: str) -> None:
-    """Record again what the ledger lost of the erasures of these values: the request, and the
-    places of dead letters that former snapshots have. Such an erasure is not done any more.
-    Idempotent. Raises Transient."""
+    """Record again what the ledger lost of these values' erasures: the request, and places of dead
+    letters that former snapshots have. They are open again. Idempotent. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     for key in keys_of(job.environment).values():
         hashes, number = key.hashes(values.column, values.texts), 0

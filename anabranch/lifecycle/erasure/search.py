@@ -283,9 +283,8 @@ _HEADER = struct.Struct(">xI")  # Confluent's wire format: a zero byte, the sche
 
 
 class Payloads:
-    """Decodes keys, values and headers in Avro and Protobuf by the writers' schemas of the stream's
-    registry, whatever their subject and fields, or values by its descriptor file. Other bytes stay
-    as they are."""
+    """Decodes keys, values and headers in Avro and Protobuf by the registry's writers' schemas,
+    whatever their subject, or values by the descriptor file. Other bytes stay."""
 
     def __init__(self, environment: Environment, stream: Stream) -> None:
         needs_registry = stream.format.needs_registry

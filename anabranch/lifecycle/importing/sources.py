@@ -94,9 +94,8 @@ def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a part's rows: those of an hour begin after the `before` rows of earlier
-    parts. `late`: the numbers of the rows, in ascending order, that get numbers from `late_from`
-    on instead."""
+    """The numbers of a part's rows: an hour's begin after the `before` rows of earlier parts.
+    `late`: the rows' numbers, ascending, that are numbered from `late_from` on instead."""
 
     before: Mapping[int, int]
     late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -167,9 +166,8 @@ class SourceReader:
     def read(
         self, part: Part, numbers: Numbers, columns: Sequence[str], first: int, last: int
     ) -> Iterator[pa.Table]:
-        """Yield the rows of hours from `first` to `last`, in hours since 1970, with `columns`,
-        `NUMBER`, `TIME`, `OF_KAFKA` and `PLACE`, in the part's order. Raises the errors of
-        `count`."""
+        """Yield the rows of hours `first` to `last` (since 1970) with `columns`, `NUMBER`, `TIME`,
+        `OF_KAFKA` and `PLACE`, in the part's order. Raises the errors of `count`."""
         seen = Counter[int]()
         for batch, hours in self._batches(part, columns):
             known = np.flatnonzero(hours != READ_FROM_KAFKA)

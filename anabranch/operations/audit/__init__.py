@@ -269,9 +269,8 @@ def clip_to_log(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
 def _unrepeated(
     job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, FileCounts]
 ) -> int | None:
-    """Return how many rows that batch removed repeat no other row, without those that Kafka did not
-    return; None if not checked. Only hours with duplicates are checked, where a lost row could go
-    unnoticed."""
+    """Return how many removed rows repeat no other row, without those that Kafka did not return;
+    None if not checked: only hours with duplicates, where a loss could go unnoticed."""
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
     stream = job.stream

@@ -50,9 +50,8 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """A table and its topic. The columns are found if they are None. `hours`: the first and the
-    last hour to audit, whole; None for the hours of the table. `records`: how many of the missing
-    records to read."""
+    """A table and its topic. Columns are found if None. `hours`: the first and last to audit,
+    whole; None for the table's. `records`: how many missing ones to read."""
 
     table: str
     topic: str

@@ -61,9 +61,8 @@ class DeadLetters:
 
 
 def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
-    """Return the dead letters in `main`, of a range of hours or all: by reason, most frequent
-    first, each reason with its first `each` samples. Raises Transient when the lake is
-    unreachable."""
+    """Return the dead letters in `main`, of a range of hours or all, by reason, most frequent
+    first, with its first `each` samples. Raises Transient without the lake."""
     table = job.lake.load(job.stream.dead_letters_table)
     wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else None
     reasons = read(table, wanted, each)
@@ -169,9 +168,8 @@ class HourDuplicates:
 
 
 def difference(job: Job, hour: str, each: int) -> HourDifference:
-    """Compare speed with batch for an accepted hour: counts, and the first `each` rows of every
-    kind of difference. Raises Refused for an hour that is not accepted, Transient when the lake is
-    unreachable."""
+    """Compare speed with batch for an accepted hour: counts, and the first `each` rows of each
+    kind. Raises Refused for another hour, Transient without the lake."""
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
@@ -195,9 +193,8 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
 
 
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
-    """Return the first `limit` records of an accepted hour that the batch layer removed, each with
-    the row that it repeats. Raises Refused for an hour that is not accepted, Transient when the
-    lake is unreachable."""
+    """Return the first `limit` records of an accepted hour that batch removed, each with the row
+    that it repeats. Raises Refused for another hour, Transient without the lake."""
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
     with open_comparison(

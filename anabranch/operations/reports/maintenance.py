@@ -107,9 +107,8 @@ class Maintenance:
 
 
 def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
-    """Read the tables' metadata and manifest lists. Raises Terminal or Transient when the table of
-    rows cannot be read; other unreadable tables, such as a view's before `apply`, are listed in
-    `unread`."""
+    """Read the tables' metadata and manifest lists. Raises Terminal or Transient for the table of
+    rows; other unreadable ones, as a view's before `apply`, are in `unread`."""
     lake, stream = job.lake, job.stream
     pending = state.dead_letters
     tables, unread = {stream.table: _of_branches(state.table, now)}, {}
