@@ -19,7 +19,7 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from anabranch.config.columns import Column
 from anabranch.decode import values
 from anabranch.decode.avro import Malformed, read_long, same, text_of
 from anabranch.decode.avro_names import Incompatible
@@ -46,9 +47,6 @@ from anabranch.decode.values import (
     verdict,
     within,
 )
-
-if TYPE_CHECKING:
-    from anabranch.config.columns import Column
 
 TIMESTAMP, DATE = "google.protobuf.Timestamp", "google.type.Date"
 WRAPPERS = frozenset(

@@ -23,16 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.config.columns import parts_of
-
-if TYPE_CHECKING:
-    from anabranch.config.columns import Column
+from anabranch.config.columns import Column, parts_of
 
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999 (UTC), in microseconds since 1970; dates of every reader include them."""

@@ -11,18 +11,16 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+from pyiceberg.io import FileIO
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.files import Stored, root_of, same_file
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
 
 LOG_FOLDER = "_delta_log"
 _SUPPORTED = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.iceberg.snapshots import (
@@ -15,10 +15,6 @@ from anabranch.iceberg.snapshots import (
     WAP_ID,
     ancestors_to_last_publish,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
 
 SNAPSHOTS_OF_EXPIRED = timedelta(days=1)
 """The time that snapshots with expired rows stay, for readers that use them."""

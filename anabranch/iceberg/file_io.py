@@ -15,10 +15,11 @@ from contextvars import ContextVar
 from functools import lru_cache
 from io import BytesIO
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import pyarrow as pa
 from pyarrow import PythonFile
 from pyarrow.fs import FileSystem, FileSystemHandler, PyFileSystem, S3FileSystem
 from pyiceberg.io import (
@@ -30,6 +31,8 @@ from pyiceberg.io import (
     OutputStream,
 )
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
@@ -38,11 +41,6 @@ from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.private_api import open_file_system, retry_strategy, write_data_files
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
 from anabranch.iceberg.vended import KEY_NAMES, Vendor, keys_in, vendor_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

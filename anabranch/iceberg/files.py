@@ -16,23 +16,19 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING
 
 from pyiceberg.io import FileIO
+from pyiceberg.table import Table, Transaction
 
 from anabranch.common.errors import FileGone, NotOffered, Refused, Transient
 from anabranch.common.json_values import parse, read_property
 from anabranch.common.remote_errors import full_text, lake_errors
 from anabranch.iceberg import admin
 from anabranch.iceberg.file_io import store_of
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import files_by_branch
 from anabranch.iceberg.s3 import Version, bucket_and_key
 from anabranch.iceberg.snapshots import BRANCHES, head, reachable
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table, Transaction
-
-    from anabranch.iceberg.lake import Lake
 
 
 @dataclass(frozen=True)

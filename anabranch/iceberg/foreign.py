@@ -10,20 +10,16 @@ still has its rows.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import manifests, snapshots
 from anabranch.iceberg.snapshots import BRANCHES
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 LOG = logging.getLogger(__name__)
 

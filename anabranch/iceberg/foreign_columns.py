@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id, index_name_by_id
-from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
+from pyiceberg.table import Table
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    AssertCurrentSchemaId,
+    SetCurrentSchemaUpdate,
+    TableRequirement,
+    TableUpdate,
+)
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import read_entries
 from anabranch.iceberg.snapshots import BRANCHES, PUBLISHED
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-    from pyiceberg.table.update import TableRequirement, TableUpdate
-
-    from anabranch.iceberg.lake import Lake
 
 
 @dataclass(frozen=True)

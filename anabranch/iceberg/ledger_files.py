@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,10 +34,15 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
-from pyiceberg.table import FileScanTask
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Operation, Summary, ancestors_of
-from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, SetPropertiesUpdate
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary, ancestors_of
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    TableUpdate,
+)
 
 from anabranch.common.json_values import parse, read_property
 from anabranch.iceberg.expiry import plan_plain_expiry
@@ -46,11 +51,6 @@ from anabranch.iceberg.manifests import own_spec_id, read_entries
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshot_writer import ManifestWriter, counts_of
 from anabranch.iceberg.snapshots import PUBLISH_ID, count
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.table.update import TableUpdate
 
 T = TypeVar("T")
 

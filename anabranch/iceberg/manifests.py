@@ -13,21 +13,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isqrt
-from typing import TYPE_CHECKING
 
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.snapshots import BRANCHES, head
 from anabranch.offsets.hours import start_of
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 HOUR = "ingest_hour"
 

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
-from pyiceberg.table import FileScanTask, StaticTable
+from pyiceberg.table import FileScanTask, StaticTable, Table
+from pyiceberg.table.metadata import TableMetadata
 
 from anabranch.common.errors import Refused, TableMissing
 from anabranch.common.json_values import parse
@@ -34,11 +36,6 @@ from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
 from anabranch.iceberg.file_io import LakeFileIO, for_tasks
 from anabranch.iceberg.files import Stored, files_by_name, root_of
 from anabranch.iceberg.lake import Lake
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # The bytes above which a Parquet file is read in parts of about this size.

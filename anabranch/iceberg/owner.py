@@ -12,15 +12,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.json_values import parse, read_property, read_stored, to_json
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 OWNER = "anabranch.stream"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -33,6 +33,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec, partition_record_value
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform
 from pyiceberg.typedef import Record
@@ -41,13 +42,6 @@ from anabranch.config.sections import parse_field
 from anabranch.iceberg.file_io import for_tasks
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.staging import MOST_OPEN_FILES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-
 
 OF_TIME = ("event_date", "ingest_hour")
 """The partition fields that each table of rows has."""

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -51,9 +50,6 @@ from anabranch.iceberg.snapshots import (
     summary_of,
     unused_properties,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,18 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import UUID
+
+from pyiceberg.io import FileIO
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, MetadataGone
 from anabranch.common.remote_errors import one_line
 from anabranch.iceberg import admin
 from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import reachable
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-
-    from anabranch.iceberg.lake import Lake
 
 LOG = logging.getLogger(__name__)
 

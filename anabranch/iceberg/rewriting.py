@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,8 +23,9 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, FileFormat
-from pyiceberg.table import FileScanTask
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
 
 from anabranch.common.arrays import groups_by_size
 from anabranch.common.errors import Terminal
@@ -32,10 +33,6 @@ from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.file_io import as_whole, for_tasks
 from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
 from anabranch.iceberg.snapshot_writer import delete_quietly
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.typedef import Record
 
 _BATCH_ROWS = 65_536
 # The memory of the rows of one row group.

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
-from pyiceberg.table.update import AssertRefSnapshotId
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -31,13 +31,8 @@ from pyiceberg.types import (
 from anabranch.common.errors import Refused
 from anabranch.iceberg import admin
 from anabranch.iceberg.foreign_columns import data_files, has_values, restore_columns
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table, Transaction
-    from pyiceberg.table.update import TableRequirement
-
-    from anabranch.iceberg.lake import Lake
 
 
 class Kind(Enum):

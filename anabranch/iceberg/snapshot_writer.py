@@ -14,7 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyiceberg.manifest import (
     DataFile,
@@ -24,9 +24,10 @@ from pyiceberg.manifest import (
     write_manifest,
     write_manifest_list,
 )
-from pyiceberg.table import TableProperties
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import (
     HourManifest,
     Slot,
@@ -36,11 +37,6 @@ from anabranch.iceberg.manifests import (
     read_entries,
     with_hours,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from anabranch.iceberg.commits import Change
 
 
 class ManifestWriter:

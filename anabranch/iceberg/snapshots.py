@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import state_properties
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.state_properties import StateGone
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from anabranch.iceberg.commits import Commit
 
 BRANCHES = ("main", "speed", "batch")
 STAGING = "staging"

@@ -12,9 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER_ID, NullOrder, SortDirection, SortField
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
@@ -40,12 +40,8 @@ from anabranch.config import Stream, View
 from anabranch.config.columns import parts_of
 from anabranch.config.views import WINDOW_START, group_column
 from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table, Transaction
-
-    from anabranch.iceberg.lake import Lake
 
 _PRIMITIVES: dict[str, IcebergType] = {
     "string": StringType(),

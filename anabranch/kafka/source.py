@@ -13,10 +13,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.common.remote_errors import full_text
 from anabranch.config import Kafka
@@ -24,9 +25,6 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.large_records import POLLED, LogRecord, Stretch
 from anabranch.kafka.security import spark_options, token_digest
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
 

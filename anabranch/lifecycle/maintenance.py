@@ -26,7 +26,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError, NotOffered, Refused, Transient
 from anabranch.common.fail_points import Step, reach
@@ -49,6 +51,7 @@ from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
 from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.owner import read_owner
 from anabranch.iceberg.snapshots import heads, total
+from anabranch.job import Job
 from anabranch.lifecycle.erasure import end
 from anabranch.lifecycle.erasure.status import finished
 from anabranch.lifecycle.retention import (
@@ -66,14 +69,6 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import State, list_on_batch, load_state
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from pyiceberg.table import Table
-
-    from anabranch.job import Job
-
 
 LOG = logging.getLogger(__name__)
 

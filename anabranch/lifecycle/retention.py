@@ -12,15 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import Progress
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
 from anabranch.iceberg.lake import until_landed
 from anabranch.iceberg.ledger_files import files_before
@@ -33,10 +35,12 @@ from anabranch.iceberg.manifests import (
 )
 from anabranch.iceberg.s3 import bucket_of, open_store
 from anabranch.iceberg.snapshots import BRANCHES, PROVEN, PUBLISHED, STAGING, head, heads, made_at
+from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.measured import Size
 from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Expired
 from anabranch.protocol.retention import (
     Due,
@@ -48,14 +52,6 @@ from anabranch.protocol.retention import (
     plan_ledger_start,
 )
 from anabranch.protocol.state import Confirmed, State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from anabranch.iceberg.commits import Commit
-    from anabranch.job import Job
-    from anabranch.protocol.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from openlineage.client import event_v2, facet_v2
@@ -42,7 +42,9 @@ from openlineage.client.facet_v2 import (
 )
 from openlineage.client.facet_v2 import data_quality_assertions_dataset as quality_facet
 from openlineage.client.uuid import generate_static_uuid
-from pyiceberg.types import StructType
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField, StructType
 
 from anabranch.common.version import VERSION
 from anabranch.config import Catalog, Environment, Kafka, Stream
@@ -50,11 +52,6 @@ from anabranch.lineage import ParentRun, parse_run
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.ledger_row import Counts, LedgerRow, QualityResult, accounted
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.types import NestedField
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table, Transaction
 
 from anabranch.common.errors import (
     ColumnsChanged,
@@ -53,11 +54,6 @@ from anabranch.protocol.rolled_back import (
     roll_forward,
 )
 from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table, Transaction
-
-    from anabranch.iceberg.lake import Lake
 
 LOG = logging.getLogger(__name__)
 

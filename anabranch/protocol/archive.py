@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.json_values import read_property
 from anabranch.iceberg.commits import Change, Commit
@@ -21,10 +23,6 @@ from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import Cut, hour_of
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 _REMOVED = "anabranch.archive-removed"
 

@@ -20,15 +20,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.json_values import parse, read_property, read_stored
 from anabranch.common.remote_errors import lake_errors
+from anabranch.config import Stream
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.lake import Lake, until_landed
@@ -46,12 +49,6 @@ from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.registers import Expired
 from anabranch.protocol.state import State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.table import Table
-
-    from anabranch.config import Stream
 
 LOG = logging.getLogger(__name__)
 

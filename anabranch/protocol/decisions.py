@@ -10,16 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyiceberg.table import Table
 
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import COUNTS, Act, Counts, Kind, Layer, LedgerRow
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 # Why an hour's rows left `main`, by its newest such decision; None if they came back.
 _GONE: Mapping[Kind, str | None] = {

@@ -20,7 +20,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.config import Environment, Stream
@@ -35,10 +38,6 @@ from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.registers import ERASURES, Erasure, Erasures
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 Files = Mapping[str, Mapping[str, "DataFile"]]
 """The files of a branch, by hour and path."""

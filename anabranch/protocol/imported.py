@@ -13,7 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
@@ -34,9 +35,6 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Act, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import IMPORTED_FROM, KEPT, SETTLED, State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
 
 PARTITION = -1
 """The partition of imported rows; Kafka's partitions are never negative."""

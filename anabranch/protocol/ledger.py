@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch.common.errors import Refused, Transient
@@ -56,9 +57,6 @@ from anabranch.protocol.ledger_row import (
 )
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

@@ -24,18 +24,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from pyiceberg.table import Table
 
 from anabranch.common.counters import CPU, TALLY, Counts, Tally
 from anabranch.common.json_values import parse, read_stored
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol.ledger_row import Layer
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 MEASURED = "anabranch.measured"
 

@@ -20,7 +20,9 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step, reach
@@ -34,10 +36,6 @@ from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.state import KEPT, State, load_state, read_state, state_of
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 
 def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:

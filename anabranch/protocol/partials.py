@@ -8,13 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.iceberg.manifests import files_by_hour
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 PROVENANCE_COLUMNS = ("decision", "files", "definition")
 """The columns that record the inputs of partials. Each file has one value, which its column bounds

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from pyiceberg.table import Table
 
 from anabranch.common.counters import REFUSED, TALLY
 from anabranch.common.errors import Transient
@@ -48,9 +50,6 @@ from anabranch.protocol.state import (
     read_waiting,
 )
 from anabranch.protocol.watermarks import Watermarks, plan_watermarks
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

@@ -31,7 +31,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.json_values import from_json, parse
@@ -39,9 +41,6 @@ from anabranch.common.retry import doubling
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake, Overtaken
 from anabranch.protocol.state import TURN
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

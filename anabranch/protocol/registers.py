@@ -20,15 +20,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.json_values import JsonFields, parse, read_property, to_json
 from anabranch.offsets.hours import hour_of, hours_between, is_hour, shift, span_of, spans_of
 from anabranch.offsets.position import Offsets, Ranges, clip
-
-if TYPE_CHECKING:
-    from anabranch.protocol.ledger_row import Act
+from anabranch.protocol.ledger_row import Act
 
 HOLDS = "anabranch.holds"
 

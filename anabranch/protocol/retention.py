@@ -12,7 +12,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Commit
@@ -25,9 +26,6 @@ from anabranch.protocol.ledger_row import NOTES
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.registers import EXPIRED, Expired
 from anabranch.protocol.state import KEPT, NOTHING_CONFIRMED, OVERRIDES, Confirmed, State
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 _GRACE = timedelta(days=1)  # maintenance runs once a day
 

@@ -8,19 +8,16 @@ has fewer columns than the table stops.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns, plan_evolution, type_words
 from anabranch.protocol.publish import new_id
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.types import NestedField
-
-    from anabranch.iceberg.lake import Lake
 
 ROLLED_BACK = "anabranch.rolled-back"
 

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from anabranch.common.deadline import Note, TimedRead, ask_all
 from anabranch.common.errors import AnabranchError, ConfigurationError, NotYet, Refused, Transient
@@ -23,12 +25,6 @@ from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion, open_registry
 from anabranch.subjects.plan import plan_columns, table_columns
 from anabranch.subjects.schemas import read_descriptors
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-
-    from anabranch.iceberg.lake import Lake
 
 
 @dataclass(frozen=True)

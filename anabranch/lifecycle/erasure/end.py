@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.fail_points import Step, reach
@@ -42,6 +42,7 @@ from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
+from anabranch.job import Job
 from anabranch.lifecycle.retention import FilesByManifest
 from anabranch.offsets.hours import shift
 from anabranch.protocol import erasure, ledger
@@ -50,14 +51,9 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.measured import Size
 from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from anabranch.job import Job
-    from anabranch.protocol.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 

@@ -8,13 +8,15 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.manifests import (
     files_by_branch,
     files_by_hour,
@@ -46,13 +48,6 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-
-    from anabranch.iceberg.commits import Commit
-
 
 LOG = logging.getLogger(__name__)
 

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
@@ -35,11 +37,6 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

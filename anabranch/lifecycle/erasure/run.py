@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
@@ -42,10 +41,6 @@ from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.registers import Erasure, Erasures
 from anabranch.protocol.state import State, check_topic, load_state
-
-if TYPE_CHECKING:
-    from anabranch.job import Job
-
 
 LOG = logging.getLogger(__name__)
 

@@ -19,14 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import xxhash
 from pyiceberg.conversions import from_bytes
+from pyiceberg.io import InputStream
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, LongType, PrimitiveType, StringType
 
 from anabranch.common.errors import ConfigurationError
@@ -43,13 +48,6 @@ from anabranch.protocol.erasure import log_of
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State
 from anabranch.subjects.schemas import read_descriptors, whole_schema
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
-    from pyiceberg.io import InputStream
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
 
 _AT_ONCE = 8
 # One of 100 other values seems to be in a filter, and 100,000 take 50 ms a file.

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.remote_errors import lake_errors
@@ -41,9 +42,6 @@ from anabranch.protocol.measured import read_runs
 from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State, load_state
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 SEARCHED = (
     "rows: the column's value. Dead letters and archived records: whole words in key, value and "

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.orc as orc
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.common.remote_errors import lake_errors
@@ -45,10 +46,6 @@ from anabranch.iceberg.other_tables import (
     parquet_parts,
 )
 from anabranch.subjects.columns import NotAColumn, avro_fields
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.table import Table
 
 FORMS = ("parquet", "orc", "json", "csv", "avro")
 TABLES = ("delta", "iceberg")

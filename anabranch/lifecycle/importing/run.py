@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile
 
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused, Transient, Unexpected
@@ -85,11 +88,6 @@ from anabranch.protocol.state import State, load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.records.hashes import hash_keys
 from serving_layer.query.datasets import plan_files
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-    from numpy.typing import NDArray
-    from pyiceberg.manifest import DataFile
 
 LOG = logging.getLogger(__name__)
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
 
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import Refused
@@ -20,10 +22,6 @@ from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import HOUR_BITS, first_offset
 from serving_layer.query.datasets import connected, key_part, quoted
 from serving_layer.query.place_columns import Column, PlaceColumns, find_columns, locate
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-    from numpy.typing import NDArray
 
 NUMBER = "_import_number"
 TIME = "_import_time"

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
 
 from anabranch.common.arrays import find_sorted
 from anabranch.common.errors import AnabranchError, Terminal
@@ -38,10 +40,6 @@ from anabranch.offsets.hours import from_number
 from anabranch.protocol.imported import PARTITION
 from anabranch.records.hashes import hash_keys, in_duckdb
 from anabranch.records.staged import run_in_tasks
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 

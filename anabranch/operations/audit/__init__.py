@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import FileGone
 from anabranch.common.logs import Progress
@@ -37,10 +39,6 @@ from anabranch.protocol.retention import is_kept, letters_expired
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff import has_same_rows, open_comparison
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.remote_errors import explain
 from anabranch.kafka.batches import COMPACTED, RETENTION, Explanation, Missing, spans
 from anabranch.offsets.position import Ranges
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
 _MAX_COUNT = 255

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.logs import Progress
@@ -32,10 +34,6 @@ from anabranch.operations.reports.dead_letters import shown
 from anabranch.protocol.sealing import answer_hours
 from serving_layer.query.datasets import connected
 from serving_layer.query.place_columns import PlaceColumns, find_columns, locate
-
-if TYPE_CHECKING:
-    import duckdb
-    from numpy.typing import NDArray
 
 LOG = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import (
     AnabranchError,
@@ -25,9 +26,6 @@ from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
 from anabranch.subjects.follow import with_table_columns
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)

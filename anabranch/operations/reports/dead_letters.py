@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused
 from anabranch.job import Job
@@ -18,9 +19,6 @@ from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplai
 from anabranch.protocol.state import State, load_state
 from serving_layer.layer_diff import Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 _KEPT = 2000  # maximum characters of a key or value
 

@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.remote_errors import lake_errors
@@ -39,11 +42,6 @@ from anabranch.protocol.measured import (
     read_runs,
 )
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 HOURS_SHOWN = 24
 """Maximum number of hours listed: those with the most files."""
