@@ -4,7 +4,7 @@ repairable ones.
 Each step is retried for up to `RETRY_FOR`. In a job of many streams, work needs one of the
 stream's turns (`Turns`): the number of concurrent hours, and whose hour is next.
 
-There, each stream has a thread, which works only while it has a turn. The next turn goes to the stream
+Each stream has a thread, which works only while it has a turn. The next turn goes to the stream
 that had the fewest, and among these to the one with the oldest hour: a stream with a long backlog
 delays another by one hour at most. A small hour takes one of `at_once` places; a large hour takes
 more, by its size, and waits until they are free. A stream that waits before a retry gives its
