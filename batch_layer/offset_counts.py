@@ -167,7 +167,8 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
 def split_missing(
     missing: Mapping[int, Missing], in_kafka: Ranges
 ) -> tuple[Offsets, dict[int, Missing]]:
-    """Split missing offsets into the number before Kafka's log start and those after it."""
+    """Split missing offsets into the number before Kafka's log start and the offsets after it, by
+    partition."""
     lost, rest = {}, {}
     for p, offsets in missing.items():
         begins = in_kafka.get(p, (offsets.start + len(offsets.mask), 0))[0]

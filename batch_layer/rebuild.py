@@ -319,7 +319,8 @@ class Rebuilder:
     def _rebuild(
         self, state: State, hour: str, cut: Cut, before: int, request: RebuildRequest
     ) -> Result | None:
-        """Build and publish, or refuse; None if the look-back changed meanwhile."""
+        """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
+        against it."""
         began = self._job.lake.clock.now()
         # Steps 1 to 5 (`HourBuilder`).
         first = self._with_run_facts(began, self._hours.build(hour, cut, before, state))

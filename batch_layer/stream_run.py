@@ -101,7 +101,8 @@ class StreamTurns:
             self._end()
 
     def pause(self, seconds: float, stop: threading.Event) -> None:
-        """Wait for `seconds` or `stop` without a place; within a turn, take it again."""
+        """Wait for `seconds` or for `stop`, without a place. Within a turn, take the places again
+        afterwards."""
         if self._now is None:
             stop.wait(seconds)
             return

@@ -198,7 +198,8 @@ _ATTEMPTS_AT_THE_END = 10
 
 
 def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, DataFile]]:
-    """Return the files in both `speed` and `main`, by hour and path. Raises Transient."""
+    """Return the files that are in both `speed` and `main`, by hour and path. Reads each manifest
+    once. Raises Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         by_branch = [_manifests(table, branch, hours) for branch in ("speed", "main")]
         wanted = by_branch[0] | by_branch[1]

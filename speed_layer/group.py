@@ -249,7 +249,7 @@ class Member:
                 self.batches.finish()
 
     def _drop_work(self) -> None:
-        """Drop the work from before a restart. A request to stop stays."""
+        """Drop the work from before a restart; a request to stop stays, also one meanwhile."""
         while not self._stop.is_set() and not self._inbox.empty():
             self._inbox.get_nowait()
         if self._stop.is_set():

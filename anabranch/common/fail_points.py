@@ -318,7 +318,8 @@ def parse(value: str, variable: str = FAIL_AT) -> _Armed:
 
 
 def reach(step: Step) -> None:
-    """Report that the process reached a step; an armed one ends, pauses, or raises."""
+    """Report that the process reached a step. If the step is armed, end or pause the process, or
+    raise ConnectionError."""
     if any(armed.is_now(step) for armed in _armed(PAUSE_AT)):
         LOG.warning("pause point %s: %s", step.label, step.meaning)
         _signal(signal.SIGSTOP)

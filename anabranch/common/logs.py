@@ -158,7 +158,7 @@ class Progress:
             self._log_at_times()
 
     def beside(self, text: str) -> None:
-        """Set the name of the current step, shown beside the progress; empty for none."""
+        """Set the current step's name, shown beside the progress; empty: none. Thread-safe."""
         self._beside = text
         if text:
             self._log_at_times()

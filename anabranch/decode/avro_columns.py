@@ -181,7 +181,8 @@ class AvroValues:
         return half ^ -sign
 
     def _keep(self, rows: Integers, is_sure: Mask) -> None:
-        """Mark the other `rows` as not sure: they are read no further."""
+        """Mark the other `rows` as not sure. They are read no further, and their positions stay
+        within their values."""
         left = rows[~is_sure]
         self.is_sure[left] = False
         self._at[left] = np.minimum(self._at[left], self._ends[left])

@@ -69,7 +69,8 @@ BATCH_RECORDS, BATCH_BYTES = 10_000, 16 * 2**20
 
 
 def split_records(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the records in parts of at most BATCH_RECORDS and, but for one, BATCH_BYTES. Pure."""
+    """Yield the records in parts of at most BATCH_RECORDS, which end once they have more than
+    BATCH_BYTES. Pure."""
     part, size = list[Any](), 0
     for record in records:
         if len(part) == BATCH_RECORDS or size > BATCH_BYTES:

@@ -199,7 +199,8 @@ def _count_of_past(sizes: Sequence[int], idle: bool) -> int:
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the manifests that the next commit writes as one. `counts`: their entries. Pure."""
+    """Return the manifests whose entries the next commit writes into one, `must` included.
+    `counts`: entries by manifest. Pure."""
     chosen = set(must)
     others = sorted(
         (path for path in counts if path not in chosen), key=lambda path: (counts[path], path)
@@ -349,7 +350,8 @@ def removed_through(table: Table) -> int:
 
 
 class PerFile(Generic[T]):
-    """A process's cache of a value for each file of a ledger. A file never changes."""
+    """A process's cache of one value for each file of a ledger. A file never changes, so it is read
+    once."""
 
     def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
         self._columns, self._answer = columns, answer

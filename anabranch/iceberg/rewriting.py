@@ -167,7 +167,8 @@ def write_file(
     spec_id: int,
     metadata: Mapping[bytes, bytes] | None = None,
 ) -> DataFile:
-    """Write a data file, a row group for each table; return its entry. Raises OSError."""
+    """Write a data file, one row group for each table. Return its manifest entry, with the
+    statistics of its footer. Raises OSError."""
     with (
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,

@@ -768,7 +768,8 @@ class KafkaAdapter:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
     def close(self) -> None:
-        """Close the connections; the next request opens new ones. Failures are only logged."""
+        """Close the connections; the next request opens new ones. Failures are only logged: they do
+        not affect completed requests."""
         broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
         for connection in broken:
             try:

@@ -102,7 +102,8 @@ class SchemaRegistryClient:
         return self._schemas[schema_id, context]
 
     def belongs(self, schema_id: int, subject: str) -> bool:
-        """Return whether a version of the subject, even a deleted one, has this schema id."""
+        """Return whether a version of the subject, even a deleted one, has this schema id in the
+        subject's context."""
         key = schema_id, _context(subject)
         if subject not in self._subjects.get(key, ()):
             self._subjects[key] = self.subjects(schema_id, subject)

@@ -79,7 +79,8 @@ class TransactionalProducer:
             raise
 
     def close(self) -> None:
-        """Close the producer. The brokers or its successor abort an open transaction."""
+        """Close the producer. An open transaction is aborted by the next producer of the name, or
+        by the brokers within a minute."""
         self._producer.close(timeout=0)
 
     def send(self, topic: str, records: Iterable[Outgoing], position: str) -> None:

@@ -131,7 +131,8 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
 
 
 def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the due hours' dead letters from every branch. Idempotent. Raises Transient."""
+    """Remove the dead letters of due hours from every branch, some hours in a commit. Idempotent.
+    Raises Transient."""
     lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
     due = Due()
 

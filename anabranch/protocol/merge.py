@@ -223,7 +223,8 @@ class Seam:
     start: Offsets
 
     def ranges(self, ends: Offsets) -> list[Ranges]:
-        """Return the offsets below `ends` that the snapshot does not account for, in order."""
+        """Return offsets below `ends` that the snapshot does not account for, each once, in
+        order."""
         rest = ranges_between(self.start, ends)
         parts = [*(clip(part, _below(ends)) for _, part in self.waiting), clip(rest, rest)]
         return [part for part in parts if part]

@@ -77,7 +77,8 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
-    """Keep only records with offsets in `[start, end)` of their partition."""
+    """Keep only records with offsets in `[start, end)` of their partition; other partitions have
+    none."""
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
@@ -214,7 +215,7 @@ def as_dead(letters: DataFrame, stream: Stream) -> DataFrame:
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Return rows of the table with the columns of `decode`, as good records."""
+    """Return the table's rows with `decode`'s columns, as good records without bytes."""
     names = [column.name for column in stream.columns]
     unknown = {
         "error_code": "STRING",

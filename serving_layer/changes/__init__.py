@@ -163,7 +163,8 @@ def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerR
 
 
 def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
-    """Return each hour's newest row from `first` on that may have changed served rows."""
+    """Return the newest row of each hour from `first` on that may have changed the served rows, in
+    the order of `rows`."""
     newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
     kept = {row.decision_id for row in newest.values()}
     return [row for row in rows if row.decision_id in kept]

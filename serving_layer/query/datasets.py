@@ -159,7 +159,8 @@ def _value_guarantee(
 def _range_guarantee(
     schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
 ) -> pc.Expression | None:
-    """Return the guarantee of a partition value from `low` to `high` about its column."""
+    """Return the guarantee that a partition value from `low` to `high`, both included, gives about
+    its source column."""
     name = schema.find_column_name(field.source_id)
     if name is None or name not in columns.names:
         return None
@@ -232,7 +233,8 @@ class Opened:
 
 
 def opened(read: Iterable[TableFiles]) -> list[Opened]:
-    """Return the scans of ended queries. Opens every manifest. Raises OSError."""
+    """Return the scans of queries that have ended. Opens every manifest of the tables. Raises
+    OSError."""
     found = []
     for planned in read:
         everything = planned.whole().select()
@@ -273,7 +275,8 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a new connection, in UTC. Data beyond `memory` spills to a temporary folder."""
+    """Open a new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills
+    to a temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:

@@ -378,7 +378,8 @@ class StreamView:
     selection: Selection
 
     def arrow(self, where: str | None = None) -> pa.Table:
-        """Return the rows, or those that meet `where` (DuckDB's SQL), as a PyArrow table."""
+        """Return the rows, or those that meet `where` (a condition in DuckDB's SQL), as a PyArrow
+        table, in memory."""
         condition = f" WHERE {where}" if where is not None else ""
         sql = f"SELECT * FROM {quoted_table(self.stream.view_table(self.definition))}{condition}"
         with self.reader.query(sql, self.selection) as answer:

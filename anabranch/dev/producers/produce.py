@@ -227,7 +227,8 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """Provide an event that Ctrl-C or SIGTERM sets, and the signals; a second Ctrl-C interrupts."""
+    """Provide an event that Ctrl-C or SIGTERM sets, and the received signals. A second Ctrl-C
+    raises KeyboardInterrupt."""
     stop = threading.Event()
     received: list[int] = []
     request_stop = in_own_thread(stop.set)

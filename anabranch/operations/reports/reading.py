@@ -140,7 +140,8 @@ class BackgroundReader(Generic[T]):
         self.answered = threading.Event()
 
     def refresh(self) -> None:
-        """Read the value; keep the previous one after a failure. Nothing while another reads."""
+        """Read the value; keep the previous one after a failure. Does nothing while another thread
+        reads, and after `end`."""
         if not self._lock.acquire(blocking=False):
             return
         try:
