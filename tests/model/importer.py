@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step
-from settings import H0
-from small_world import File, Lake, World
+from small_world import H0, File, Lake, World
 from values import replace
 
 from anabranch.offsets.hours import hours_between, shift

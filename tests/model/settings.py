@@ -1,19 +1,33 @@
-"""Settings to explore: who takes part, and what happens to Kafka meanwhile."""
+"""Settings to explore: who takes part, and what happens to Kafka meanwhile. Each says what its
+exploration must have seen, so that the hazard is known to have happened."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from actors import Actor, Broker, Maintenance, Merger, Network, Nights, Operator
+from actors import (
+    Actor,
+    Adopter,
+    Broker,
+    Expiry,
+    Maintenance,
+    Merger,
+    Network,
+    Nights,
+    Operator,
+    Retention,
+)
+from eraser import Eraser, Holder
+from importer import Importer, Undoer
 from layers import Batch, RollUp, Speed
-from small_world import BEGIN, World, new_world
+from small_world import H0, MINUTE, World, new_world
 from values import replace
 
-from anabranch.offsets.hours import hour_of, shift
+from anabranch.offsets.hours import shift
 
-H0 = hour_of(BEGIN)
 H1, H2 = shift(H0, 1), shift(H0, 2)
 
 Event = tuple[Any, ...]
@@ -45,6 +59,67 @@ LOSES_ITS_END: tuple[Event, ...] = (("lose end", 0, 1), RECORD, ("tick", 210))
 
 def broker(*script: Event) -> Broker:
     return Broker("kafka", script=script)
+
+
+# Who takes part.
+SPEED = Speed("speed")
+EARLY = Speed("speed", early=True)
+AS_SNAPSHOT = Speed("speed", as_snapshot=True)
+BY_TWO = Speed("speed", at_most=2)
+BY_THREE = Speed("speed", at_most=3)
+BATCH = Batch("batch")
+RESTATES = Batch("batch", restates=1)
+MAINTENANCE = Maintenance("maintenance")
+ROLLUP = RollUp("rollup")
+NETWORK = Network("network")
+ADOPTER = Adopter("adopter")
+ERASER = Eraser("eraser")
+IMPORTER = Importer("importer")
+IMPORTS_ONE = Importer("importer", most=1)
+EXPIRY = Expiry("expiry")
+RETENTION = Retention("retention")
+RETENTION_TWICE = Retention("retention", runs=2)
+KEEPS = Holder("holder", hour=H0)
+TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
+TO_SPEED_AND_BACK = Operator("operator", wishes=((H0, "speed"), (H0, None)))
+# Who was there before.
+READ = Speed("before")
+READ_BY_TWO = Speed("before", at_most=2)
+READ_BY_THREE = Speed("before", at_most=3)
+ACCEPTS = Batch("accepts")
+
+# What was over before they begin: an hour that nothing has read, that the speed layer has read, and
+# that both layers hold.
+OVER = (broker(*ONE_HOUR),)
+OVER_AND_READ = (*OVER, READ)
+ACCEPTED = (*OVER_AND_READ, ACCEPTS)
+BOTH_ACCEPTED = (broker(*TWO_HOURS), READ, ACCEPTS)
+ONE_READ = (broker(RECORD), READ)
+TWO_READ = (broker(RECORD, RECORD), READ)
+PERSONAL_ACCEPTED = (broker(PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO, ACCEPTS)
+DEAD_ACCEPTED = (broker(*DEAD_AND_GOOD), READ_BY_TWO, ACCEPTS)
+DEAD_PERSONAL_ACCEPTED = (broker(MALFORMED_PERSONAL, ("tick", 60)), READ, ACCEPTS)
+# An hour with records, and one without that `main` alone lists.
+AN_EMPTY_HOUR_OVER = (broker(*AN_EMPTY_HOUR), ACCEPTS, broker(("tick", 60)))
+ACCEPTED_ON_MAIN = (*AN_EMPTY_HOUR_OVER, Batch("accepts on main"))
+# Two hours of which the first is refused, and nothing is read.
+REFUSED_AND_UNREAD = (broker(RECORD, RECORD, ("tick", 60), RECORD, ("tick", 60)),)
+# Two hours that both layers hold, of which one is forgotten.
+PAST_BOTH = (broker(*TWO_HOURS), ACCEPTS, broker(RECORD), Speed("after"))
+THREE_PUBLISHED = (broker(*[MINUTES, RECORD] * 3, MINUTES), READ_BY_THREE)
+# A log that lost two of three published records, and has another one by now.
+TRUNCATED = (*THREE_PUBLISHED, broker(*LOST_ITS_END))
+ANOTHER_NAMED = (*THREE_PUBLISHED, broker(OTHER), Adopter("adopts"))
+# An hour of three records, of which one may vanish from the middle.
+THREE_RECORDS = (broker(RECORD, RECORD, RECORD, ("tick", 60)),)
+ONE_DEAD_OF_THREE = (broker(RECORD, MALFORMED, RECORD, ("tick", 60)),)
+
+# What their world has beside rows, and what happens in it.
+ACCOUNTS, STAMPED, ORPHANS, APART = (
+    {name: True} for name in ("accounts", "stamped", "orphans", "apart")
+)
+CRASH, H0_IS_BAD = {"crashes": 1}, {"bad": frozenset({H0})}
+LATE = {"late": True, "answers_to_lose": 1}
 
 
 def at_random(seed: int) -> tuple[World, list[Actor]]:
@@ -160,3 +235,842 @@ def script_at_random(chance: random.Random) -> tuple[Event, ...]:
         ("record", 2, 0),
         ("tick", 150),
     )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who takes part, what was over before they begin, and what their interleavings must show: the
+    parts of `sees`, each between two semicolons."""
+
+    actors: tuple[Actor, ...]
+    sees: str
+    before: tuple[Actor, ...] = ()
+    world: dict[str, Any] = field(default_factory=dict)
+
+
+def nights(nights: int, runs: int = 1) -> tuple[Actor, ...]:
+    """Time that passes anywhere, and orphan removal."""
+    return Nights(runs=nights), Maintenance("maintenance", runs=runs, later=timedelta(0))
+
+
+SETTINGS = {
+    "both layers over two hours": Setting(
+        (broker(*TWO_HOURS), SPEED, BATCH),
+        "speed is refused; batch is refused; speed decides to skip",
+    ),
+    "either layer killed at any step": Setting(
+        (broker(*ONE_HOUR, RECORD), SPEED, BATCH),
+        "speed is killed at stage; speed is killed at move; batch is killed at accept; "
+        "speed is refused",
+        world=CRASH,
+    ),
+    "an answer lost, and a process killed": Setting(
+        (broker(*ONE_HOUR, RECORD), SPEED, BATCH),
+        "speed finds that it had landed; batch finds that it had landed; speed is killed at look",
+        world=CRASH | {"answers_to_lose": 1},
+    ),
+    "a publish that lands whenever it likes, or never": Setting(
+        (broker(RECORD, RECORD), SPEED, NETWORK),
+        "at last, and it lands; at last, and it is refused; for good; "
+        "speed finds that it may still land; speed moves a head in its way; "
+        "speed finds that it had landed; is killed at fence; "
+        "speed moves a head in its way, and nothing is heard of it",
+        world=CRASH | {"late": True, "answers_to_lose": 2},
+    ),
+    "a micro-batch that lands late beside another speed layer": Setting(
+        (broker(RECORD), SPEED, Speed("rival"), NETWORK),
+        "at last, and it lands; speed finds that it had not landed; finds its offsets published",
+        world=LATE,
+    ),
+    "an hour, its seal or its acceptance that lands late": Setting(
+        (broker(*ONE_HOUR), SPEED, BATCH, NETWORK),
+        "network brings batch; batch moves a head in its way; batch finds that it had not landed",
+        world=LATE,
+    ),
+    "hours without records, accepted by the commit that seals them or after it": Setting(
+        (broker(*AN_EMPTY_HOUR, RECORD), SPEED, BATCH),
+        "batch decides to seal and accept; batch is killed at seal; batch is refused; "
+        "lists ('2026-11-21T01'",
+        world=CRASH,
+    ),
+    "hours without records, accepted by two batch jobs": Setting(
+        (broker(*AN_EMPTY_HOUR), BATCH, Batch("rival")),
+        "batch decides to seal and accept; rival decides to seal and accept; batch is refused",
+    ),
+    "hours without records, whose seal and acceptance land late": Setting(
+        (broker(*AN_EMPTY_HOUR), BATCH, NETWORK),
+        "batch decides to seal and accept; network brings batch; batch moves a head in its way",
+        world=LATE,
+    ),
+    "hours without records, and main set back": Setting(
+        (broker(("restore", "main"), ("tick", 60), RECORD), SPEED, BATCH),
+        "kafka sees main set back; batch decides to merge; speed publishes; "
+        "batch decides to seal and accept",
+        before=ACCEPTED_ON_MAIN,
+        world=ACCOUNTS,
+    ),
+    "hours without records, and maintenance that lists them on batch": Setting(
+        (broker(("tick", 60), RECORD), SPEED, BATCH, MAINTENANCE),
+        "maintenance publishes; batch decides to seal and accept; batch is refused; "
+        "maintenance is refused",
+        before=ACCEPTED_ON_MAIN,
+        world=ACCOUNTS,
+    ),
+    "a late publish, expiry and orphan removal": Setting(
+        (broker(RECORD), SPEED, MAINTENANCE, NETWORK),
+        "at last, and it lands; maintenance removes; speed moves a head in its way",
+        world=ORPHANS | LATE,
+    ),
+    "two speed layers, their micro-batches of different sizes": Setting(
+        (broker(RECORD, RECORD, RECORD), SPEED, Speed("rival", at_most=2)),
+        "finds its offsets published; speed is refused; "
+        "decides to stage {'2026-11-21T00': {0: (1, 2)}}",
+    ),
+    "two speed layers at an hour's end": Setting(
+        (broker(RECORD, ("tick", 60), RECORD), SPEED, Speed("rival", at_most=2)),
+        "rival decides to stage {'2026-11-21T00': {0: (0, 1)}, '2026-11-21T01': {0: (1, 2)}}",
+        world=CRASH,
+    ),
+    "two speed layers, and a partition that one of them does not know yet": Setting(
+        (broker(RECORD, ("record", 1, 0)), SPEED, Speed("rival")),
+        "has to ask again; takes {0: (1, 1), 1: (0, 1)}",
+    ),
+    "clocks half a minute apart at an hour's end": Setting(
+        (
+            broker(("tick", 29.9), RECORD, ("tick", 0.2), RECORD, ("tick", 1)),
+            Speed("speed", skew=timedelta(seconds=15)),
+            Batch("batch", skew=timedelta(seconds=-15)),
+        ),
+        "reads 2026-11-21T00",
+    ),
+    "two speed layers that come back to an accepted hour": Setting(
+        (broker(RECORD), SPEED, Speed("rival")),
+        "speed decides to skip; gives up its skip; is killed at move",
+        before=(broker(*ONE_HOUR), BATCH),
+        world=CRASH,
+    ),
+    "a speed layer that comes back to a refused hour between two accepted ones": Setting(
+        (broker(("mend",), RECORD), SPEED, BATCH),
+        "wants to read {0: (1, 2)}; wants to skip; batch 2026-11-21T01: it can be published",
+        before=(broker(*THREE_HOURS), Batch("before")),
+        world={"crashes": 1, "bad": frozenset({H1})},
+    ),
+    "an hour refused, then fixed": Setting(
+        (broker(*TWO_HOURS, ("mend",)), SPEED, BATCH),
+        "batch refuses 2026-11-21T00; batch 2026-11-21T00: it can be published",
+        world=H0_IS_BAD,
+    ),
+    "two batch runs of an hour, and its restatement": Setting(
+        (broker(*ONE_HOUR), SPEED, RESTATES, Batch("backlog")),
+        "batch restates 2026-11-21T00; another run published first; backlog is refused",
+    ),
+    "two batch runs of two hours, out of order": Setting(
+        (broker(*TWO_HOURS), RESTATES, Batch("backlog")),
+        "what main serves in the look-back is not what; another run published first",
+    ),
+    "an hour given to the speed layer, and taken back": Setting(
+        (broker(*ONE_HOUR), SPEED, RESTATES, TO_SPEED_AND_BACK),
+        "operator publishes; the speed layer has not read it to its end; "
+        "the speed layer skipped it; restates",
+        world=CRASH,
+    ),
+    "an hour given to the batch layer before its time": Setting(
+        (
+            broker(*ONE_HOUR),
+            SPEED,
+            BATCH,
+            Merger("merger"),
+            Operator("operator", wishes=((H0, "batch"), (H0, None))),
+        ),
+        "the batch layer has not accepted it; it is not sealed; operator publishes",
+    ),
+    "expiry and orphan removal around what the speed layer stages": Setting(
+        (broker(*ONE_HOUR), SPEED, Maintenance("maintenance", runs=2)),
+        "maintenance removes ['speed-0/T00']; speed is killed at move; speed is refused",
+        world=ORPHANS | CRASH,
+    ),
+    "expiry and orphan removal around what the batch layer stages": Setting(
+        (BATCH, MAINTENANCE),
+        "its staged snapshot is missing; maintenance removes ['batch-; batch is killed at accept",
+        before=OVER,
+        world=ORPHANS | CRASH,
+    ),
+    "expiry and orphan removal around both layers": Setting(
+        (SPEED, BATCH, MAINTENANCE),
+        "its staged snapshot is missing; maintenance removes ['speed-0/T00']; "
+        "maintenance removes ['batch-",
+        before=OVER,
+        world=ORPHANS,
+    ),
+    (
+        "files that nothing refers to, of a process that sleeps, is killed, or has a task "
+        "tried again"
+    ): Setting(
+        (broker(RECORD), SPEED, *nights(3)),
+        "a task of it twice; speed is killed at hear; speed is killed at move; speed is refused; "
+        "night makes all 1 day, 15:00:00 old; maintenance removes ['speed-0/T00']; "
+        "maintenance removes ['speed-0/T00', 'speed-0/T00-again']",
+        world=ORPHANS | CRASH | {"retries": 1},
+    ),
+    (
+        "files that nothing refers to, of a process that sleeps, and orphans that are looked "
+        "for twice"
+    ): Setting(
+        (broker(RECORD), SPEED, *nights(4, runs=2)),
+        "maintenance removes ['speed-0/T00']; maintenance removes ['speed-1/T00']",
+        world=ORPHANS,
+    ),
+    "files that nothing refers to, staged ahead by a process that sleeps": Setting(
+        (broker(RECORD, RECORD), EARLY, *nights(2)),
+        "ahead; maintenance removes ['speed-0/T00', 'speed-1/T00']; speed is refused; "
+        "speed is killed at move",
+        world=ORPHANS | CRASH,
+    ),
+    "files that nothing refers to, of two speed layers that sleep": Setting(
+        (SPEED, Speed("rival"), *nights(2)),
+        "speed finds its offsets published; rival is refused; maintenance removes ['rival-0/T00']",
+        before=(broker(RECORD),),
+        world=ORPHANS,
+    ),
+    "files that nothing refers to, a publish that lands late, and a process that sleeps": Setting(
+        (broker(RECORD), SPEED, NETWORK, *nights(2)),
+        "at last, and it lands; at last, and it is refused; maintenance removes ['speed-0/T00']; "
+        "moves a head",
+        world=ORPHANS | LATE | CRASH,
+    ),
+    "unreferenced files of a publish that landed and whose answer is a refusal": Setting(
+        (broker(RECORD, RECORD), EARLY, ROLLUP, *nights(2)),
+        "speed publishes, and the answer is a refusal; speed finds its offsets published; "
+        "rollup publishes",
+        world=ORPHANS | {"wrong_answers": 1},
+    ),
+    "files that nothing refers to, of an hour that ends while a process sleeps": Setting(
+        (broker(("record", 0, 45), ("tick", 60)), SPEED, *nights(2)),
+        "speed decides to stage {'2026-11-21T01'; maintenance removes ['speed-1/T00']; "
+        "speed publishes",
+        before=ONE_READ,
+        world=ORPHANS | CRASH,
+    ),
+    "files that nothing refers to, of an hour that is accepted while a process sleeps": Setting(
+        (SPEED, BATCH, *nights(2)),
+        "maintenance removes ['speed-0/T00']; batch publishes; speed is refused",
+        before=OVER,
+        world=ORPHANS,
+    ),
+    "files that nothing refers to and dead letters, of a process that sleeps": Setting(
+        (broker(MALFORMED, RECORD), BY_TWO, *nights(2)),
+        "publishes the dead letters speed-0-dead; snapshots of dead letters; "
+        "maintenance removes ['speed-0-dead/",
+        world=ACCOUNTS | ORPHANS | CRASH,
+    ),
+    "files that nothing refers to beside what another speed layer stages as a snapshot": Setting(
+        (broker(RECORD, RECORD), SPEED, Speed("rival", at_most=2, as_snapshot=True)),
+        "speed finds its offsets published; rival finds its offsets published; rival is refused",
+        world=CRASH,
+    ),
+    "a backlog of hours, cut one at a time": Setting(
+        (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
+        "speed decides to publish ends alone; speed is refused; speed is killed at move; "
+        "batch is killed at seal",
+        before=(broker(RECORD, ("tick", 210), RECORD),),
+        world=CRASH,
+    ),
+    "hours behind a record stamped years ahead": Setting(
+        (BY_THREE, BATCH),
+        "reads 2026-11-21T00: {0: (0, 2)}; reads 2026-11-21T01: {0: (2, 3)}",
+        before=(broker(("record", 0, 60 * 24 * 365), RECORD, ("tick", 60), RECORD, ("tick", 60)),),
+    ),
+    "a record stamped ahead that the speed layer has published": Setting(
+        (broker(("record", 0, 45), ("tick", 60), RECORD), SPEED, BATCH),
+        "reads 2026-11-21T00: {0: (0, 1)}",
+        world=CRASH,
+    ),
+    "the branch of the speed layer set back": Setting(
+        (broker(RECORD, RECORD, ("restore",), RECORD), SPEED),
+        "lies ahead of the position; decides to merge",
+        world=CRASH,
+    ),
+    "the branch of the speed layer set back behind a sealed hour": Setting(
+        (broker(("restore",), RECORD, ("mend",)), SPEED, BATCH),
+        "kafka sees speed set back to (); speed decides to merge; batch decides to seal",
+        before=(broker(*ONE_HOUR), SPEED, Batch("before")),
+        world=H0_IS_BAD,
+    ),
+    "a batch job's turn against a speed layer, and either killed": Setting(
+        (broker(RECORD, RECORD, RECORD), SPEED, RESTATES),
+        "batch asks for turn; has the way; taken back; bound of turn; batch is killed at accept",
+        before=ACCEPTED,
+        world=CRASH | {"turns": 2},
+    ),
+    "a batch job's turn while it seals and accepts": Setting(
+        (broker(RECORD, RECORD, RECORD), SPEED, BATCH),
+        "batch asks for turn; has the way; batch decides to seal",
+        before=OVER,
+        world={"turns": 1},
+    ),
+    "the turns of a restatement and of a maintenance, and anybody killed": Setting(
+        (broker(RECORD), SPEED, RESTATES, MAINTENANCE),
+        "finds batch-2 before it; finds maintenance-2 before it; takes back its turn; "
+        "without a turn",
+        before=ACCEPTED,
+        world=CRASH | {"turns": 2},
+    ),
+    "the turns of a restatement, of a maintenance and of an operator": Setting(
+        (RESTATES, MAINTENANCE, TO_SPEED),
+        "finds batch-3 before it; finds maintenance-3 before it; finds operator-3 before it",
+        before=ACCEPTED,
+        world={"turns": 3},
+    ),
+    "an hour accepted while the speed layer works off the refused one before it": Setting(
+        (broker(("mend",)), SPEED, BATCH),
+        "speed publishes; batch reads 2026-11-21T01; batch decides 2026-11-21T01 again; "
+        "batch publishes; batch reads 2026-11-21T00",
+        before=REFUSED_AND_UNREAD,
+        world=H0_IS_BAD,
+    ),
+    "files put together while both layers are at work": Setting(
+        (broker(RECORD, ("tick", 60)), SPEED, BATCH, ROLLUP),
+        "rollup writes; rollup is refused; rollup publishes; rollup gives it up; speed is refused",
+        before=TWO_READ,
+    ),
+    "files put together by a process that is killed or loses an answer, and by another": Setting(
+        (ROLLUP, RollUp("rival"), BATCH),
+        "rollup is killed at swap_files; rollup finds that it had landed; rival gives it up; "
+        "batch is refused",
+        before=(broker(RECORD, RECORD, ("tick", 60)), READ),
+        world=CRASH | {"answers_to_lose": 1},
+    ),
+    "files put together of an hour that is given to the speed layer and taken back": Setting(
+        (RollUp("rollup", runs=2), BATCH, TO_SPEED_AND_BACK),
+        "rollup publishes; rollup gives it up; operator publishes; operator is refused",
+        before=(broker(RECORD, RECORD, ("tick", 60)), READ),
+    ),
+    "micro-batches staged ahead, and killed anywhere": Setting(
+        (broker(RECORD, RECORD, RECORD), EARLY, RESTATES),
+        "speed stages {'2026-11-21T01': {0: (2, 3)}} ahead; speed is refused; "
+        "speed is killed at move",
+        before=ACCEPTED,
+        world=CRASH | {"turns": 1},
+    ),
+    "micro-batches staged ahead by two speed layers": Setting(
+        (broker(RECORD, RECORD, RECORD), EARLY, Speed("rival", at_most=2)),
+        "speed stages {'2026-11-21T00': {0: (1, 2)}} ahead; finds its offsets published; "
+        "decides to stage",
+    ),
+    "micro-batches staged ahead as an hour ends, of a record that belongs to the next": Setting(
+        (broker(RECORD, ("record", 0, 45), ("tick", 60)), EARLY, BATCH),
+        "speed stages {'2026-11-21T00': {0: (1, 2)}} ahead; "
+        "decides to stage {'2026-11-21T01': {0: (1, 2)}}",
+    ),
+    "micro-batches staged ahead while what is old is expired and removed": Setting(
+        (broker(RECORD, RECORD), EARLY, MAINTENANCE),
+        "ahead; maintenance removes ['speed-; speed is killed at move",
+        world=ORPHANS | CRASH,
+    ),
+    "micro-batches staged ahead, a publish that lands late, and the branch set back": Setting(
+        (broker(RECORD, RECORD, ("restore",), RECORD), EARLY, NETWORK),
+        "ahead; at last, and it lands; lies ahead of the position",
+        world=LATE,
+    ),
+    "micro-batches with dead letters staged ahead": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), EARLY, BATCH),
+        "ahead; speed publishes the dead letters speed-; speed is killed at send_letters",
+        world=ACCOUNTS | CRASH,
+    ),
+    "micro-batches staged ahead of a recreated topic": Setting(
+        (broker(RECORD, RECORD, RECREATED, *[RECORD] * 3), EARLY, ADOPTER),
+        "ahead; speed stops; adopter publishes",
+        world={"accounts": True, "stamped": True, "bad": frozenset({H0})},
+    ),
+    "dead letters of both layers": Setting(
+        (broker(*DEAD_AND_GOOD), BY_TWO, BATCH),
+        "speed publishes the dead letters speed-; batch publishes the dead letters batch-; "
+        "is refused with the dead letters; not due; batch records ['batch-seal",
+        world=ACCOUNTS,
+    ),
+    "a speed layer with dead letters that is killed or loses an answer": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), SPEED),
+        "speed is killed at send_letters; speed has something to finish; "
+        "speed finds the dead letters speed-; "
+        "publishes the dead letters speed-0-dead, and the answer is lost",
+        world=ACCOUNTS | CRASH | {"answers_to_lose": 1},
+    ),
+    "a batch job with dead letters that is killed anywhere": Setting(
+        (broker(MALFORMED), BATCH, SPEED),
+        "batch is killed at record; batch is killed at send_letters; batch has something to finish",
+        before=(broker(*DEAD_AND_GOOD), READ_BY_TWO),
+        world=ACCOUNTS | CRASH,
+    ),
+    "dead letters that the ledger states as complete, and an idle hour": Setting(
+        (broker(("tick", 60), MALFORMED), BATCH, SPEED),
+        "batch reads in the ledger that ('accepts-; batch is killed at look_for_lost; "
+        "batch decides to seal and accept; speed publishes the dead letters speed-; "
+        "batch publishes the dead letters speed-",
+        before=DEAD_ACCEPTED,
+        world=ACCOUNTS | CRASH,
+    ),
+    "dead letters that the ledger states as complete, and a restatement": Setting(
+        (broker(("tick", 60)), RESTATES, Batch("rival")),
+        "rival reads in the ledger that ('accepts-1-dead', 'before-0-dead') are complete; "
+        "rival publishes the dead letters batch-; "
+        "rival reads in the ledger that ('accepts-1-dead', 'batch-2-dead') are complete; "
+        "batch is refused with the dead letters",
+        before=DEAD_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "dead letters that become rows, by two restatements at once": Setting(
+        (broker(("widen",)), RESTATES, Batch("rival", restates=1)),
+        "another run published first; rival is refused with the dead letters; not due; "
+        "stages [batch-2/T00[(0, 0)",
+        before=DEAD_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "dead letters of an hour that is given to the speed layer and taken back": Setting(
+        (TO_SPEED_AND_BACK, RESTATES),
+        "operator publishes the dead letters operator-; not due; batch publishes the dead letters",
+        before=DEAD_ACCEPTED,
+        world=ACCOUNTS | CRASH,
+    ),
+    "dead letters that wait while what is old is expired and removed": Setting(
+        (broker(MALFORMED), SPEED, MAINTENANCE),
+        "maintenance expires 1 snapshots of dead letters; maintenance removes ['speed-0-dead/T00']",
+        world=ACCOUNTS | ORPHANS | CRASH,
+    ),
+    "hours that are no longer remembered, restated by two at once": Setting(
+        (RESTATES, Batch("rival", restates=1)),
+        "batch restates 2026-11-21T00; batch 2026-11-21T00: another run published first; "
+        "batch stages [batch-4/T00[(0, 0)]]; rival publishes the dead letters rival-",
+        before=(
+            broker(MALFORMED, *TWO_HOURS[1:]),
+            ACCEPTS,
+            broker(RECORD, ("widen",)),
+            Speed("after"),
+        ),
+        world=ACCOUNTS,
+    ),
+    "retention that overtakes both layers": Setting(
+        (
+            broker(RECORD, RECORD, ("retain", 0, 1), ("tick", 60)),
+            SPEED,
+            Batch("batch", allow_gaps=("retention",)),
+        ),
+        "speed finds the log to begin at {0: 1}; speed decides to record {0: (0, 1)} as lost; "
+        "speed finds records of {0: (0, 1)} gone; speed is refused; batch publishes",
+        world=ACCOUNTS,
+    ),
+    "retention that overtakes an hour that may have no gap": Setting(
+        (broker(("retain", 0, 2)), BY_TWO, BATCH),
+        "batch refuses 2026-11-21T00: gaps; batch stages [batch-; speed publishes the dead letters",
+        before=(broker(*DEAD_AND_GOOD),),
+        world=ACCOUNTS,
+    ),
+    "an hour that Kafka lost, restated from what is accepted": Setting(
+        (broker(("retain", 0, 2), RECORD), SPEED, Batch("batch", restates=2)),
+        "batch restates 2026-11-21T00; batch stages [batch-; batch publishes the dead letters",
+        before=(broker(*DEAD_AND_GOOD), ACCEPTS),
+        world=ACCOUNTS,
+    ),
+    (
+        "a record that compaction takes from the middle of an hour, before or after it was served"
+    ): Setting(
+        (broker(("compact", 0, 1)), BY_THREE, Batch("batch", allow_gaps=("control", "compacted"))),
+        "batch stages [batch-1/T00[(0, 0), (0, 2)]]; T00[(0, 0), (0, 1), (0, 2)]]; "
+        "speed publishes; batch 2026-11-21T00: it can be published; "
+        "what main serves in the look-back is not what",
+        before=THREE_RECORDS,
+        world=ACCOUNTS,
+    ),
+    "a dead letter whose record compaction takes from the middle of an hour": Setting(
+        (broker(("compact", 0, 1)), BY_THREE, Batch("batch", allow_gaps=("control", "compacted"))),
+        "speed publishes the dead letters; batch publishes the dead letters; "
+        "batch 2026-11-21T00: it can be published",
+        before=ONE_DEAD_OF_THREE,
+        world=ACCOUNTS,
+    ),
+    "records that compaction takes from the middle of an hour that may lack none": Setting(
+        (
+            broker(("compact", 0, 1), ("compact", 0, 3)),
+            Speed("speed", at_most=4),
+            Batch("batch", allow_gaps=("control",)),
+        ),
+        "batch refuses 2026-11-21T00: gaps: expected only control, found; batch stages [batch-",
+        before=(broker(RECORD, MALFORMED, ("end transaction", 0), RECORD, ("tick", 60)),),
+        world=ACCOUNTS,
+    ),
+    "an hour from whose middle records vanish after they were served, restated": Setting(
+        (broker(("compact", 0, 1), ("retain", 0, 1), RECORD), SPEED, Batch("batch", restates=2)),
+        "batch restates 2026-11-21T00; batch stages [batch-; batch publishes the dead letters",
+        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), ACCEPTS),
+        world=ACCOUNTS,
+    ),
+    "a topic recreated under both layers": Setting(
+        (broker(RECORD, RECREATED, RECORD, RECORD), SPEED, BATCH, ADOPTER),
+        "speed stops: ; speed finds records of {0: (0, 1)} gone; finds the log shorter; "
+        "adopter is refused; Kafka no longer has it",
+        world=ACCOUNTS | STAMPED,
+    ),
+    "a topic recreated behind a backlog of the batch layer": Setting(
+        (broker(RECORD), SPEED, BATCH, ADOPTER, Adopter("other")),
+        "batch refuses 2026-11-21T00: Kafka no longer; other is refused; "
+        "adopter is killed at adopt",
+        before=(broker(RECORD, ("tick", 60), RECORD), READ, broker(RECREATED)),
+        world=ACCOUNTS | STAMPED | CRASH,
+    ),
+    "a topic recreated behind a backlog of the speed layer": Setting(
+        (broker(RECORD), SPEED, BATCH, ADOPTER),
+        "adopter publishes; speed streams from {0: 0}",
+        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), broker(RECREATED)),
+        world=ACCOUNTS | STAMPED | CRASH,
+    ),
+    "a log that lost its end, and that got records before it was adopted": Setting(
+        (broker(("adopted",), ("tick", 60), RECORD), SPEED, BATCH, ADOPTER),
+        "speed streams from {0: 1}; batch refuses 2026-11-21T00: Kafka no longer; "
+        "adopter is killed at adopt",
+        before=TRUNCATED,
+        world=ACCOUNTS | STAMPED | CRASH,
+    ),
+    "another topic named for a moment, and put right": Setting(
+        (broker(OTHER, ADOPTED, BACK, RECORD), SPEED, BATCH, ADOPTER),
+        "speed stops: ; adopter publishes; speed streams from {0: 1}; adopter is refused",
+        before=ONE_READ,
+        world=ACCOUNTS | STAMPED,
+    ),
+    "another topic that has records, named and corrected by two operators": Setting(
+        (broker(ADOPTED, BACK), ADOPTER, Adopter("other"), BATCH),
+        "adopter is refused; other is refused; batch refuses 2026-11-21T00: Kafka no longer; "
+        "batch publishes",
+        before=(broker(RECORD), READ, broker(OTHER, RECORD)),
+        world=ACCOUNTS | STAMPED | CRASH,
+    ),
+    "another topic named behind a backlog of both layers, and put right": Setting(
+        (broker(ADOPTED, BACK, ADOPTED, ("tick", 240)), BATCH, ADOPTER),
+        "batch refuses 2026-11-21T01: Kafka no longer; batch reads 2026-11-21T01: {0: (1, 2)}",
+        before=(
+            broker(RECORD, ("tick", 60), RECORD),
+            Batch("before"),
+            Speed("reads"),
+            broker(OTHER),
+        ),
+        world=ACCOUNTS | STAMPED,
+    ),
+    "a topic that loses its end while another one is named, or while it is adopted again": Setting(
+        (broker(BACK, *LOSES_ITS_END), BATCH, ADOPTER),
+        "adopter is refused; adopter publishes; batch refuses 2026-11-21T00: Kafka no longer",
+        before=ANOTHER_NAMED,
+        world=ACCOUNTS | STAMPED,
+    ),
+    "a clock that is set while a job runs": Setting(
+        (
+            broker(("tick", 15), RECORD, ("tick", 20)),
+            Speed("speed", watched=True, jumps=(10 * MINUTE, -10 * MINUTE, timedelta(0))),
+            Batch("batch", watched=True, jumps=(10 * MINUTE, timedelta(0))),
+        ),
+        "speed finds its clock wrong; batch's clock is set 0:10:00 off; "
+        "batch finds its clock wrong",
+        world=STAMPED,
+    ),
+    "snapshots and tags that expire by their age": Setting(
+        (broker(("tick", 60)), RESTATES, Maintenance("maintenance", later=timedelta(days=8))),
+        "maintenance finds 0 orphans and 0 tags; maintenance finds 0 orphans and 1 tags",
+        before=ACCEPTED,
+        world=STAMPED,
+    ),
+    "what branches say in table properties, removed with the snapshots that need them": Setting(
+        (broker(RECORD), SPEED, MAINTENANCE, NETWORK),
+        "maintenance is refused; speed is refused; at last, and it lands; "
+        "at last, and it is refused",
+        before=ACCEPTED,
+        world=LATE | APART,
+    ),
+    "what branches say in table properties, said again after it was taken back": Setting(
+        (broker(("restore",), RECORD), SPEED, TO_SPEED_AND_BACK, MAINTENANCE),
+        "operator publishes; maintenance is refused; speed is refused",
+        before=ACCEPTED,
+        world=APART,
+    ),
+    "rows that are staged while another program expires snapshots": Setting(
+        (broker(RECORD), AS_SNAPSHOT, EXPIRY),
+        "expiry deletes ['speed-; speed is refused; speed publishes",
+        world=ORPHANS,
+    ),
+    "an hour that is rebuilt while another program expires snapshots": Setting(
+        (BATCH, EXPIRY),
+        "expiry deletes ['batch-; batch is refused; its staged snapshot is missing; "
+        "batch publishes",
+        before=OVER,
+        world=ORPHANS,
+    ),
+    "dead letters that are staged while another program expires snapshots": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), SPEED, Expiry("expiry", of_letters=True)),
+        "expiry expires snapshots with []; speed is killed at send_letters; "
+        "speed publishes the dead letters",
+        world=ACCOUNTS | ORPHANS | CRASH,
+    ),
+    "dead letters of both layers while another program expires snapshots": Setting(
+        (BATCH, BY_TWO, Expiry("expiry", of_letters=True)),
+        "expiry expires; batch publishes the dead letters; speed publishes the dead letters; "
+        "is refused with",
+        before=(broker(*DEAD_AND_GOOD),),
+        world=ACCOUNTS | ORPHANS,
+    ),
+    "hours that expire beside both layers": Setting(
+        (broker(RECORD, ("tick", 60)), SPEED, BATCH, RETENTION_TWICE),
+        "retention decides to expire ('2026-11-21T00',); retention is refused; "
+        "retention is killed at expire; batch is refused; speed is refused",
+        before=BOTH_ACCEPTED,
+        world=CRASH,
+    ),
+    "an hour that expires while it is rebuilt": Setting(
+        (RESTATES, RETENTION_TWICE),
+        "batch 2026-11-21T00: its rows have expired; batch finds that 2026-11-21T00 has expired; "
+        "batch is refused; retention is refused; retention is killed at record",
+        before=BOTH_ACCEPTED,
+        world=ACCOUNTS | CRASH,
+    ),
+    "hours that expire before the speed layer has read them": Setting(
+        (SPEED, BATCH, RETENTION_TWICE),
+        "retention decides to expire; speed decides to skip; speed is refused; "
+        "retention is refused",
+        before=(broker(*TWO_HOURS),),
+    ),
+    "an expiry that lands late, or never": Setting(
+        (broker(RECORD), SPEED, RETENTION, NETWORK),
+        "network brings retention; retention moves a head in its way; "
+        "retention finds that it had landed",
+        before=BOTH_ACCEPTED,
+        world=LATE,
+    ),
+    "an hour that an operator gave to the speed layer expires": Setting(
+        (
+            RESTATES,
+            Operator("operator", wishes=((H0, "speed"), (H0, None), (H0, "speed"))),
+            RETENTION_TWICE,
+        ),
+        "operator publishes; found that they have expired; retention decides to expire",
+        before=BOTH_ACCEPTED,
+    ),
+    "hours that expire, and a branch that is set back": Setting(
+        (broker(("restore",), RECORD), SPEED, Merger("merger"), RETENTION_TWICE),
+        "sees speed set back; retention decides to expire; merger publishes",
+        before=BOTH_ACCEPTED,
+    ),
+    "hours with dead letters that expire while they are rebuilt": Setting(
+        (RESTATES, RETENTION),
+        "retention decides to expire; retention expires the dead letters of ('2026-11-21T00',); "
+        "retention is refused; batch finds that 2026",
+        before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), READ, ACCEPTS),
+        world=ACCOUNTS,
+    ),
+    "hours imported beside both layers": Setting(
+        (broker(RECORD, ("tick", 60)), SPEED, BATCH, IMPORTER),
+        "importer publishes; importer is refused; batch is refused; speed is refused",
+        before=OVER_AND_READ,
+    ),
+    "hours imported while the stream's first is restated, and a kill": Setting(
+        (RESTATES, IMPORTER),
+        "importer is killed at accept; importer is killed at check; importer is refused; "
+        "batch is refused",
+        before=BOTH_ACCEPTED,
+        world=CRASH,
+    ),
+    "two imports of the same hours": Setting(
+        (IMPORTER, Importer("rival")),
+        "importer gives its files up; rival gives its files up; importer is refused",
+        before=OVER_AND_READ,
+        world=CRASH,
+    ),
+    "an import that is taken back beside both layers": Setting(
+        (broker(RECORD), SPEED, BATCH, Undoer("undoer")),
+        "undoer publishes; undoer is refused; batch is refused; speed is refused",
+        before=(broker(*ONE_HOUR), READ, Importer("imports", most=1)),
+    ),
+    "an import that is taken back step by step while another one imports, and a kill": Setting(
+        (IMPORTER, Undoer("undoer", runs=2)),
+        "undoer is killed at undo; undoer is refused; importer gives its files up; "
+        "importer is refused",
+        before=(broker(*ONE_HOUR), READ, Importer("imports")),
+        world=CRASH,
+    ),
+    "an import that lands late, or never": Setting(
+        (broker(RECORD), SPEED, IMPORTER, NETWORK),
+        "network brings importer; importer moves a head in its way; "
+        "importer finds that it had landed",
+        before=OVER_AND_READ,
+        world=LATE,
+    ),
+    "files to import that nothing refers to, of a process that sleeps": Setting(
+        (IMPORTS_ONE, Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        "maintenance removes ['importer-; importer gives its files up; importer publishes",
+        before=ONE_READ,
+        world=ORPHANS,
+    ),
+    "imported hours, and the speed layer's branch is set back": Setting(
+        (broker(("restore",), RECORD), SPEED, Merger("merger"), IMPORTS_ONE),
+        "sees speed set back; importer publishes; importer is refused",
+        before=BOTH_ACCEPTED,
+    ),
+    "an hour that is rebuilt while records of it are erased": Setting(
+        (RESTATES, ERASER),
+        "eraser publishes; eraser is refused; batch 2026-11-21T00: what main serves; "
+        "eraser finds nothing left",
+        before=PERSONAL_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "an hour that is rebuilt while records of it are erased, and a kill": Setting(
+        (RESTATES, ERASER),
+        "eraser is killed at swap_rows; eraser is killed at follow; batch is killed at accept",
+        before=PERSONAL_ACCEPTED,
+        world=ACCOUNTS | CRASH,
+    ),
+    "an hour that is rebuilt while dead letters of it are erased": Setting(
+        (RESTATES, ERASER),
+        "eraser finds dead letters {'2026-11-21T00': 1}; eraser erases dead letters; "
+        "eraser is refused; batch is refused; batch records ['eraser-place-",
+        before=DEAD_PERSONAL_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "an hour that is rebuilt while dead letters of it are erased, and a kill": Setting(
+        (RESTATES, ERASER),
+        "eraser is killed at swap_letters; eraser is killed at record; "
+        "batch is killed at send_letters",
+        before=(broker(MALFORMED_PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO, ACCEPTS),
+        world=ACCOUNTS | CRASH,
+    ),
+    "micro-batches that are staged ahead of an erasure": Setting(
+        (EARLY, ERASER),
+        "ahead; eraser is refused; speed is refused; speed decides to stage",
+        before=(broker(PERSONAL, PERSONAL),),
+        world=ACCOUNTS,
+    ),
+    "records that are erased before the speed layer has read them": Setting(
+        (SPEED, ERASER),
+        "eraser waits for the layers to read; eraser finds dead letters; "
+        "eraser erases dead letters",
+        before=(broker(MALFORMED_PERSONAL, PERSONAL),),
+        world=ACCOUNTS,
+    ),
+    "records of an hour that is not accepted are erased, then Kafka deletes them": Setting(
+        (broker(("retain", 0, 1)), BATCH, ERASER),
+        "sees retain; eraser publishes; batch publishes",
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO),
+        world=ACCOUNTS,
+    ),
+    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt": Setting(
+        (broker(("retain", 0, 1)), RESTATES, ERASER),
+        "sees retain; eraser publishes; batch publishes",
+        before=PERSONAL_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "files put together while their records are erased": Setting(
+        (ROLLUP, ERASER),
+        "rollup gives it up; eraser is refused; rollup is refused; eraser publishes",
+        before=(broker(PERSONAL, RECORD), READ),
+        world=ACCOUNTS,
+    ),
+    "an erasure that lands late, or never": Setting(
+        (SPEED, ERASER, NETWORK),
+        "network brings eraser; eraser moves a head in its way; eraser finds that it had landed",
+        before=(broker(PERSONAL), READ, broker(RECORD)),
+        world=ACCOUNTS | LATE,
+    ),
+    "files without erased rows that nothing refers to, of a process that sleeps": Setting(
+        (ERASER, Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        "maintenance removes ['eraser-; eraser gives its files up; eraser is refused",
+        before=(broker(PERSONAL, RECORD), READ_BY_TWO),
+        world=ACCOUNTS | ORPHANS,
+    ),
+    "an hour that an operator gives to the speed layer while records of it are erased": Setting(
+        (TO_SPEED, ERASER),
+        "operator publishes; operator is refused; eraser is refused",
+        before=PERSONAL_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "an hour that is kept while an erasure of its records is requested": Setting(
+        (KEEPS, ERASER),
+        "holder publishes; holder is refused; eraser is refused; eraser finds nothing left",
+        before=PERSONAL_ACCEPTED,
+        world=ACCOUNTS,
+    ),
+    "an hour that is kept while an erasure is requested, before its records are read": Setting(
+        (SPEED, KEEPS, ERASER),
+        "holder publishes; holder is refused; eraser is refused; eraser has something to finish",
+        before=(broker(MALFORMED_PERSONAL),),
+        world=ACCOUNTS,
+    ),
+    "records that arrive during an erasure are erased by the next request": Setting(
+        (broker(PERSONAL), SPEED, Eraser("eraser", again=True)),
+        "eraser asks again; eraser is refused; speed is refused",
+        before=(broker(PERSONAL), READ),
+        world=ACCOUNTS,
+    ),
+    "files of former snapshots are recorded beside the speed layer, and a kill": Setting(
+        (broker(RECORD), SPEED, Eraser("eraser", former=H0)),
+        "eraser is killed at unserved; eraser is killed at record; eraser is refused; "
+        "speed is refused",
+        before=(broker(PERSONAL, ("tick", 60)), READ, ACCEPTS),
+        world=ACCOUNTS | CRASH,
+    ),
+    "files put together, and orphans removed before they are in place": Setting(
+        (ROLLUP, MAINTENANCE),
+        "maintenance removes ['rollup-; rollup gives it up; rollup is refused; rollup publishes",
+        before=TWO_READ,
+        world=ORPHANS | CRASH,
+    ),
+}
+
+
+# The same, where the speed layer stages its rows as a snapshot.
+SETTINGS |= {
+    f"{name}, staged as a snapshot": replace(
+        SETTINGS[name],
+        actors=tuple(
+            replace(a, as_snapshot=True) if isinstance(a, Speed) else a
+            for a in SETTINGS[name].actors
+        ),
+    )
+    for name in (
+        "an answer lost, and a process killed",
+        "a publish that lands whenever it likes, or never",
+        "a late publish, expiry and orphan removal",
+        "two speed layers, their micro-batches of different sizes",
+        "expiry and orphan removal around what the speed layer stages",
+        "expiry and orphan removal around both layers",
+        "micro-batches staged ahead as an hour ends, of a record that belongs to the next",
+        "micro-batches staged ahead while what is old is expired and removed",
+        "dead letters that wait while what is old is expired and removed",
+    )
+}
+
+
+# Those that take longest: `make test` walks them at random, `make test-full` explores them whole.
+LARGE = (
+    "a backlog of hours, cut one at a time",
+    "a batch job with dead letters that is killed anywhere",
+    "a topic that loses its end while another one is named, or while it is adopted again",
+    "an answer lost, and a process killed, staged as a snapshot",
+    "an hour from whose middle records vanish after they were served, restated",
+    "an hour refused, then fixed",
+    "an hour that is kept while an erasure is requested, before its records are read",
+    "an hour that is rebuilt while dead letters of it are erased",
+    "an hour that is rebuilt while dead letters of it are erased, and a kill",
+    "an hour that is rebuilt while records of it are erased, and a kill",
+    "another topic named for a moment, and put right",
+    "another topic that has records, named and corrected by two operators",
+    "expiry and orphan removal around both layers",
+    "expiry and orphan removal around both layers, staged as a snapshot",
+    "expiry and orphan removal around what the speed layer stages, staged as a snapshot",
+    "files that nothing refers to and dead letters, of a process that sleeps",
+    "files that nothing refers to, a publish that lands late, and a process that sleeps",
+    "files that nothing refers to, of a process that sleeps, is killed, or has a task tried again",
+    "files that nothing refers to, of an hour that is accepted while a process sleeps",
+    "files that nothing refers to, of two speed layers that sleep",
+    "files that nothing refers to, staged ahead by a process that sleeps",
+    "files of former snapshots are recorded beside the speed layer, and a kill",
+    "hours imported beside both layers",
+    "hours without records, accepted by the commit that seals them or after it",
+    "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",
+    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt",
+    "records of an hour that is not accepted are erased, then Kafka deletes them",
+    "two batch runs of two hours, out of order",
+    "unreferenced files of a publish that landed and whose answer is a refusal",
+)

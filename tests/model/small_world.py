@@ -51,6 +51,7 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
+H0 = hour_of(BEGIN)
 MINUTE = timedelta(minutes=1)
 FIRST_HOURS = timedelta(hours=6)
 TOPIC = "events"
