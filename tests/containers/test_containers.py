@@ -115,9 +115,7 @@ def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, check
 
 
 @pytest.mark.timeout(5400)
-def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothing(
-    project: Project, checkout: Path
-) -> None:
+def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, checkout: Path) -> None:
     # Events first: Airflow begins with the hour that ended last, and skips it when the stream
     # begins after it.
     project.compose("up", "--detach", "topic", seconds=300)
@@ -206,9 +204,7 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
 
 
 @pytest.mark.timeout(3600)
-def test_the_image_of_a_new_user_is_built_from_the_wheel_alone_and_runs_both_layers(
-    project: Project, tmp_path: Path
-) -> None:
+def test_the_image_from_the_wheel_alone_runs_both_layers(project: Project, tmp_path: Path) -> None:
     project.compose(
         "down", "--volumes", "--timeout", "10", seconds=300
     )  # two projects at once need much memory

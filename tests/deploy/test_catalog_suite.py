@@ -138,9 +138,7 @@ def vending(tmp_path: Path, keys: None) -> Iterator[Vending]:
             yield vending
 
 
-def test_a_catalog_that_ignores_branches_is_refused_before_rows_are_staged(
-    vending: Vending, tmp_path: Path
-) -> None:
+def test_a_catalog_that_ignores_branches_is_refused_first(vending: Vending, tmp_path: Path) -> None:
     vending.drops_refs = True
     s3 = S3(endpoint=f"http://{HOST}:{vending.s3.port}")
     with pytest.raises(ConfigurationError, match="it ignores branches, as Nessie's does"):

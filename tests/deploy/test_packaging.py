@@ -70,9 +70,7 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
     } <= names
 
 
-def test_the_installed_command_answers_without_heavy_imports(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_installed_command_has_no_heavy_imports(installed: Path, tmp_path: Path) -> None:
     assert "Kafka to one exact Iceberg table" in run(
         installed / "anabranch", "--help", cwd=tmp_path
     )
@@ -96,9 +94,7 @@ def test_the_installed_command_answers_without_heavy_imports(
     }
 
 
-def test_init_writes_a_folder_that_works_and_overwrites_nothing(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: Path) -> None:
     run(installed / "anabranch", "init", "mine", cwd=tmp_path)
     places = {
         str(file.relative_to(tmp_path / "mine"))
@@ -149,9 +145,7 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(1200)
-def test_the_tutorial_runs_from_the_wheel_at_the_lowest_versions(
-    built: Path, tmp_path: Path
-) -> None:
+def test_the_tutorial_runs_at_the_lowest_versions(built: Path, tmp_path: Path) -> None:
     [wheel] = built.glob("*.whl")
     installed = install(wheel, tmp_path / "venv", "[airflow]", "lowest-direct")
     asked = "from importlib.metadata import version as v; print(v('pyspark'), v('apache-airflow'))"
@@ -160,9 +154,7 @@ def test_the_tutorial_runs_from_the_wheel_at_the_lowest_versions(
     tutorial_page.follow(installed, tmp_path)
 
 
-def test_the_commands_of_the_new_folders_readme_run_in_their_order(
-    built: Path, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_new_readme_run_in_order(built: Path, tmp_path: Path) -> None:
     """As a new user types them, from the wheel alone, with its newest dependencies, and with ports
     that are free instead of the usual ones."""
     [wheel] = built.glob("*.whl")

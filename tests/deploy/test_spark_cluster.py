@@ -154,9 +154,7 @@ def test_both_jobs_run_their_tasks_on_both_workers(
 
 
 @LONG
-def test_a_job_ends_where_executors_lack_our_packages(
-    on_postgres: Make, cluster: SparkCluster
-) -> None:
+def test_a_job_ends_if_executors_lack_packages(on_postgres: Make, cluster: SparkCluster) -> None:
     one = on_postgres({"spark.cores.max": "2", "spark.pyspark.python": "/nowhere/python"})
     one.send([*spread(past_hour(1), 20, "e")])
     for layer in ("speed", "batch"):

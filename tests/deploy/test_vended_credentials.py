@@ -75,9 +75,7 @@ def without_keys(vending: Vending) -> set[str]:
 
 
 @pytest.mark.timeout(1500)
-def test_the_whole_life_is_exact_on_vended_keys(
-    one: World, vending: Vending, tmp_path: Path
-) -> None:
+def test_a_whole_life_on_vended_keys(one: World, vending: Vending, tmp_path: Path) -> None:
     hours = [past_hour(3), past_hour(2)]
     one.topic()
     for hour in hours:

@@ -25,9 +25,7 @@ def libfaketime() -> Path:
 
 
 @pytest.mark.parametrize("offset", ["+10m", "-10m", "+3y"])
-def test_a_seal_by_a_wrong_clock_changes_nothing(
-    world: Make, libfaketime: Path, offset: str
-) -> None:
+def test_a_wrong_clock_seals_nothing(world: Make, libfaketime: Path, offset: str) -> None:
     one = world()
     one.topic(1)
     one.send(spread(past_hour(1), 10, "e", partitions=1))
@@ -45,9 +43,7 @@ def test_a_seal_by_a_wrong_clock_changes_nothing(
     assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
 
 
-def test_a_speed_job_with_a_wrong_clock_publishes_nothing_until_it_is_right(
-    world: Make, libfaketime: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_clock_publishes_nothing(world: Make, libfaketime: Path, tmp_path: Path) -> None:
     one = world()
     one.topic(1)
     one.send(spread(past_hour(1), 10, "e", partitions=1))
@@ -69,9 +65,7 @@ def test_a_speed_job_with_a_wrong_clock_publishes_nothing_until_it_is_right(
     assert one.contents() == one.acknowledged()
 
 
-def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(
-    world: Make, tmp_path: Path
-) -> None:
+def test_a_clock_that_jumps_under_a_job_stamps_nothing(world: Make, tmp_path: Path) -> None:
     """The hazard: timestamps ten minutes ahead stop the batch layer and Spark's readers for ten
     minutes."""
     one = world()

@@ -49,9 +49,7 @@ def stream(world: Make) -> World:
 
 
 @pytest.mark.parametrize("order", ["ABC", "CBA", "BCA", "CAB"])
-def test_hours_accepted_in_any_order_have_an_event_once_in_its_first_hour(
-    stream: World, order: str
-) -> None:
+def test_an_event_is_once_in_its_first_accepted_hour(stream: World, order: str) -> None:
     one = stream
     send(one, A, "a", "abc", "ab")
     send(one, B, "b", "ab", "abc", "bc")
@@ -114,9 +112,7 @@ def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(str
     assert where(one) == {"a": A, "x": A, "b": B, "c": C}
 
 
-def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_changes_nothing(
-    stream: World,
-) -> None:
+def test_a_restatement_whose_next_hour_fails_is_refused(stream: World) -> None:
     one = stream
     send(one, B, "twice", event_hour=past_hour(9))
     send(one, C, "twice", "c")
@@ -201,9 +197,7 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_d
     assert [r.decision for r in one.batch()] == ["refused"], "nothing else is left to do"
 
 
-def test_a_speed_layer_that_is_down_delays_no_hour_and_its_return_leaves_no_event_twice(
-    world: Make,
-) -> None:
+def test_a_speed_layer_that_is_down_delays_no_hour(world: Make) -> None:
     one = world()
     one.topic(1)
     refuse_first_hour(one)
@@ -222,9 +216,7 @@ def test_a_speed_layer_that_is_down_delays_no_hour_and_its_return_leaves_no_even
     assert where(one) == {"x": A, "a1": A, "a2": A, "b": B}
 
 
-def test_an_hour_accepted_once_the_speed_layer_has_read_it_has_the_next_one_decided_again(
-    world: Make,
-) -> None:
+def test_an_hour_accepted_after_speed_has_the_next_decided_again(world: Make) -> None:
     """The hazard: `main` serves the same events of it before and after, so nothing seems to have
     changed."""
     one = world()

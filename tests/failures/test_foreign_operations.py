@@ -313,9 +313,7 @@ def test_operations_at_random_on_a_stream_that_moves(
     stream.finish()
 
 
-def test_the_tag_of_the_newest_publish_is_read_by_its_name(
-    world: Make, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_newest_tag_is_read(world: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
     """An operator can set main back to this tag, whatever was expired."""
     stream = Stream(world(), tmp_path_factory.getbasetemp(), 0)
     stream.call(stream.tables[0], "rewrite_data_files", "options => map('rewrite-all', 'true')")

@@ -24,9 +24,7 @@ def verdicts(one: World) -> Verdicts:
     return dict.fromkeys(rows) | dead
 
 
-def test_each_ends_as_a_row_or_a_dead_letter_with_the_same_verdict_in_both_layers(
-    world: Callable[..., World],
-) -> None:
+def test_each_has_the_same_verdict_in_both_layers(world: Callable[..., World]) -> None:
     one = world(
         schema=hostile.DDL,
         key="id",

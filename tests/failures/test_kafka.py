@@ -48,9 +48,7 @@ def now_values(
 
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])
-def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(
-    world: Make, choice: str
-) -> None:
+def test_retention_past_the_position_stops_or_is_a_gap(world: Make, choice: str) -> None:
     one = world(speed={"trigger": "1 second", "lost_offsets": choice})
     one.topic(1)
     one.apply()
@@ -91,9 +89,7 @@ def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: 
     assert one.contents() == one.acknowledged()[5:]
 
 
-def test_partitions_added_while_the_speed_layer_runs_begin_at_their_first_offset(
-    world: Make,
-) -> None:
+def test_added_partitions_begin_at_their_first_offset(world: Make) -> None:
     one = world()
     one.topic(1)
     one.apply()
@@ -303,9 +299,7 @@ def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> Non
     assert {row["ingest_hour"] for row in one.rows()} == {datetime.now(UTC).strftime("%Y-%m-%dT%H")}
 
 
-def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers(
-    world: Make,
-) -> None:
+def test_records_out_of_order_are_in_one_hour_of_both(world: Make) -> None:
     one = world()
     one.topic(2)
     boundary = end_of(past_hour(2))
@@ -408,9 +402,7 @@ ODD_STAMPS = {
 
 
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
-def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(
-    world: Make, speed_is_alive: bool
-) -> None:
+def test_any_timestamp_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
     """The hazard: a record at which Spark's Kafka reader throws in every read."""
     one = world(
         batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]}

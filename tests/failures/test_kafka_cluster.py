@@ -33,9 +33,7 @@ Make = Callable[..., World]
 
 
 @pytest.mark.timeout(1500)
-def test_brokers_that_move_restart_and_die_cost_no_row(
-    on_cluster: Make, cluster: KafkaCluster
-) -> None:
+def test_brokers_that_move_or_die_cost_no_row(on_cluster: Make, cluster: KafkaCluster) -> None:
     """Rolling restarts, kills of leaders, and a broker lost for good; the batch layer rebuilds
     hours meanwhile."""
     # A micro-batch may take half a minute on a busy machine, and must not fall behind the feed.
@@ -79,9 +77,7 @@ def test_brokers_that_move_restart_and_die_cost_no_row(
     run(one, "audit", one.name)
 
 
-def test_too_few_replicas_in_sync_refuse_producers_and_stop_no_job(
-    on_cluster: Make, cluster: KafkaCluster
-) -> None:
+def test_too_few_replicas_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -> None:
     """With `min.insync.replicas` not met, nothing is acknowledged by all; what the leader alone
     acknowledged comes once the replicas are back. Other records are read, and their hours are
     accepted, meanwhile; of a leader that was elected then, nothing can be read, and the error says
@@ -154,9 +150,7 @@ def refusal(cluster: KafkaCluster, topic: str) -> int | None:
     return None if error is None else error.code()
 
 
-def test_a_reader_that_is_throttled_waits_and_is_exact(
-    on_cluster: Make, cluster: KafkaCluster
-) -> None:
+def test_a_throttled_reader_waits_and_is_exact(on_cluster: Make, cluster: KafkaCluster) -> None:
     """A quota of a twentieth of what is to be read: the brokers answer up to ten seconds late,
     which is no time-out."""
     one = on_cluster(replicas=(1, 2, 3))
@@ -192,9 +186,7 @@ def throttled_seconds(one: World) -> float:
     return longest / 1000
 
 
-def test_records_are_read_from_a_follower_in_the_clients_rack(
-    on_cluster: Make, cluster: KafkaCluster
-) -> None:
+def test_records_are_read_from_the_rack(on_cluster: Make, cluster: KafkaCluster) -> None:
     """`kafka.client_rack`: the leader's node sends next to nothing; when the follower goes, the
     leader is read."""
     one = on_cluster(replicas=(1, 2, 3), kafka={"client_rack": rack(3)})

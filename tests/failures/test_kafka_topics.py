@@ -30,9 +30,7 @@ Make = Callable[..., World]
 
 
 @pytest.mark.parametrize("partitions", [1, 1000])
-def test_topics_of_any_number_of_partitions(
-    on_cluster: Make, cluster: KafkaCluster, partitions: int
-) -> None:
+def test_topics_of_any_partitions(on_cluster: Make, cluster: KafkaCluster, partitions: int) -> None:
     limits = {"trigger": "1 second", "max_offsets_per_trigger": 100_000}
     one = on_cluster(partitions, speed=limits)
     feed = Feed(cluster, one.name, partitions=partitions)
@@ -94,9 +92,7 @@ def given(one: World, ranges: Ranges) -> int:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_records_of_every_languages_client(
-    on_cluster: Make, cluster: KafkaCluster, client: str
-) -> None:
+def test_each_languages_records(on_cluster: Make, cluster: KafkaCluster, client: str) -> None:
     """Null keys, keys and headers of any bytes, tombstones; each client compresses by another
     codec, or sorts batches and retries in its own way."""
     one = on_cluster(3)

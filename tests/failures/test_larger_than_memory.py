@@ -67,9 +67,7 @@ def send_around_bomb(one: World, hour: str, records: int = 30) -> int:
     return bomb
 
 
-def test_a_record_larger_than_memory_ends_the_process_of_a_group_once(
-    one: World, world: Callable[..., World]
-) -> None:
+def test_a_huge_record_ends_a_group_once(one: World, world: Callable[..., World]) -> None:
     hour, other = past_hour(1), world(beside=one)
     other.topic(1)
     other.apply()

@@ -54,9 +54,7 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     assert one.contents() == one.acknowledged()
 
 
-def test_another_trigger_and_changed_code_continue_from_the_tables_position(
-    world: Make, tmp_path: Path
-) -> None:
+def test_another_trigger_and_code_continue_at_the_position(world: Make, tmp_path: Path) -> None:
     one = world(speed=SLOW)
     one.topic()
     one.apply()
@@ -92,9 +90,7 @@ def changed_code(folder: Path) -> Path:
     return copy
 
 
-def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_ones(
-    world: Make,
-) -> None:
+def test_a_column_added_between_runs_is_null_in_old_rows(world: Make) -> None:
     one = world()
     one.topic(1)
     hour = past_hour(1)

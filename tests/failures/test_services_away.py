@@ -197,9 +197,7 @@ def test_s3_cut_under_a_running_speed_job(
     _assert_exact(one, caplog)
 
 
-def test_slow_and_throttled_s3(
-    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slow_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     one = behind(s3=proxied_s3.port, **_small(max_offsets_per_trigger=1000))
     one.topic()
     one.apply()
@@ -452,9 +450,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
 # Terminal errors, stops, and commands that do not wait
 
 
-def test_a_wrong_s3_secret_ends_both_jobs_with_a_remedy(
-    behind: Behind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_s3_secret_ends_both_jobs(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()

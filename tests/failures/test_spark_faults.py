@@ -101,9 +101,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_spark: None
     return marks
 
 
-def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(
-    world: Make, failing_once: Path
-) -> None:
+def test_a_task_that_fails_once_duplicates_no_row(world: Make, failing_once: Path) -> None:
     one = with_a_broken_record(world)
     one.speed()
     one.sent.pop()
@@ -142,9 +140,7 @@ def killed_after_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_spa
     return marks
 
 
-def test_files_of_a_task_that_is_killed_do_not_count(
-    world: Make, killed_after_writing: Path
-) -> None:
+def test_files_of_a_killed_task_do_not_count(world: Make, killed_after_writing: Path) -> None:
     one = with_a_broken_record(world)
     [result] = one.batch()
     one.sent.pop()

@@ -45,9 +45,7 @@ STEPS = [
 UNDO = [Step.UNDO_DECIDED.label, Step.COMMIT_LANDED.label, Step.UNDO_PUBLISHED.label]
 
 
-def test_a_takeover_that_is_killed_at_each_step_is_exact(
-    world: Make, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_killed_takeover_is_exact(world: Make, spark: SparkSession, tmp_path: Path) -> None:
     one, folder, old = world(), tmp_path / "sink", past_hour(10)
     one.topic()
     for number in range(9):

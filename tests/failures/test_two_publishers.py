@@ -73,9 +73,7 @@ def test_two_speed_jobs_at_once_publish_each_offset_once(stream: World) -> None:
 @pytest.mark.parametrize(
     "step", [Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED], ids=lambda s: s.label
 )
-def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice(
-    stream: World, step: Step
-) -> None:
+def test_a_hung_speed_job_publishes_nothing_twice(stream: World, step: Step) -> None:
     one = stream
     one.send_now(300, "before")
     with paused_at(one, step, "speed", one.name) as hung:
@@ -175,9 +173,7 @@ def test_a_batch_run_that_hangs_while_its_hour_is_restated_does_not_undo_it(stre
     assert one.contents() == one.acknowledged()
 
 
-def test_a_batch_publish_lands_against_a_speed_layer_that_publishes_every_second(
-    stream: World,
-) -> None:
+def test_a_batch_publish_lands_against_a_fast_speed_layer(stream: World) -> None:
     one = stream
     hour = past_hour(1)
     one.send(spread(hour, 40, "e"))

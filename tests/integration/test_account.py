@@ -207,9 +207,7 @@ def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
 
 
 @pytest.mark.full
-def test_an_hour_gives_back_the_disk_that_it_took(
-    world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_gives_back_its_disk(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     # Spark caches the records of a stream with an archive.
     one, hours = world(archive={"raw": "30 days"}), [past_hour(3), past_hour(2)]
     one.topic(1)
@@ -230,9 +228,7 @@ def test_an_hour_gives_back_the_disk_that_it_took(
     assert one.contents() == one.acknowledged()
 
 
-def test_spark_and_this_process_read_a_small_hour_alike(
-    world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_hour_is_read_alike(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, dead letters with all their bytes, and the account."""
     one, hour = world(), past_hour(1)
     largest = str(2**63 - 1)

@@ -80,9 +80,7 @@ def audited(one: World, table: str, expect: int, *options: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_an_audit_finds_what_was_taken_out_and_doubled(
-    one: World, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_an_audit_finds_losses_and_doubles(one: World, spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()
     add_catalog(session, one.job.environment)
     catalog = one.job.environment.catalog.name
@@ -119,9 +117,7 @@ def test_an_audit_finds_what_was_taken_out_and_doubled(
 
 
 @pytest.mark.full
-def test_rows_of_aborted_transactions_and_of_another_topic_are_found(
-    one: World, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_aborted_and_foreign_rows_show(one: World, spark: SparkSession, tmp_path: Path) -> None:
     """Spark's reader receives aborted records unless it is configured otherwise."""
     session, sink = spark.newSession(), str(tmp_path / "sink")
     write(records(one, session, "read_uncommitted"), "parquet", sink, tmp_path / "c")

@@ -204,9 +204,7 @@ def test_services_that_up_started_are_stopped_if_another_fails(home: Home, jars:
     "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("step", [pytest.param("formatting", marks=pytest.mark.full), "starting"])
-def test_an_interrupted_up_leaves_nothing_running(
-    home: Home, step: str, sent: signal.Signals
-) -> None:
+def test_an_interrupted_up_leaves_nothing(home: Home, step: str, sent: signal.Signals) -> None:
     code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports]

@@ -249,9 +249,7 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     assert patient.findings(Issue.LEDGER) == []
 
 
-def test_an_unreachable_kafka_hides_nothing_else(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
     kafka = one.environment_file["kafka"]
@@ -276,9 +274,7 @@ def test_an_unreachable_kafka_hides_nothing_else(
 
 
 @pytest.mark.parametrize("transaction", ["IMMEDIATE", "EXCLUSIVE"])
-def test_a_catalog_locked_by_another_process(
-    patient: Patient, environment: dict[str, Any], transaction: str
-) -> None:
+def test_a_locked_catalog(patient: Patient, environment: dict[str, Any], transaction: str) -> None:
     """The catalog cannot even be opened while another process holds an exclusive lock."""
     holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
     holder.execute(f"BEGIN {transaction}")

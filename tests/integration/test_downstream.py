@@ -32,9 +32,7 @@ def promised(one: World) -> Watermarks:
 
 
 @pytest.mark.full
-def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_overrides(
-    world: Make, tmp_path: Path
-) -> None:
+def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None:
     one, own = world(), tmp_path / "own.db"
     older, newer = past_hour(2), past_hour(1)
     one.topic()

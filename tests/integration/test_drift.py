@@ -35,9 +35,7 @@ def unknown_of(one: World, hour: str) -> UnknownFields | None:
     return ledger.newest(one.job.ledger.history([hour]))[hour].unknown
 
 
-def test_unknown_fields_are_counted_and_added_as_drift_proposes(
-    world: Callable[..., World],
-) -> None:
+def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     one.send(drifted(hour))
@@ -87,9 +85,7 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(
 
 
 @pytest.mark.full
-def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_others(
-    world: Callable[..., World],
-) -> None:
+def test_a_stream_that_ignores_them_counts_none(world: Callable[..., World]) -> None:
     one, hour = world(unknown="ignore"), past_hour(1)
     one.topic(1)
     at = start_of(hour)
@@ -123,9 +119,7 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
 
 
 @pytest.mark.full
-def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(
-    world: Callable[..., World],
-) -> None:
+def test_rescued_fields_move_to_their_column(world: Callable[..., World]) -> None:
     one, hour, later = world(), past_hour(2), past_hour(1)
     one.topic(1)
     one.send(drifted(hour))
@@ -190,9 +184,7 @@ def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(
 
 
 @pytest.mark.full
-def test_a_record_that_is_refused_for_a_field_is_a_dead_letter_until_the_schema_has_it(
-    world: Callable[..., World],
-) -> None:
+def test_a_refused_field_makes_a_dead_letter_until_it_is_known(world: Callable[..., World]) -> None:
     one, hour = world(unknown="refuse"), past_hour(1)
     one.topic(1)
     one.send(drifted(hour))

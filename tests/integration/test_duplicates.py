@@ -188,9 +188,7 @@ def three_hashes(key: list[Any]) -> Any:
         ("DECIMAL(9,2)", "DECIMAL(30,2)"),
     ],
 )
-def test_a_widened_key_equals_its_former_values(
-    spark: SparkSession, mine: str, theirs: str
-) -> None:
+def test_a_widened_key_equals_former_values(spark: SparkSession, mine: str, theirs: str) -> None:
     rows = frame(
         spark,
         [
@@ -239,9 +237,7 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     assert kept(frame(spark, rows, slices), ["id"], served, few) == expected
 
 
-def test_only_hashes_are_shuffled_where_nothing_repeats(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_hashes_are_shuffled(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(*_: object) -> None:
         raise AssertionError("the rule is applied to rows that repeat nothing")
 
@@ -254,9 +250,7 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(
         assert places(found.leave_out(rows)) == places(rows)
 
 
-def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_keys_that_a_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
     hashed = F.xxhash64("id").alias("_hash")
     # As Kafka's rows: of no known size, which Spark takes for the largest that there is.
     named = (

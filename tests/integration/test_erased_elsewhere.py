@@ -52,9 +52,7 @@ def keys_with(one: World, player: str) -> list[str]:
     ],
     ids=("data", "objects", "data, objects"),
 )
-def test_no_file_of_a_value_is_left(
-    world: Make, tmp_path: Path, properties: dict[str, str]
-) -> None:
+def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[str, str]) -> None:
     one = world()
     one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     one.topic()

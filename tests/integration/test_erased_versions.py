@@ -128,9 +128,7 @@ def test_the_policy_allows_to_read_the_versions_that_a_scan_searches(tmp_path: P
         assert store.get_version(former) == b"old"
 
 
-def test_versions_of_files_with_erased_records_end_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_versions_end_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_aws(tmp_path) as aws:
         root = aws.client("s3")
         root.create_bucket(Bucket="lake")

@@ -145,9 +145,7 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     assert one.contents() == one.acknowledged()
 
 
-def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_nothing(
-    world: Make,
-) -> None:
+def test_a_speed_job_stops_where_apply_evolves_its_table(world: Make) -> None:
     one = world()
     one.topic()
     one.apply()
@@ -176,9 +174,7 @@ def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_not
 
 
 @pytest.mark.full
-def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_the_new_column(
-    world: Make,
-) -> None:
+def test_an_hour_built_while_apply_evolves_is_not_published(world: Make) -> None:
     one = world()
     one.topic(1)
     hour = past_hour(1)

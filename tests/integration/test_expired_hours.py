@@ -48,9 +48,7 @@ def exported(one: World) -> set[tuple[str, int]]:
     return {(key, size) for key, size, _ in listed}
 
 
-def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(
-    world: Callable[..., World],
-) -> None:
+def test_hours_expire_and_all_reports_stay_true(world: Callable[..., World]) -> None:
     older, old, kept, now = (past_hour(ago) for ago in (52, 51, 2, 0))
     one = world(keep="2 days", views=VIEWS)
     one.configure(egress=[{"name": "export", "root": f"s3://tests/exports/{one.name}"}])

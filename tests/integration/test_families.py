@@ -77,9 +77,7 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
     assert "stream 'fam_other'" in call(one, "status", "fam_other", expect=2)
 
 
-def test_a_new_topic_becomes_a_stream_of_a_running_group(
-    world: Callable[..., World], spark: SparkSession
-) -> None:
+def test_a_topic_becomes_a_groups_stream(world: Callable[..., World], spark: SparkSession) -> None:
     one = world()
     family: dict[str, Any] = {
         "topics": {"pattern": f"{one.name}-(.*)"},

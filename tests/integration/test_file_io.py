@@ -59,9 +59,7 @@ def test_the_lake_uses_it(environment: dict[str, Any]) -> None:
     )
 
 
-def test_a_small_file_is_written_by_one_request(
-    files: LakeFileIO, front: FlakyS3, folder: str
-) -> None:
+def test_a_small_file_takes_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
     file = files.new_output(f"{folder}/one.avro")
     with file.create() as stream:
         assert (stream.write(b"ab"), stream.write(b"cde"), stream.tell()) == (2, 3, 5)
@@ -73,9 +71,7 @@ def test_a_small_file_is_written_by_one_request(
 
 
 @pytest.mark.parametrize("name", ["one.avro", "one.metadata.json", "one.parquet"])
-def test_a_small_file_is_read_by_one_request(
-    files: LakeFileIO, front: FlakyS3, folder: str, name: str
-) -> None:
+def test_a_small_files_one_read(files: LakeFileIO, front: FlakyS3, folder: str, name: str) -> None:
     with files.new_output(f"{folder}/{name}").create() as stream:
         stream.write(b"abcde")
     # From the first deletion on, which a publish has: the library for it is there then.
@@ -124,9 +120,7 @@ def test_inside_a_run_a_file_of_metadata_is_not_read_again(
     assert requests(other) == 1
 
 
-def test_a_read_that_s3_refuses_is_another_librarys_next(
-    files: LakeFileIO, front: FlakyS3, folder: str
-) -> None:
+def test_a_refused_read_is_another_librarys(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
     with files.new_output(f"{folder}/one.avro").create() as stream:
         stream.write(b"abcde")
     files.delete(f"{folder}/gone.avro")
@@ -144,9 +138,7 @@ def test_a_read_that_s3_refuses_is_another_librarys_next(
         files.new_input(f"{folder}/one.avro").open()
 
 
-def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(
-    files: LakeFileIO, folder: str
-) -> None:
+def test_a_file_is_read_by_pyarrow_instead(files: LakeFileIO, folder: str) -> None:
     with files.new_output(f"{folder}/one.avro").create() as stream:
         stream.write(b"abcde")
     file = files.new_input(f"{folder}/one.avro")
@@ -184,9 +176,7 @@ def test_a_late_answer_of_s3_never_reaches_another_read(files: LakeFileIO, folde
     assert isinstance(explain("load the table", raised.value), Transient)
 
 
-def test_a_large_file_is_written_in_parts_and_whole(
-    files: LakeFileIO, front: FlakyS3, folder: str
-) -> None:
+def test_a_large_file_is_written_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
     content = bytes(range(256)) * 4096 * 24
     with files.new_output(f"{folder}/large.parquet").create() as stream:
         for at in range(0, len(content), 1 << 20):
@@ -204,9 +194,7 @@ def test_parquet_is_written_as_ever(files: LakeFileIO, folder: str) -> None:
         assert pq.read_table(written) == rows
 
 
-def test_a_file_is_deleted_by_one_request_and_no_marker_is_left(
-    files: LakeFileIO, front: FlakyS3, folder: str
-) -> None:
+def test_a_file_is_deleted_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
     with files.new_output(f"{folder}/a.avro").create() as stream:
         stream.write(b"a")
     front.methods.clear()

@@ -55,9 +55,7 @@ def behind(rows: pa.Table, begins: Mapping[int, int]) -> pa.Array:
 
 
 @pytest.mark.full
-def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(
-    world: Make, spark: SparkSession
-) -> None:
+def test_a_delta_table_in_use_is_imported(world: Make, spark: SparkSession) -> None:
     one, old = world(), past_hour(5)
     one.topic()
     for number in range(4):

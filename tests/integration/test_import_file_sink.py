@@ -47,9 +47,7 @@ def with_four_hours(world: Make) -> tuple[World, str]:
 
 
 @pytest.mark.full
-def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
-    world: Make, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_file_sinks_folder_is_imported(world: Make, spark: SparkSession, tmp_path: Path) -> None:
     one, old = with_four_hours(world)
     folder = tmp_path / "sink"
     session = spark.newSession()
@@ -86,9 +84,7 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
 
 
 @pytest.mark.full
-def test_the_folder_of_a_file_sink_that_was_killed_twice_is_imported(
-    world: Make, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_path: Path) -> None:
     one, folder, old = world(), tmp_path / "sink", past_hour(25)
     one.topic()
     for number in range(24):
@@ -169,9 +165,7 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
 
 
 @pytest.mark.full
-def test_a_killed_import_is_continued_by_the_same_command_and_taken_back(
-    world: Make, tmp_path: Path
-) -> None:
+def test_a_killed_import_is_continued_and_taken_back(world: Make, tmp_path: Path) -> None:
     one, old = world(), past_hour(30)
     one.topic()
     one.send_now(5, "now")

@@ -13,9 +13,7 @@ from anabranch.common.errors import Transient
 from speed_layer.micro_batch import MicroBatches
 
 
-def test_idle_triggers_and_publishes_are_progress_and_failing_micro_batches_are_not(
-    world: Callable[..., World],
-) -> None:
+def test_idle_triggers_are_progress_and_failures_are_not(world: Callable[..., World]) -> None:
     one, noted = world(speed={"trigger": "1 second"}), list[int]()
     one.topic()
     one.apply()

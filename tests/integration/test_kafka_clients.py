@@ -83,9 +83,7 @@ def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> Non
     ]
 
 
-def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(
-    kafka: config.Kafka,
-) -> None:
+def test_records_of_an_open_transaction_are_accepted_first(kafka: config.Kafka) -> None:
     topic = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, topic, 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
@@ -105,9 +103,7 @@ def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(
         assert adapter.stable_ends(described, {0: 2}) == adapter.accepted_ends(described) == {0: 2}
 
 
-def test_brokers_without_topic_ids_are_refused(
-    kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_brokers_without_ids_are_out(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recreated topic could not be distinguished from the deleted one. The client acts as with
     brokers before 2.8."""
     topic = f"t{uuid.uuid4().hex[:12]}"

@@ -14,9 +14,7 @@ from world import World, past_hour, spread
 
 
 @pytest.mark.full
-def test_a_speed_job_killed_at_random_loses_and_repeats_nothing(
-    world: Callable[..., World],
-) -> None:
+def test_a_speed_job_killed_at_random_is_exact(world: Callable[..., World]) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 300})
     one.topic()
     one.apply()

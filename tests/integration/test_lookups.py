@@ -60,9 +60,7 @@ def code_of(frame: DataFrame) -> list[str]:
 
 @FEW
 @given(ranges=RANGES)
-def test_a_row_is_in_the_window_that_the_arithmetic_gives(
-    spark: SparkSession, ranges: Ranges
-) -> None:
+def test_a_row_is_in_its_window(spark: SparkSession, ranges: Ranges) -> None:
     rows = places(spark, PLACES, AT).select("*", F.expr(inside(ranges)).alias("within")).collect()
     assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == offsets_of(ranges)
     assert {r.within for r in rows} <= {True, False}

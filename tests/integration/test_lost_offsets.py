@@ -39,9 +39,7 @@ def content(one: World) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("set_back", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(
-    world: Make, set_back: bool
-) -> None:
+def test_lost_offsets_are_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)
@@ -69,9 +67,7 @@ def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(
 
 
 @pytest.mark.full
-def test_an_hour_that_kafka_lost_is_restated_from_accepted_rows_and_its_dead_letters_are_replayed(
-    world: Make,
-) -> None:
+def test_an_hour_that_kafka_lost_is_restated_and_its_letters_replayed(world: Make) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)

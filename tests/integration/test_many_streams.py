@@ -124,9 +124,7 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     assert backlog.spark.sparkContext._jsc.getPersistentRDDs().size() == before
 
 
-def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(
-    world: Callable[..., World],
-) -> None:
+def test_hours_of_many_streams_are_exact_if_one_fails(world: Callable[..., World]) -> None:
     old = world()
     new = world(beside=old)
     # It has neither a topic nor tables.
@@ -195,9 +193,7 @@ def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..
 
 
 @pytest.mark.full
-def test_the_command_names_each_stream_and_ends_with_one_exit_code(
-    world: Callable[..., World],
-) -> None:
+def test_the_command_names_each_stream_and_one_code(world: Callable[..., World]) -> None:
     one = world(group="small")
     refused = world(beside=one, group="small")
     alone = world(beside=one)

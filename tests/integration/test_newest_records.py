@@ -48,9 +48,7 @@ def test_a_wrong_file_is_found_before_it_has_a_table(world: Make) -> None:
     assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 
 
-def test_columns_of_a_subject_are_those_that_apply_would_add(
-    world: Make, registry: SchemaRegistry
-) -> None:
+def test_a_subjects_columns_are_those_of_apply(world: Make, registry: SchemaRegistry) -> None:
     one = world(registry.url, schema="registry", format="avro", event_time=None)
     one.topic(1)
     fields = [{"name": "event_id", "type": "string"}, {"name": "n", "type": "int"}]

@@ -78,9 +78,7 @@ def one(tmp_path: Path) -> StreamLake:
     return made
 
 
-def test_the_notebook_ends_with_its_picture(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_has_its_picture(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANABRANCH_CONF", str(one.folder))
     monkeypatch.setenv("IPYTHONDIR", str(one.folder / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

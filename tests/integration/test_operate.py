@@ -65,9 +65,7 @@ def ids(one: World, branch: str = "main") -> list[str]:
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(
-    two_hours: World,
-) -> None:
+def test_a_recreated_topic_is_adopted_and_both_are_there_once(two_hours: World) -> None:
     one = two_hours
     before = ids(one)
     recreate(one, partitions=3)
@@ -177,9 +175,7 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     assert one.contents() == one.acknowledged()
 
 
-def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(
-    two_hours: World,
-) -> None:
+def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> None:
     one = two_hours
     before = one.contents()
     table = one.lake.load(one.job.stream.table)

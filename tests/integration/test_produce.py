@@ -96,9 +96,7 @@ def positions(acks: list[Ack]) -> list[Found]:
     return sorted((ack.partition, ack.offset, ack.sha256, ack.timestamp_ms) for ack in acks)
 
 
-def test_the_acknowledged_records_are_exactly_those_of_the_topic(
-    kafka: config.Kafka, topic: str
-) -> None:
+def test_acknowledged_records_are_exactly_the_topics(kafka: config.Kafka, topic: str) -> None:
     before = time.time() * 1000
     sent = produce_events(kafka, topic, events=3_000, hours=3, seed=5, dirty=True)
     assert sent.sent == expected(3_000, dirty=True)
@@ -115,9 +113,7 @@ def test_the_acknowledged_records_are_exactly_those_of_the_topic(
         assert in_order == sorted(in_order)
 
 
-def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(
-    kafka: config.Kafka, topic: str
-) -> None:
+def test_a_duplicate_is_the_same_bytes_at_another_offset(kafka: config.Kafka, topic: str) -> None:
     acks = produce_events(kafka, topic, events=500, hours=2, seed=5, dirty=True).acks
     originals = {ack.sha256: ack for ack in acks if ack.kind == "good"}
     duplicates = [ack for ack in acks if ack.kind == "duplicate"]
@@ -128,9 +124,7 @@ def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(
         assert duplicate.offset > original.offset
 
 
-def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(
-    kafka: config.Kafka, topic: str
-) -> None:
+def test_an_endless_run_ends_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
     stop = threading.Event()
     seen: list[Ack] = []
     accounts = []
@@ -162,9 +156,7 @@ def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(
     assert read_back(kafka, topic) == positions(sent.acks)
 
 
-def test_the_command_prints_its_account_and_appends_the_acks(
-    conf: Path, kafka: config.Kafka, topic: str
-) -> None:
+def test_the_command_prints_account_and_acks(conf: Path, kafka: config.Kafka, topic: str) -> None:
     acks = conf.parent / "acks.jsonl"
     arguments = ["game_events", "--events", "200", "--hours", "2", "--dirty", "--partitions", "2"]
     arguments += ["--acks", str(acks), "--conf", str(conf)]
@@ -193,9 +185,7 @@ def test_the_command_prints_its_account_and_appends_the_acks(
     assert {line["partition"] for line in lines} == {0, 1}
 
 
-def test_sends_that_fail_are_counted_and_the_command_is_transient(
-    conf: Path, kafka: config.Kafka, topic: str
-) -> None:
+def test_failed_sends_are_counted_as_such(conf: Path, kafka: config.Kafka, topic: str) -> None:
     create_topic(kafka, topic, 1, {"max.message.bytes": "100"})  # smaller than any event
     result = CliRunner().invoke(
         produce, ["game_events", "--events", "5", "--output", "json", "--conf", str(conf)]
@@ -210,9 +200,7 @@ def test_sends_that_fail_are_counted_and_the_command_is_transient(
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_topic_of_ones_own_and_a_files_lines_in_it(
-    conf: Path, kafka: config.Kafka, topic: str
-) -> None:
+def test_a_topic_of_ones_own_and_a_files_lines(conf: Path, kafka: config.Kafka, topic: str) -> None:
     def run(*arguments: str, input: bytes = b"", expect: int = 0) -> str:
         done = CliRunner().invoke(main, ["dev", *arguments, "--conf", str(conf)], input=input)
         assert done.exit_code == expect, done.output
@@ -241,9 +229,7 @@ def test_another_stream_is_refused_with_a_pointer_to_send(conf: Path) -> None:
     assert "anabranch dev send TOPIC FILE" in str(result.exception)
 
 
-def test_ctrl_c_flushes_prints_the_account_and_exits_130(
-    conf: Path, kafka: config.Kafka, topic: str
-) -> None:
+def test_ctrl_c_prints_the_account_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
     acks = conf.parent / "acks.jsonl"
     code = "from anabranch.cli.dev import produce; produce()"
     arguments = [

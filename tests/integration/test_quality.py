@@ -65,9 +65,7 @@ def test_good_rows_pass(spark: SparkSession) -> None:
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 
 
-def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(
-    spark: SparkSession,
-) -> None:
+def test_bad_rows_fail_with_counts_and_a_warning_lets_pass(spark: SparkSession) -> None:
     bad = _rows(
         spark,
         {"amount": -5.0},
@@ -114,9 +112,7 @@ def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(
     assert (quality.passed, quality.failed, len(quality.warnings or ())) == (True, (), 1)
 
 
-def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_are_named_by_each_expectation_on_rows(spark: SparkSession, tmp_path: Path) -> None:
     path = _file(
         tmp_path,
         {
@@ -156,9 +152,7 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(
     json.dumps(quality.as_dict(), allow_nan=False)
 
 
-def test_an_expectation_that_cannot_be_evaluated_fails_and_spoils_no_other(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_an_expectation_without_answer_fails_alone(spark: SparkSession, tmp_path: Path) -> None:
     path = _file(
         tmp_path,
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
@@ -238,9 +232,7 @@ def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path)
     json.dumps(quality.as_dict(), allow_nan=False)
 
 
-def test_without_rows_only_columns_and_aggregates_can_fail(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_without_rows_columns_and_aggregates_can_fail(spark: SparkSession, tmp_path: Path) -> None:
     empty = _rows(spark, good=0)
     quality = run_suite(empty, GAME_EVENTS)
     assert (quality.passed, quality.warnings, quality.evaluated) == (True, (), 5)

@@ -115,9 +115,7 @@ class _Lacking(dict[str, Table]):
 
 
 @pytest.mark.parametrize("absent", ["games.flights", "other.game_events"])
-def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(
-    catalog: SqlCatalog, absent: str
-) -> None:
+def test_a_missing_table_fails_only_its_own_sql(catalog: SqlCatalog, absent: str) -> None:
     table = _table(catalog)
     _append(table, range(4))
     tables = _Lacking(absent, **{NAME: table})

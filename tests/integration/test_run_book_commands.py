@@ -68,9 +68,7 @@ def night(world: Make) -> World:
     return one
 
 
-def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
-    night: World, tmp_path: Path
-) -> None:
+def test_an_operators_commands_to_an_hours_acceptance(night: World, tmp_path: Path) -> None:
     one, name = night, night.name
 
     def explained(hour: str) -> str:

@@ -84,9 +84,7 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
         one.apply()
 
 
-def test_the_masking_secret_is_in_no_plan_and_no_event_log(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_secret_is_in_no_plan_and_no_event_log(spark: SparkSession, tmp_path: Path) -> None:
     fields = parse_columns("id STRING, s STRING")
     selected = parse_select([{"mail": {"hash": "s"}}, {"id": {"hash": "id"}}], fields)
     stream = config.Stream(

@@ -85,9 +85,7 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
 
 
 @pytest.mark.full
-def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(
-    world: Make,
-) -> None:
+def test_rolled_up_files_are_read_by_spark_and_pyiceberg(world: Make) -> None:
     one = world(
         schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False}
     )

@@ -103,9 +103,7 @@ def topic(world: Make, registry: SchemaRegistry) -> Topic:
     return made
 
 
-def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_cannot_take(
-    topic: Topic,
-) -> None:
+def test_a_speed_job_takes_up_a_field_and_refuses_what_does_not_fit(topic: Topic) -> None:
     one, table = topic.one, topic.one.job.stream.table
     hour = past_hour(1)
     topic.send("a", start_of(hour) + timedelta(minutes=1), level=1)
@@ -217,9 +215,7 @@ def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
 
 
 @pytest.mark.full
-def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
-    topic: Topic, registry: SchemaRegistry
-) -> None:
+def test_a_batch_job_takes_up_what_its_table_has(topic: Topic, registry: SchemaRegistry) -> None:
     one, table = topic.one, topic.one.job.stream.table
     first, second = past_hour(3), past_hour(2)
     topic.register(LEVEL, COLOUR)
@@ -259,9 +255,7 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     assert rows(one, table, "colour", "size") == [("a", "red", None), ("b", "blue", 7)]
 
 
-def test_a_table_that_the_catalog_lost_comes_back_with_its_columns_and_takes_up_the_subject(
-    topic: Topic,
-) -> None:
+def test_a_lost_table_comes_back_and_takes_up_the_subject(topic: Topic) -> None:
     one, stream = topic.one, topic.one.job.stream
     topic.register(LEVEL, COLOUR)
     call(one, "apply", one.name)
@@ -300,9 +294,7 @@ def test_a_table_is_read_again_only_where_its_subject_has_another_version(topic:
     assert [c.name for c in reader.read(file, one.lake).columns] == ["event_id", "level", "colour"]
 
 
-def test_a_registry_that_is_away_changes_no_columns(
-    topic: Topic, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_registry_changes_none(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     one = topic.one
     one.set_environment(registry={"url": "http://127.0.0.1:1"})
     columns = one.job.stream.columns

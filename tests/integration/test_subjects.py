@@ -32,9 +32,7 @@ def columns(one: World, table: str) -> dict[str, str]:
     return {c.name: c.type if c.nullable else f"{c.type} NOT NULL" for c in own}
 
 
-def test_apply_takes_up_what_a_subject_adds_and_widens(
-    world: Make, registry: SchemaRegistry
-) -> None:
+def test_apply_takes_up_what_a_subject_adds(world: Make, registry: SchemaRegistry) -> None:
     one = world(registry.url, schema="registry", format="avro", event_time=None)
     one.topic(1)
     table, subject = f"{one.name}.events", f"{one.name}-value"
@@ -98,9 +96,7 @@ def test_apply_takes_up_what_a_subject_adds_and_widens(
     assert columns(one, table) == taken_up | {"odd": union}
 
 
-def test_each_topic_of_a_family_has_the_columns_of_its_subject(
-    world: Make, registry: SchemaRegistry
-) -> None:
+def test_each_topic_of_a_family_has_its_columns(world: Make, registry: SchemaRegistry) -> None:
     one = world(registry.url)
     family: dict[str, Any] = {
         "topics": {"pattern": f"{one.name}-(.*)"},

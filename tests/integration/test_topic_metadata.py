@@ -44,9 +44,7 @@ def first_answer(adapter: KafkaAdapter, topic: str, wanted: Callable[[Topic | No
         assert time.monotonic() < deadline, "the hazard did not happen"
 
 
-def test_a_topic_that_brokers_do_not_know_for_a_moment_is_requested_again(
-    kafka: config.Kafka,
-) -> None:
+def test_a_topic_unknown_for_a_moment_is_requested_again(kafka: config.Kafka) -> None:
     name = f"t{uuid.uuid4().hex[:12]}"
     with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
         with asked_meanwhile(lambda: one.describe(name)) as answers:

@@ -75,9 +75,7 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
     assert one.state.heads == heads
 
 
-def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_the_head(
-    three_hours: World,
-) -> None:
+def test_batch_alone_serves_what_speed_never_saw_until_it_is_back(three_hours: World) -> None:
     one = three_hours
     assert [r.decision for r in one.batch()] == ["accepted"] * 3
     assert Counter(r["ingest_hour"] for r in one.rows()) == {
@@ -92,9 +90,7 @@ def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_t
     assert set(one.state.timeline.skipped) == {past_hour(ago) for ago in (3, 2, 1)}
 
 
-def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_comes_back(
-    world: Make,
-) -> None:
+def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> None:
     one = world()
     one.topic()
     one.send(spread(past_hour(3), 20, "a"))
@@ -227,9 +223,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
         )
 
 
-def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(
-    three_hours: World,
-) -> None:
+def test_a_micro_batch_is_staged_while_another_is_published(three_hours: World) -> None:
     one = three_hours
     job, table = one.job, one.job.stream.table
     arm, ends = _arm(one), _ends(one)
@@ -260,9 +254,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(
     assert one.contents() == one.acknowledged()
 
 
-def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(
-    three_hours: World,
-) -> None:
+def test_early_rows_are_staged_again_behind_another_publisher(three_hours: World) -> None:
     one = three_hours
     arm, rival, ends = _arm(one), _arm(one), _ends(one)
     first, rest = (

@@ -68,9 +68,7 @@ def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(
-    world: Callable[..., World],
-) -> None:
+def test_a_view_is_the_same_in_every_engine(world: Callable[..., World]) -> None:
     one, hours = world(schema=SCHEMA, views=VIEWS), [past_hour(2), past_hour(1)]
     one.topic()
     for hour in hours:

@@ -343,9 +343,7 @@ def test_nested_values_of_avro_are_read_by_workers(
     assert set(writers(one)) == {BY_PYARROW}
 
 
-def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_workers_in_turn(
-    world: Make, workers: Workers
-) -> None:
+def test_records_of_many_dates_are_written_in_turn(world: Make, workers: Workers) -> None:
     one = world(
         event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False}
     )
@@ -359,9 +357,7 @@ def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_worke
     require_exact(one)
 
 
-def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(
-    world: Make, workers: Workers
-) -> None:
+def test_long_values_reach_a_worker_in_parts(world: Make, workers: Workers) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
     one.topic(1)
     one.apply()
@@ -504,9 +500,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     ],
     ids=["decimal", "nested", "csv"],
 )
-def test_every_type_and_format_is_read_and_written_by_workers_in_both_layers(
-    world: Make, workers: Workers, stream: Any
-) -> None:
+def test_all_types_pass_workers_in_both_layers(world: Make, workers: Workers, stream: Any) -> None:
     one = world(**stream)
     one.topic()
     one.apply()

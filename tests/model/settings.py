@@ -88,7 +88,7 @@ READ_BY_TWO = Speed("before", at_most=2)
 READ_BY_THREE = Speed("before", at_most=3)
 ACCEPTS = Batch("accepts")
 
-# What was over before they begin: an hour that nothing has read, that the speed layer has read, and
+# Beginnings: an hour that nothing has read, that the speed layer has read, and
 # that both layers hold.
 OVER = (broker(*ONE_HOUR),)
 OVER_AND_READ = (*OVER, READ)

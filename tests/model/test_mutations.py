@@ -927,9 +927,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_leftover_files_do_not_depend_on_a_publishs_outcome(
-    early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_files_do_not_depend_on_an_outcome(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "classify_commit", looking_once(prepare.classify_commit))
     actors = (broker(RECORD, RECORD), Speed("speed", early=early), Network("network"))
     explored = explore(new_world(late=True, answers_to_lose=1, crashes=1), actors)

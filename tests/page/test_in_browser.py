@@ -218,9 +218,7 @@ def test_the_first_stop_is_a_way_past_the_head(tab: Page) -> None:
     assert tab.evaluate("document.activeElement.id") == "content"
 
 
-def test_the_page_refreshes_and_announces_changes_without_moving_the_focus(
-    tab: Page, status_page: StatusPage
-) -> None:
+def test_the_page_refreshes_without_moving_the_focus(tab: Page, status_page: StatusPage) -> None:
     opened(tab, "/")
     tab.locator("#s-payments").focus()
     before = status_page.readers["payments"].reading
@@ -330,9 +328,7 @@ def test_a_phone_shows_every_column_of_the_streams_by_its_name(phone: Page) -> N
     assert max(right for _, right in cells) <= 390
 
 
-def test_a_phone_begins_the_calendar_at_the_newest_hour_and_stays_where_it_was_moved(
-    phone: Page,
-) -> None:
+def test_a_phone_begins_at_the_newest_hour_and_stays_there(phone: Page) -> None:
     opened(phone, "/streams/orders")
     newest = phone.locator(f"[id='h{OPEN}']")
     box = newest.evaluate("hour => hour.getBoundingClientRect().toJSON()")

@@ -24,9 +24,7 @@ GROWTH = 1.1
 
 
 @pytest.mark.timeout(6 * 3600)
-def test_an_hour_of_micro_batches_through_kills_and_maintenance_is_exact_and_costs_no_more_at_its_end() -> (
-    None
-):
+def test_an_hour_of_micro_batches_is_exact_and_as_cheap_at_its_end() -> None:
     with real_hours() as one:
         after = one.newest
         oldest, old, hour = (shift(after, -n) for n in (3, 2, 1))

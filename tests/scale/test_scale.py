@@ -33,9 +33,7 @@ MOST_MANIFESTS = 60
 
 
 @pytest.mark.timeout(3000)
-def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accepted_in_one_try(
-    tmp_path: Path,
-) -> None:
+def test_an_hour_of_3600_micro_batches_costs_each_the_same(tmp_path: Path) -> None:
     stream = ScaledStream.create(tmp_path, FIRST)
     most_requests = most_manifests = 0
     for number in range(3600):

@@ -119,9 +119,7 @@ def test_a_batch_job_of_many_has_the_members_with_tables(conf: Path) -> None:
         open_jobs(str(conf), ["app_new"], None, False)
 
 
-def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
-    conf: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_table_stops_no_other(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = new_lake(conf, name="app_broken")
     location = broken.table().metadata_location
     Path(location.removeprefix("file://")).unlink()

@@ -39,9 +39,7 @@ def kinds(found: Mapping[str, Job | AnabranchError]) -> dict[str, str]:
     return {name: "job" if isinstance(one, Job) else "error" for name, one in found.items()}
 
 
-def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone(
-    conf: Path,
-) -> None:
+def test_a_groups_file_that_is_no_yaml_for_a_moment_is_an_error(conf: Path) -> None:
     folder = StreamFolder(str(conf), group="small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     for name in ("a", "c"):
@@ -67,9 +65,7 @@ def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(con
     )
 
 
-def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(
-    conf: Path,
-) -> None:
+def test_a_named_stream_without_its_file_is_gone_a_wrong_one_is_not(conf: Path) -> None:
     folder = StreamFolder(str(conf), ["a", "b"])
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     file = conf / "streams" / "a.yaml"

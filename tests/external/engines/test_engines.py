@@ -154,9 +154,7 @@ def served(
 
 @pytest.mark.parametrize("catalog", CATALOGS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_rows_of_main_by_its_plain_name_and_of_its_snapshots(
-    served: Served, engine: str, catalog: str
-) -> None:
+def test_rows_of_main_by_name_and_by_snapshot(served: Served, engine: str, catalog: str) -> None:
     s3 = served.one.job.environment.s3
     assert s3.access_key is not None and s3.secret_key is not None
     task = {

@@ -134,9 +134,7 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     assert run(lake.folder, url) == []
 
 
-def test_the_later_read_stays_whichever_sender_is_last(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_the_later_read_stays_whoever_is_last(lake: StreamLake, url: str, index: str) -> None:
     accept(lake, FIRST, 7)
     job = job_of(lake.folder, url)
     (change,) = feed.poll(job, Token(job.stream.name))
@@ -153,9 +151,7 @@ def test_the_later_read_stays_whichever_sender_is_last(
     assert len(found(index)) == 4
 
 
-def test_after_a_restore_the_index_gets_the_tables_current_content(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_after_a_restore_the_index_is_current(lake: StreamLake, url: str, index: str) -> None:
     """The hazard: documents of the lost commits have higher versions, and some are no rows any
     more."""
     accept(lake, FIRST, 7)
@@ -172,9 +168,7 @@ def test_after_a_restore_the_index_gets_the_tables_current_content(
     assert len(found(index)) == 11
 
 
-def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_hours_come_again_for_another_index(lake: StreamLake, url: str, index: str) -> None:
     for hour in (FIRST, HOURS[2]):
         accept(lake, hour, 4)
     assert [(d.hour, d.rows) for d in run(lake.folder, url)] == [(FIRST, 4), (HOURS[2], 4)]
@@ -194,9 +188,7 @@ def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
     assert found(index) == in_main(lake, FIRST, HOURS[2])
 
 
-def test_a_refused_document_is_named_and_delays_its_hour(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_a_refused_document_delays_its_hour(lake: StreamLake, url: str, index: str) -> None:
     requests.delete(index, timeout=60).raise_for_status()
     mapping = {"mappings": {"properties": {"ingest_hour": {"type": "integer"}}}}
     requests.put(index, json=mapping, timeout=60).raise_for_status()
@@ -259,9 +251,7 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
     assert len(found(index)) == 9
 
 
-def test_a_request_that_is_too_large_is_sent_in_parts(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_a_large_request_is_sent_in_parts(lake: StreamLake, url: str, index: str) -> None:
     from serving_layer.egress.hour import Identity
     from serving_layer.egress.search import Index, document
 

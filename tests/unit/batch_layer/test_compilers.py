@@ -48,9 +48,7 @@ def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> 
         ((OPEN, OPEN), 5),
     ],
 )
-def test_the_offsets_of_the_hours(
-    lake: StreamLake, span: tuple[str, str] | None, offsets: int
-) -> None:
+def test_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, offsets: int) -> None:
     assert share(lake, span) == offsets / BY_WORKERS
 
 
@@ -66,9 +64,7 @@ def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
     assert (share(lake, None), share(lake, (FIRST, FIRST))) == (25 / BY_WORKERS, 10 / BY_WORKERS)
 
 
-def test_an_hour_that_the_table_has_forgotten_is_as_large_as_the_ledger_has_it(
-    tmp_path: Path,
-) -> None:
+def test_a_forgotten_hour_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 7}))
     settled = Change("batch", properties={SETTLED: SECOND})
     lake.land(Publish(new_id(), (settled,), lake.state().timeline))

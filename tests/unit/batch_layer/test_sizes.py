@@ -28,9 +28,7 @@ def files(*sizes: tuple[int, int]) -> list[Any]:
         (36_000_000, 400, 400),
     ],
 )
-def test_shuffles_follow_the_hours_size_and_use_every_core(
-    offsets: int, at_once: int, parts: int
-) -> None:
+def test_shuffles_follow_the_size_and_use_all_cores(offsets: int, at_once: int, parts: int) -> None:
     assert shuffle_partitions(offsets, at_once) == parts
 
 

@@ -69,9 +69,7 @@ def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> Non
     assert drift_of(stream(), rows, "other", {}).restate == []
 
 
-def test_a_schema_with_other_fields_is_proposed_as_a_mapping(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_schema_of_other_fields_is_a_mapping(capsys: pytest.CaptureFixture[str]) -> None:
     schema = {"id": "STRING NOT NULL", "at": {"type": "TIMESTAMP", "from": "@ts", "unit": "nanos"}}
     nested = {"level": {"type": "INT", "from": "payload.level"}}
     of = stream().model_copy(update={"columns": parse_schema(schema | nested)})
@@ -100,9 +98,7 @@ def test_fields_of_rows_in_an_envelope() -> None:
     assert view.schema == schema | {"new": "STRING"}
 
 
-def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_names_unfit_for_columns_are_listed_with_why(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "esc\x1b[2J\n", "new", "NEW"]
     fields = (*(field(n, 9 - i) for i, n in enumerate(names)), field("level"))
     view = drift_of(stream(), [row("2026-11-21T00", 0, *fields)], "t", {})

@@ -92,9 +92,7 @@ def micro_batches(lake: StreamLake) -> Callable[[], None]:
     return lambda: read(lake, lake.state().position.offsets[0] + 1)
 
 
-def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_is_accepted_while_speed_works_off_its_look_back(lake: StreamLake) -> None:
     """The hazard: every micro-batch changes what duplicates were dropped against, and the hour is
     built for ever."""
     made, hours = rebuilder(lake, micro_batches(lake))
@@ -226,9 +224,7 @@ def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
     assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
 
 
-def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_hour_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the ledger, which is asked for a forgotten hour, does not say what it had not
     seen."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)

@@ -75,9 +75,7 @@ def test_the_job_is_given_the_selection(
     assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
 
 
-def test_reports_on_hours_read_each_stream(
-    submitted: Callable[..., tuple[list[str], Result]],
-) -> None:
+def test_reports_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
     given, _ = submitted(
         "--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4"
     )
@@ -122,9 +120,7 @@ def test_what_names_no_work_or_that_of_too_many_is_refused(
         ([70, 2, 1, 75, 0], 70),
     ],
 )
-def test_one_exit_code_names_what_an_operator_has_to_look_at_first(
-    codes: list[int], expected: int
-) -> None:
+def test_one_exit_code_names_what_to_look_at_first(codes: list[int], expected: int) -> None:
     assert combined_exit_code(codes) == expected
 
 
@@ -154,9 +150,7 @@ CODES = {
 }
 
 
-def test_the_output_names_each_streams_hours_error_and_exit_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_output_names_each_hour_error_and_code(capsys: pytest.CaptureFixture[str]) -> None:
     print_outcomes(OUTCOMES, {HOUR}, "json", "to rebuild")
     views: dict[str, Any] = {
         view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]

@@ -92,9 +92,7 @@ def test_the_pages_are_up_to_date(name: str) -> None:
     )
 
 
-def test_the_help_groups_every_command_once_and_cuts_no_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_help_has_every_command_once_uncut(monkeypatch: pytest.MonkeyPatch) -> None:
     context = click.Context(main)
     names = [name for section in SECTIONS.values() for name in section]
     # An option may have a line of its own, such as `dead-letters --replay`.

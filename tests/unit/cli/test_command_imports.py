@@ -36,9 +36,7 @@ MAINTAIN = [("anabranch.lifecycle.maintenance", LAKE - {"sqlglot"})]
 
 
 @pytest.mark.parametrize("steps", [IN_TURN, MAINTAIN], ids=["in turn", "maintain"])
-def test_a_process_imports_only_the_packages_that_it_uses(
-    steps: list[tuple[str, set[str]]],
-) -> None:
+def test_a_process_imports_only_what_it_uses(steps: list[tuple[str, set[str]]]) -> None:
     code = "import sys; from anabranch.common import process; process.import_pandas_late()\n"
     for modules, unwanted in steps:
         code += f"import {modules}\nprint('{modules}:', sorted({unwanted} & set(sys.modules)))\n"

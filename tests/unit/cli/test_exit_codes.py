@@ -109,9 +109,7 @@ def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
     assert raised.value is refused
 
 
-def test_a_machine_without_java_is_no_refused_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: spark-submit ends with exit code 1 there, and so would the command that became
     it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -138,9 +136,7 @@ def test_a_restatement_beside_an_hour_is_no_verdict_on_it() -> None:
         ("batch_layer", [str(ROOT / "batch_layer" / "job.py")]),
     ],
 )
-def test_a_broken_installation_is_no_refusal(
-    tmp_path: Path, library: str, begin: list[str]
-) -> None:
+def test_a_broken_install_is_no_refusal(tmp_path: Path, library: str, begin: list[str]) -> None:
     (tmp_path / f"{library}.py").write_text("import a_library_that_is_not_there\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(

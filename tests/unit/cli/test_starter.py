@@ -22,9 +22,7 @@ def init(*arguments: str) -> str:
     return done.output
 
 
-def test_without_a_folder_the_current_one_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_folder_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = init()
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()
@@ -36,9 +34,7 @@ def test_without_a_folder_the_current_one_is_filled(
     assert (again.exit_code, "expected none of its files" in again.output) == (2, True)
 
 
-def test_the_wheel_of_this_installation_comes_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: an image of a version that no index has."""
     init(str(tmp_path / "of a checkout"))
     assert [one.name for one in (tmp_path / "of a checkout" / "wheels").iterdir()] == ["README"]

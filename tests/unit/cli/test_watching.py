@@ -31,9 +31,7 @@ def as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.cli.report.output_format", lambda: "text")
 
 
-def test_it_shows_each_answer_and_what_does_not_answer_until_it_is_interrupted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_it_shows_each_answer_until_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     repeat(OFTEN, Service("a", Transient("Kafka is down"), "b", KeyboardInterrupt(), "never"))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a\nb\n", "Kafka is down\n")

@@ -75,9 +75,7 @@ def test_pauses() -> None:
     assert len(set(pauses)) > 100
 
 
-def test_a_lock_of_another_process_is_awaited_up_to_a_deadline(
-    clock: Clock, tmp_path: Path
-) -> None:
+def test_a_lock_is_awaited_up_to_a_deadline(clock: Clock, tmp_path: Path) -> None:
     calls: list[bool] = []
     with (
         locked(tmp_path / "lock", 5),

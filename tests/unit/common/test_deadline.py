@@ -64,9 +64,7 @@ def test_a_hanging_stream_is_named_with_its_wait(never: Callable[[Note], int]) -
     )
 
 
-def test_with_a_limit_of_silence_many_get_the_time_that_they_need(
-    never: Callable[[Note], int],
-) -> None:
+def test_with_a_limit_of_silence_many_get_their_time(never: Callable[[Note], int]) -> None:
     def slow(note: Note) -> int:
         time.sleep(0.2)
         return 1

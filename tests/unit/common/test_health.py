@@ -67,9 +67,7 @@ def crash(file: Path, now: float) -> None:
         raise RuntimeError
 
 
-def test_a_job_that_publishes_and_dies_again_and_again_is_unhealthy_while_it_runs(
-    tmp_path: Path,
-) -> None:
+def test_a_job_that_publishes_and_dies_again_is_unhealthy(tmp_path: Path) -> None:
     file = tmp_path / "speed"
 
     def fault(now: float) -> str | None:
@@ -99,9 +97,7 @@ def test_two_jobs_do_not_share_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         pass
 
 
-def test_without_a_file_nothing_is_noted_and_a_folder_that_is_missing_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_no_file_notes_nothing_and_no_folder_is_refused(tmp_path: Path) -> None:
     with health_file(None, TRIGGER) as note:
         note()
     with (
@@ -111,9 +107,7 @@ def test_without_a_file_nothing_is_noted_and_a_folder_that_is_missing_is_refused
         pass
 
 
-def test_a_disk_that_is_full_does_not_end_the_job(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_does_not_end_a_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, times = tmp_path / "speed", iter((0.0, 10.0, 20.0))
     with health_file(file, TRIGGER, lambda: next(times)) as note:
         (tmp_path / "speed.part").mkdir()

@@ -38,9 +38,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_an_event_has_the_fields_of_its_process_and_of_its_thread(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_event_has_its_processs_and_threads_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(as_json=True)
     of_process(stream="events", layer="batch")
 
@@ -81,9 +79,7 @@ def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFix
     assert (line["message"], line["level"]) == ("said", "INFO")
 
 
-def test_a_publish_is_found_by_its_id_and_its_snapshots(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_publish_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = new_lake(tmp_path)
     staged = lake.stage([(FIRST, 0, 0)])
     publish = lake.speed(staged, {0: 1})

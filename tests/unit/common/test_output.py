@@ -194,9 +194,7 @@ def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -
     }  # fmt: skip
 
 
-def test_parquet_is_the_table_itself(
-    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_parquet_is_the_table(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     output.write_result(RESULT.to_reader(), "parquet", tmp_path / "r.parquet")
     assert pq.read_table(tmp_path / "r.parquet").equals(RESULT)
     output.write_result(RESULT.to_reader(), "parquet")
@@ -214,9 +212,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
 
 
-def test_numbers_stay_aligned_beside_a_row_that_has_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_numbers_stay_aligned_beside_a_gap(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table(
         ("hour", "rows"), [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")]
     )

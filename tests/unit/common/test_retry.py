@@ -84,9 +84,7 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
         ),
     ],
 )
-def test_each_failure_is_counted_by_the_service_that_it_speaks_of(
-    error: Transient, service: str
-) -> None:
+def test_each_failure_is_counted_by_its_service(error: Transient, service: str) -> None:
     before = TALLY.totals()
     assert _retry().call("stream s", _failing(error, error)) == "done"
     assert TALLY.totals() - before == {(RETRIES, service): 2}
@@ -109,9 +107,7 @@ def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     "error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), Unexpected("no")]
 )
-def test_a_permanent_error_is_raised_at_once(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_permanent_error_is_raised(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(type(error)) as raised:
         _retry().call("stream s", _failing(error))
     assert raised.value is error
@@ -176,9 +172,7 @@ def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptu
     assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
 
 
-def test_an_unexplained_error_is_retried_and_ends_with_its_cause_and_exit_code(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_unexplained_error_ends_with_cause_and_code(caplog: pytest.LogCaptureFixture) -> None:
     tries: list[int] = []
 
     def always() -> str:

@@ -43,9 +43,7 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lake#old", "lake?x", "lake%20x", "lake x", "lake;x", "läke+&=x"])
-def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_folder_is_listed_and_its_files_deleted_by_name(tmp_path: Path, name: str) -> None:
     """A location is no URI: another folder whose name ends before a `#` or `?` keeps its files."""
     other = write(tmp_path / "lake" / "part.parquet", 9)
     file = write(tmp_path / name / "data" / name, 9)
@@ -103,9 +101,7 @@ def test_files_of_a_killed_process_are_removed_and_those_in_use_stay(
                 holder.stdout.close()
 
 
-def test_one_of_many_concurrent_clean_ups_deletes_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_many_clean_ups_deletes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a machine's jobs all start again: none trips over what another deletes under it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for folder in (tmp_path / f"anabranch-checkpoint-{number}" for number in range(20)):
@@ -124,9 +120,7 @@ def test_one_of_many_concurrent_clean_ups_deletes_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_folder_is_removed_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ZeroDivisionError), temporary_folder("query") as folder:
         assert list(folder.iterdir()) == []
@@ -145,9 +139,7 @@ def test_a_temporary_folder_is_removed_at_the_end(
     assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
 
 
-def test_without_file_locks_a_folder_is_used_and_never_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nothing_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network's file system: to lock is refused, then, after an upgrade of it, allowed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

@@ -103,9 +103,7 @@ def test_defaults(conf: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "size"), [("256 MB", 256_000_000), ("64MiB", 2**26), ("1 GB", 10**9), (10**6, 10**6)]
 )
-def test_a_files_target_is_given_in_bytes_or_with_a_unit(
-    conf: Path, target: object, size: int
-) -> None:
+def test_a_target_is_in_bytes_or_has_a_unit(conf: Path, target: object, size: int) -> None:
     assert stream(conf, files=f"{{target: {target}}}").files.target == size
 
 
@@ -219,9 +217,7 @@ def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.Monkey
         stream(conf, topic='"${TEST_EMPTY:-default}"')
 
 
-def test_a_variable_that_is_unset_and_has_no_default_is_named(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unset_variable_is_named(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_UNSET", raising=False)
     with pytest.raises(ConfigurationError) as error:
         stream(conf, speed='{trigger: "${TEST_UNSET} seconds"}')
@@ -294,9 +290,7 @@ def test_durations_that_no_calendar_has(value: str) -> None:
         ),
     ],
 )
-def test_an_error_in_a_secret_does_not_show_the_secret(
-    conf: Path, text: str, key: str, kind: str
-) -> None:
+def test_an_error_does_not_show_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         load_environment(conf)
@@ -318,9 +312,7 @@ def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: P
         load_environment(tmp_path / "nowhere")
 
 
-def test_the_folder_is_the_argument_else_the_variable_else_conf(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_folder_is_the_argument_the_variable_or_conf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANABRANCH_CONF", raising=False)
     assert resolve_folder() == Path("conf")
     monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
@@ -394,9 +386,7 @@ SECRET = "hunter2/hunter2@x"
         ENVIRONMENT.replace("127.0.0.1:1", "${PASSWORD}").replace("name: lake", "name: l-l"),
     ],
 )
-def test_no_mistake_repeats_a_secret(
-    conf: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_no_mistake_shows_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Neither the message nor Python's traceback of the error and its causes contains the
     secret."""
     monkeypatch.setenv("PASSWORD", SECRET)

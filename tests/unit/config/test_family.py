@@ -74,9 +74,7 @@ def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:
     assert (stream.name, stream.group, stream.key) == ("app_orders", "small", ("id",))
 
 
-def test_a_family_has_a_bounded_number_of_streams(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a pattern that matches every topic of a large cluster creates tables for each."""
     monkeypatch.setattr("anabranch.config.family.MOST_STREAMS", 3)
     topics = [f"app-t{i}" for i in range(8)]

@@ -166,9 +166,7 @@ def write(folder: Path, masking: dict[str, str] | None = None, **values: Any) ->
     return folder
 
 
-def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_schema(
-    tmp_path: Path,
-) -> None:
+def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         {"secret": "0123456789abcdef"},

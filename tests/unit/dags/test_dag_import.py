@@ -456,9 +456,7 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", _WRONG)
-def test_the_dags_of_a_stream_whose_file_is_wrong_fail_with_the_mistake(
-    parsed: Any, stream: str
-) -> None:
+def test_the_dags_of_a_wrong_file_fail_with_the_mistake(parsed: Any, stream: str) -> None:
     """And those of the other streams are as their files say."""
     for kind in ("hourly", "maintenance", "speed_watch"):
         dag = parsed["dags"][f"anabranch_{kind}__{stream}"]
@@ -552,9 +550,7 @@ def test_a_cleared_run_and_a_backfill_restate_with_a_reason(parsed: Any) -> None
     }
 
 
-def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provider_does(
-    parsed: Any,
-) -> None:
+def test_a_rebuild_names_task_and_run_as_airflows_provider_does(parsed: Any) -> None:
     """tests/external/marquez checks that the provider itself does so."""
     at = datetime(2026, 11, 21, 4, tzinfo=UTC)
 
@@ -728,9 +724,7 @@ def test_the_last_task_of_a_groups_run_notifies_consumers(parsed: Any) -> None:
     ("run", "words"),
     [("behind", "found 2026-11-21T02; streams behind: b"), ("none", "no complete hour yet")],
 )
-def test_a_group_that_is_not_complete_has_no_event_and_fails_no_run(
-    parsed: Any, run: str, words: str
-) -> None:
+def test_an_incomplete_group_has_no_event_nor_fails(parsed: Any, run: str, words: str) -> None:
     [kinds, message], _, events = parsed["hour"][run]
     assert kinds[0] == "AirflowSkipException" and words in message
     assert events == {}
@@ -742,9 +736,7 @@ def test_a_group_that_does_not_answer_is_asked_again(parsed: Any) -> None:
     assert events == {}
 
 
-def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(
-    parsed: Any,
-) -> None:
+def test_a_groups_rebuild_gives_each_outcome_and_fails_for_none(parsed: Any) -> None:
     [[done, refused], [command]] = parsed["group"]["done"]
     assert done == {
         "stream": "orders",
@@ -836,9 +828,7 @@ def test_a_streams_task_fails_as_its_rebuild_did_and_its_hour_is_merged(parsed: 
     assert (later["error"][0][0], later["ran"]) == ("AirflowSkipException", [])
 
 
-def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_was_cleared(
-    parsed: Any,
-) -> None:
+def test_a_streams_task_rebuilds_it_alone_after_a_failure_or_clearing(parsed: Any) -> None:
     away, still = parsed["stream"]["away"], parsed["stream"]["still away"]
     assert (away["error"], away["ran"]) == ("", ["batch s --hour 2026-11-21T03", *_CHECKED])
     assert still["error"][0][0] == "AirflowException"

@@ -372,9 +372,7 @@ BARE = record(("note", ["null", "string"]), ("id", "string"), ("n", "long"))
         ("00066f2d310e", "unknown_schema", "not in a header"),
     ],
 )  # fmt: skip
-def test_records_whose_schema_id_is_elsewhere_have_a_reason_that_says_so(
-    value: str, code: str, words: str
-) -> None:
+def test_a_record_of_an_unknown_schema_has_its_reason(value: str, code: str, words: str) -> None:
     missing = WriterSchema(error=("unknown_schema", f"expected it there. {ID_PLACES}"))
     schemas = {1: BARE, 107_949_361: missing}
     result = decoded(spec(schemas, "id STRING"), [bytes.fromhex(value)])

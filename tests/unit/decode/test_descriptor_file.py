@@ -44,9 +44,7 @@ def test_plain_messages_are_read_by_the_file(tmp_path: Path) -> None:
         ({"file": "other.desc"}, "expected a set of file descriptors, found none"),
     ],
 )
-def test_a_file_that_cannot_be_used_ends_the_job(
-    tmp_path: Path, given: dict[str, Any], message: str
-) -> None:
+def test_an_unusable_file_ends_the_job(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     (tmp_path / "shop.desc").write_bytes(base64.b64decode(descriptors(TEXT)))
     (tmp_path / "other.desc").write_bytes(b"{}")
     of = stream(tmp_path / given.pop("file", "shop.desc"), **given)

@@ -390,9 +390,7 @@ LISTS = st.lists(ITEMS, max_size=3).map(lambda items: f"[{','.join(items)}]") | 
         max_size=5,
     )
 )
-def test_parts_of_nested_values_are_read_as_columns_of_their_type(
-    objects: list[dict[str, str]],
-) -> None:
+def test_parts_of_nested_values_are_read_as_columns(objects: list[dict[str, str]]) -> None:
     """Nested values are built from columns of their parts. So a part is what it is in a column of
     its own, a value with an unreadable part is null, and no record changes another."""
     of_item = "STRUCT<cost: DECIMAL(6,3), at: TIMESTAMP, fs: MAP<STRING, FLOAT>>"

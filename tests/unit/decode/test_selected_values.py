@@ -156,9 +156,7 @@ def test_an_earlier_error_of_the_record_stays() -> None:
     assert [code for code, _ in found.errors.values()] == ["wrong_type"]
 
 
-def test_a_record_whose_error_try_does_not_catch_is_found_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_record_that_try_does_not_catch_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     query = Selection._query
 
     def out_of_memory(self: Selection, records: pa.Table, sql: list[str]) -> list[pa.Array] | None:

@@ -74,9 +74,7 @@ def test_no_port_of_the_file_is_the_default_of_a_command_of_ours() -> None:
     assert defaults and not published & defaults
 
 
-def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(
-    tmp_path: Path,
-) -> None:
+def test_the_environment_file_is_new_and_ignored_by_git(tmp_path: Path) -> None:
     """`sh deploy/dotenv.sh`, in a checkout and in a new user's folder."""
     docs.write(tmp_path)
     script = ["sh", str(tmp_path / "deploy" / "dotenv.sh")]

@@ -101,9 +101,7 @@ def _commands(arguments: list[str]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("exit_code", "starts"), [(0, True), (1, True), (2, True), (75, False), (70, False)]
 )
-def test_one_streams_wrong_file_does_not_keep_a_group_from_starting(
-    exit_code: int, starts: bool, tmp_path: Path
-) -> None:
+def test_one_wrong_file_does_not_stop_a_group(exit_code: int, starts: bool, tmp_path: Path) -> None:
     code, _ = _run_shell("apply", {"apply": exit_code}, tmp_path)
     assert (code == 0) is starts
 
@@ -139,9 +137,7 @@ def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
     [one for _, one in CONTAINERS if "speed" in one["args"]],
     ids=lambda one: one["args"][2].strip("-"),
 )
-def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(
-    speed: dict[str, Any],
-) -> None:
+def test_the_speed_layers_probes_read_the_jobs_file(speed: dict[str, Any]) -> None:
     file = speed["args"][speed["args"].index("--health") + 1]
     assert file.startswith("/tmp/")
     probes = {
@@ -196,9 +192,7 @@ def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation()
     assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
 
 
-def test_the_configuration_makes_a_driver_in_its_pod(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in re.findall(r"\$\{([A-Z_]+)", CONF):
         monkeypatch.setenv(name, name.lower())
     (tmp_path / "anabranch.yaml").write_text(CONF)

@@ -75,9 +75,7 @@ def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
     assert "s3cr3t" not in repr(stack)
 
 
-def test_a_home_is_the_same_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_is_one_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
 

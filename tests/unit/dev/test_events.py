@@ -62,9 +62,7 @@ def test_the_same_arguments_give_the_same_records(dirty: list[ProducerRecord]) -
     ],
     ids=["seed", "events", "start", "end"],
 )
-def test_another_argument_shares_no_event_id_so_two_runs_are_not_duplicates_of_each_other(
-    other: Any,
-) -> None:
+def test_another_argument_shares_no_event_id_with_another_run(other: Any) -> None:
     ids = {parsed(record)["event_id"] for record in generate(500, 7, START, END, dirty=False)}
     assert len(ids) == 500
     assert ids.isdisjoint(parsed(record)["event_id"] for record in other())
@@ -97,9 +95,7 @@ def test_clean_events_are_good_ones_only_and_their_time_is_seconds_before_kafkas
     assert all(0 <= record.timestamp_ms - event_ms(record) < 3_000 for record in records)
 
 
-def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(
-    dirty: list[ProducerRecord],
-) -> None:
+def test_kafka_timestamps_ascend_evenly_over_the_range(dirty: list[ProducerRecord]) -> None:
     stamps = [record.timestamp_ms for record in dirty]
     assert stamps == sorted(stamps)
     originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
@@ -116,9 +112,7 @@ def test_late_events_are_one_to_three_days_old(dirty: list[ProducerRecord]) -> N
     assert all(DAY_MS <= age < 3 * DAY_MS for age in ages)
 
 
-def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(
-    dirty: list[ProducerRecord],
-) -> None:
+def test_a_duplicate_repeats_earlier_bytes_within_a_minute(dirty: list[ProducerRecord]) -> None:
     seen: dict[tuple[bytes | None, bytes | None], int] = {}
     for record in dirty:
         content = (record.key, record.value)
@@ -212,9 +206,7 @@ def test_sessions_make_sense(dirty: list[ProducerRecord]) -> None:
             del playing[player]
 
 
-def test_games_platforms_and_types_are_several_and_players_are_skewed(
-    dirty: list[ProducerRecord],
-) -> None:
+def test_games_and_types_are_several_and_players_skewed(dirty: list[ProducerRecord]) -> None:
     events = [parsed(record) for record in of(dirty, "good")]
     assert {event["event_type"] for event in events} == TYPES
     assert len({event["game"] for event in events}) >= 3

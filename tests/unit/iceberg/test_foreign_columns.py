@@ -163,9 +163,7 @@ def test_a_column_is_brought_back_and_widened(one: StreamLake) -> None:
 
 
 @pytest.mark.parametrize("ddl", [DDL, DDL.replace("id STRING", "id BIGINT")])
-def test_a_column_that_is_never_null_comes_back_before_the_first_row(
-    tmp_path: Path, ddl: str
-) -> None:
+def test_a_column_never_null_comes_back_before_any_row(tmp_path: Path, ddl: str) -> None:
     """As a new column it would be refused, though no row lacks it."""
     one = new_lake(tmp_path)
     apply(one, stream_of(DDL))
@@ -188,9 +186,7 @@ def test_a_rename_that_the_file_follows_is_none_to_undo(one: StreamLake) -> None
 
 
 @pytest.mark.parametrize("name", ["dropped", "a field dropped", "a struct dropped"])
-def test_what_is_dropped_while_the_file_lacks_it_comes_back_with_the_file(
-    one: StreamLake, name: str
-) -> None:
+def test_what_the_file_lacks_comes_back_with_the_file(one: StreamLake, name: str) -> None:
     older = {
         "dropped": DDL.replace("n INT, ", ""),
         "a field dropped": DDL.replace(", b: STRING", ""),

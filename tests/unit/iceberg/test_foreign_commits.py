@@ -81,9 +81,7 @@ def test_a_compaction_by_another_program_is_accepted(
 
 
 @pytest.mark.parametrize("branch", snapshots.BRANCHES)
-def test_the_state_of_a_branch_survives_compaction_and_expiry(
-    lake: StreamLake, branch: str
-) -> None:
+def test_a_branchs_state_survives_compaction_and_expiry(lake: StreamLake, branch: str) -> None:
     """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone,
     which says nothing."""
     before = lake.state()
@@ -165,9 +163,7 @@ def test_a_program_that_changed_rows_is_named_with_the_remedy(
     goes_on(lake)
 
 
-def test_rows_that_were_changed_behind_expired_snapshots_are_found_by_their_number(
-    lake: StreamLake,
-) -> None:
+def test_rows_changed_behind_expired_snapshots_are_found(lake: StreamLake) -> None:
     base = lake.table().metadata.refs["main"].snapshot_id
     inserted(lake, "main")
     rewrite(lake, "main")

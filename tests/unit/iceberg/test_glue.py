@@ -84,9 +84,7 @@ def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) ->
     assert lake.rows("main") == [row]
 
 
-def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_once(
-    lake: StreamLake, glue: Glue
-) -> None:
+def test_a_publish_repeated_by_the_client_landed_once(lake: StreamLake, glue: Glue) -> None:
     staged = lake.stage([(FIRST, 0, 0)])
     glue.lose = 1
     lake.land(lake.speed(staged, {0: 1}))
@@ -96,9 +94,7 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
     assert lake.state().position.offsets == {0: 1}
 
 
-def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(
-    lake: StreamLake, glue: Glue
-) -> None:
+def test_properties_of_the_metadata_alone_stay_out_of_glue(lake: StreamLake, glue: Glue) -> None:
     """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's
     record again."""
     state = lake.state()

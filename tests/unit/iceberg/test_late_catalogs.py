@@ -108,9 +108,7 @@ def test_a_publish_that_lands_late_is_refused_only_when_it_cannot_land_any_more(
     assert readable(lake)
 
 
-def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(
-    lake: StreamLake, kind: str
-) -> None:
+def test_others_stage_meanwhile_and_it_lands(lake: StreamLake, kind: str) -> None:
     """The hazard: a stage moves the table and no head. It ends a request to Glue, and none to a
     REST catalog."""
     staged, state = lake.stage(ROWS), lake.state()

@@ -206,9 +206,7 @@ def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> 
     )
 
 
-def test_an_unknown_outcome_deletes_nothing(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_outcome_keeps_all(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: more publishes of others than snapshots are kept, before the answer is looked
     for."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
@@ -233,9 +231,7 @@ def test_an_unknown_outcome_deletes_nothing(
     assert readable(lake)
 
 
-def test_an_unreachable_lake_leaves_the_outcome_unknown(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_lake_is_unknown(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_module, "_RETRIES_WITHIN_SECONDS", 0.2)
     staged = lake.stage(ROWS)
     with (
@@ -327,9 +323,7 @@ def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> Mic
 
 
 @pytest.mark.parametrize("looks", [1, 2, None])
-def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(
-    tmp_path: Path, looks: int | None
-) -> None:
+def test_a_late_micro_batch_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
     """The hazard: decided again it finds its offsets published, and discards the dead letters that
     were named."""
     hour = hour_of(datetime.now(UTC))
@@ -424,9 +418,7 @@ def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("looks", [1, 2, 3, None])
-def test_a_ledger_row_that_lands_late_is_there_once(
-    lake: StreamLake, looks: int | None, begun: bool
-) -> None:
+def test_a_late_ledger_row_is_there_once(lake: StreamLake, looks: int | None, begun: bool) -> None:
     name = lake.stream.hours_table
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     if begun:
@@ -475,9 +467,7 @@ def _publish(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
-def test_a_process_that_dies_before_the_answer_needs_no_repair(
-    lake: StreamLake, step: Step
-) -> None:
+def test_a_process_that_dies_early_needs_no_repair(lake: StreamLake, step: Step) -> None:
     staged, before = lake.stage(ROWS, "mine"), lake.state()
     kill_at(f"{Step.COMMIT_REQUEST_LOST.label},{step.label}", _publish, lake.folder)
     assert (lake.state().heads != before.heads) == (step is Step.COMMIT_FENCED)

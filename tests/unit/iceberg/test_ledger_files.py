@@ -141,9 +141,7 @@ def test_a_record_opens_only_files_that_may_contain_its_hour(
     assert len(history(years)) == 732
 
 
-def test_rows_that_no_snapshot_names_are_read_from_the_files(
-    lake: StreamLake, opened: list[str]
-) -> None:
+def test_rows_of_no_snapshot_are_read_from_files(lake: StreamLake, opened: list[str]) -> None:
     name, hours = lake.stream.hours_table, [at(0, h) for h in range(25)]
     many = sealed(*hours)
     of_before, of_now = sealed(at(1, 2), at(1, 3))
@@ -171,9 +169,7 @@ def test_a_row_that_another_program_deleted_is_written_again(lake: StreamLake) -
     assert [row.decision_id for row in history(lake)] == [other.decision_id, one.decision_id]
 
 
-def test_a_row_whose_snapshot_has_expired_is_found_in_its_file(
-    lake: StreamLake, opened: list[str]
-) -> None:
+def test_a_row_of_an_expired_snapshot_is_found(lake: StreamLake, opened: list[str]) -> None:
     name = lake.stream.hours_table
     first, *rest = sealed(*(at(0, h) for h in range(4)))
     for row in (first, *rest):
@@ -197,9 +193,7 @@ def test_a_row_whose_snapshot_has_expired_is_found_in_its_file(
     assert len(history(lake)) == 4
 
 
-def test_a_decision_newer_than_the_snapshots_is_not_looked_for(
-    lake: StreamLake, opened: list[str]
-) -> None:
+def test_a_newer_decision_is_not_looked_for(lake: StreamLake, opened: list[str]) -> None:
     name, (old,) = lake.stream.hours_table, sealed(at(0))
     append_as_before(lake, [old])
     _, since = ledger_files.newest_ids(loaded(lake))
@@ -216,9 +210,7 @@ def test_a_decision_newer_than_the_snapshots_is_not_looked_for(
     assert len(history(lake)) == 3
 
 
-def test_a_history_opens_only_files_that_may_contain_its_hours(
-    years: StreamLake, opened: list[str]
-) -> None:
+def test_a_history_opens_only_files_of_its_hours(years: StreamLake, opened: list[str]) -> None:
     for hours, expected, number in (
         ([at(200)], [at(200)], 1),
         ({at(729), at(0)}, [at(0), at(729)], 2),
@@ -240,9 +232,7 @@ def test_a_history_omits_columns_that_are_not_requested(lake: StreamLake) -> Non
     assert [getattr(row, name) for name in ledger.BULKY] == [None] * len(ledger.BULKY)
 
 
-def test_only_losses_and_differences_of_old_hours_are_read(
-    lake: StreamLake, opened: list[str]
-) -> None:
+def test_only_losses_of_old_hours_are_read(lake: StreamLake, opened: list[str]) -> None:
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
     rows = [
@@ -314,9 +304,7 @@ def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: 
     ]
 
 
-def test_very_many_manifests_are_merged_in_steps(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_files, "_MOST_MANIFESTS", 12)
     for i in range(20):
         append_as_before(lake, sealed(at(0, i)))
@@ -427,9 +415,7 @@ def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, numb
     assert history(many) == before
 
 
-def test_a_merge_that_fails_fails_no_record(
-    many: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_merge_fails_no_record(many: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def merge_files(*args: Any) -> Outcome | None:
         raise Transient("read rows: SlowDown")
 
@@ -438,9 +424,7 @@ def test_a_merge_that_fails_fails_no_record(
     assert many.ledger.record([row]) == {row.decision_id}
 
 
-def test_very_many_decisions_are_written_in_commits_of_some(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_decisions_in_few_commits(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_AT_ONCE", 10)
     rows = sealed(*(at(day) for day in range(25)))
     assert lake.ledger.record(rows) == {row.decision_id for row in rows}
@@ -465,9 +449,7 @@ def test_very_many_decisions_are_written_in_commits_of_some(
         ([7_000, 8_000], 0),
     ],
 )
-def test_files_of_about_one_size_are_merged_once_there_are_many(
-    sizes: list[int], count: int
-) -> None:
+def test_many_files_of_about_one_size_are_merged_once(sizes: list[int], count: int) -> None:
     assert tiered(sizes, 16, 32, 100) == count or (
         count == 19 and tiered(sizes, 16, 32, 8_192) == 19
     )

@@ -99,9 +99,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         yield opened
 
 
-def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_of_micro_batches_has_few_manifests_and_all_files(lake: StreamLake) -> None:
     made: list[DataFile] = []
     most, batches = 0, budget(60, 200)
     for _ in range(batches):
@@ -121,9 +119,7 @@ def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(
     assert summary["total-records"] == str(batches * 1000)
 
 
-def test_an_hour_is_swapped_without_a_look_at_its_files(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_is_swapped_files_unseen(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a swap that reads a manifest for each micro-batch is overtaken by the next of
     them, for ever."""
     for hour in (FIRST, NEXT):
@@ -174,9 +170,7 @@ def test_a_manifest_of_several_hours_loses_one_and_keeps_the_others(lake: Stream
     assert paths(lake, "main") == names(second)
 
 
-def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(
-    lake: StreamLake,
-) -> None:
+def test_removing_files_reports_a_missing_one(lake: StreamLake) -> None:
     batches = [named_files(lake, hour, 2) for hour in (FIRST, NEXT) for _ in range(6)]
     for hour, files in zip([FIRST] * 6 + [NEXT] * 6, batches, strict=True):
         publish_files(lake, hour, files)
@@ -193,9 +187,7 @@ def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(
     assert lake.metadata_files() == before
 
 
-def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(
-    lake: StreamLake,
-) -> None:
+def test_merged_entries_keep_their_snapshot_and_number(lake: StreamLake) -> None:
     """Readers that follow the snapshots of `main` rely on this."""
     by_path = {}
     for _ in range(30):
@@ -223,9 +215,7 @@ def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(
     }
 
 
-def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_several_publishes(
-    lake: StreamLake,
-) -> None:
+def test_an_old_branch_of_many_manifests_is_merged_step_by_step(lake: StreamLake) -> None:
     made: list[DataFile] = []
     for _ in range(100):
         with appending(lake, "speed") as append:
@@ -240,9 +230,7 @@ def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_sever
     assert paths(lake, "main") == paths(lake, "speed") == names(tuple(made))
 
 
-def test_years_of_hours_leave_few_manifests_and_each_hour_can_still_be_swapped(
-    lake: StreamLake,
-) -> None:
+def test_years_of_hours_leave_few_manifests_and_can_be_swapped(lake: StreamLake) -> None:
     hours = [shift(FIRST, i) for i in range(budget(80, 120))]
     files = {h: named_files(lake, h, 1) for h in hours}
     for h in hours:
@@ -308,9 +296,7 @@ slot = st.tuples(hour, st.integers(0, 3), st.integers(1, 5000), st.booleans())
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(slot, max_size=80))
-def test_merged_manifests_have_each_entry_once_and_new_ones_have_one_hour(
-    drawn: list[tuple[str, int, int, bool]],
-) -> None:
+def test_merged_manifests_have_each_entry_once(drawn: list[tuple[str, int, int, bool]]) -> None:
     slots = [
         Slot(str(i), 0, shift(last, -back), last, files, touched)
         for i, (last, back, files, touched) in enumerate(drawn)
@@ -362,9 +348,7 @@ def merged(slots: list[Slot], number: int) -> list[Slot]:
 
 
 @pytest.mark.parametrize("files", [2, 30])
-def test_a_reader_of_an_old_hour_opens_one_manifest_which_grows_as_the_square_root(
-    files: int,
-) -> None:
+def test_a_reader_of_an_old_hour_opens_one_manifest(files: int) -> None:
     slots: list[Slot] = []
     for number, h in enumerate(hours := [shift(FIRST, i) for i in range(1500)]):
         slots = merged([*slots, Slot(h, 0, h, h, files, touched=True)], number)

@@ -37,9 +37,7 @@ def test_clients_that_create_the_tables_of_one_catalog_at_once_all_open_it(tmp_p
         open_at_once([Lake(new_environment(folder)) for _ in range(AT_ONCE)])
 
 
-def test_clients_that_create_one_namespace_at_once_both_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_create_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: two streams that were applied for the first time at once, and a UNIQUE constraint
     failed."""
     environment = new_environment(tmp_path)
@@ -58,9 +56,7 @@ def test_clients_that_create_one_namespace_at_once_both_have_it(
     assert looked("games")
 
 
-def test_streams_that_share_a_client_open_the_catalog_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_of_a_client_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, load = list[str](), lakes_module.load_catalog
 
     def counted(name: str, **properties: Any) -> Any:

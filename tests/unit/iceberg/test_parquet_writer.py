@@ -130,9 +130,7 @@ def publish(lake: StreamLake, files: tuple[DataFile, ...]) -> None:
     lake.land(made, state)
 
 
-def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_several_partitions_go_to_a_file_in_each_folder(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     before = DAY - timedelta(days=1)
     partitions = [
@@ -463,9 +461,7 @@ def test_rows_of_too_many_partitions_are_left_and_reported(tmp_path: Path) -> No
     _require_each_once(lake, [batch], outputs, left)
 
 
-def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written(
-    tmp_path: Path,
-) -> None:
+def test_no_file_more_is_open_for_rows_of_later_partitions(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     batches = [narrow_rows(_days(MOST_OPEN_FILES))]
     # Partitions of open and other files; of other files only; of open files only.
@@ -477,9 +473,7 @@ def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written
     _require_each_once(lake, batches, outputs, left)
 
 
-def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_of_one_partition_waits_when_no_file_may_open(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     batches = [
         narrow_rows(_days(MOST_OPEN_FILES)),
@@ -490,9 +484,7 @@ def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(
     _require_each_once(lake, batches, outputs, left)
 
 
-def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_many_partitions_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a file is open for each of two thousand dates, which takes a megabyte each, or
     more than a process may have."""
     lake = new_lake(tmp_path)
@@ -523,9 +515,7 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     assert sorted(offset for _, _, offset in lake.rows("main")) == expected
 
 
-def test_rows_that_wait_become_row_groups_once_they_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_rows_become_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = new_lake(tmp_path)
     table = lake.table()
     batches = [narrow_rows([(DAY, FIRST), (DAY, NEXT)] * 500, first=1_000 * i) for i in range(6)]
@@ -555,9 +545,7 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(
         {"write.object-storage.enabled": "true", "write.data.path": "file:///elsewhere"},
     ],
 )
-def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(
-    tmp_path: Path, properties: dict[str, str]
-) -> None:
+def test_a_table_packed_otherwise_is_icebergs(tmp_path: Path, properties: dict[str, str]) -> None:
     lake = new_lake(tmp_path)
     assert target_of(wide_table(lake)) is not None
     lake.lake.catalog.drop_table("games.wide")
@@ -572,9 +560,7 @@ def test_files_are_written_to_the_tables_data_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["no date", "no hour", "another order", "one more"])
-def test_a_table_of_other_partitions_is_written_by_the_ones_of_apply(
-    tmp_path: Path, by: str
-) -> None:
+def test_a_table_of_other_partitions_is_written_by_apply(tmp_path: Path, by: str) -> None:
     lake = new_lake(tmp_path)
     wide_table(lake)
     with lake.lake.load("games.wide").update_spec() as spec:
@@ -642,9 +628,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("rows", [1, 400_000], ids=["at the end", "in the midst"])
-def test_a_disk_that_is_full_is_an_os_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_a_full_disks_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """The hazard: the file is reported, and is not complete."""
     lake = new_lake(tmp_path)
     monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", 2**20)

@@ -87,9 +87,7 @@ VALUES = st.fixed_dictionaries(
 
 
 @given(values=st.lists(VALUES, max_size=12))
-def test_each_row_is_in_the_partition_that_icebergs_transforms_give_it(
-    by_everything: Table, values: list[dict[str, Any]]
-) -> None:
+def test_rows_are_placed_as_by_iceberg(by_everything: Table, values: list[dict[str, Any]]) -> None:
     table = by_everything
     rows = rows_of(table, values)
     partitions = pickle.loads(pickle.dumps(partitioning_of(table)))
@@ -121,9 +119,7 @@ def test_each_row_is_in_the_partition_that_icebergs_transforms_give_it(
     ],
     ids=["folders", "objects", "flat"],
 )
-def test_files_are_found_again_as_the_tables_own(
-    tmp_path: Path, properties: dict[str, str]
-) -> None:
+def test_files_are_found_as_the_tables_own(tmp_path: Path, properties: dict[str, str]) -> None:
     lake = new_lake(tmp_path)
     table = table_by(lake, "bucket(4, id)", "region", **properties)
     rows = rows_of(table, [{"region": r} for r in (None, "", "a/b", "é" * 300, "x.parquet/y")] * 5)
@@ -181,9 +177,7 @@ def test_readers_open_the_files_of_one_bucket_and_region(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("field", ["level", "bucket(16, level)"])
-def test_an_integer_that_was_widened_is_found_by_old_and_new_files(
-    tmp_path: Path, field: str
-) -> None:
+def test_a_widened_integer_is_found_by_old_and_new_files(tmp_path: Path, field: str) -> None:
     lake = new_lake(tmp_path)
     table, _ = staged_by(lake, field)
     with table.update_schema() as update:

@@ -138,9 +138,7 @@ def test_our_own_columns_have_bounds_in_a_wide_table() -> None:
     ]
 
 
-def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(
-    lake: StreamLake,
-) -> None:
+def test_the_speed_layers_files_have_bounds_and_claim_no_order(lake: StreamLake) -> None:
     # As an operator of a table with many columns may set it.
     set_by_hand(lake, {"write.metadata.metrics.default": "counts"})
     apply_design(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))

@@ -111,9 +111,7 @@ def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
     assert before.statistics[0].blob_metadata == []
 
 
-def test_metadata_is_parsed_once_and_read_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = new_lake(tmp_path)
     parsed, parse = [], pyiceberg_fixes._parse
 
@@ -205,9 +203,7 @@ def test_a_summary_is_read_as_before() -> None:
         assert summary.model_dump() == {"operation": "append", "a": "3", "Operation-b": "2"}
 
 
-def test_a_reader_of_metadata_is_made_once_for_each_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schemas_reader_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hour = "2026-11-21T03"
     scaled = ScaledStream(new_lake(tmp_path, 2, Timeline(hour, hour, {0: 0, 1: 0})), 2)
     for _ in range(3):
@@ -247,9 +243,7 @@ def test_a_reader_of_metadata_is_made_once_for_each_schema(
     assert read() == found
 
 
-def test_manifests_are_written_as_by_writers_that_are_not_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifests_are_as_if_unshared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = new_lake(tmp_path)
     one.land(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2}))
     one.ledger.record([decide(FIRST, "sealed", 0, None, datetime.now(UTC))])
@@ -304,9 +298,7 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
     assert write() == shared
 
 
-def test_the_entries_of_a_manifest_are_one_block_and_are_read_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = new_lake(tmp_path)
     table = one.table()
     files = named_files(one, FIRST, 100)

@@ -70,9 +70,7 @@ def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: 
     assert not read <= snapshots(one)
 
 
-def test_a_rebuild_holds_the_heads_that_it_started_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rebuild_holds_its_first_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = {HOUR: Cut("t", {0: (0, 9)})}
     one = new_lake(tmp_path, timeline=Timeline(HOUR, shift(HOUR, 1), {0: 9}, sealed=sealed))
     publish_and_expire(one, 0)
@@ -132,9 +130,7 @@ def test_reads_that_died_are_counted_by_what_they_read(tmp_path: Path) -> None:
     assert count_deaths(one.table(), "2026-11-20T13") == 0
 
 
-def test_no_fail_point_of_a_publish_is_one_of_a_rebuilds_tags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fail_point_is_a_rebuilds_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: tests that kill the batch layer at its publish kill it at its tags, and find what
     they expect."""
     one, reached = new_lake(tmp_path), list[Step]()

@@ -111,9 +111,7 @@ def test_a_dropped_ledger_is_registered_with_all_of_its_rows(lake: StreamLake) -
     assert [r.reason for r in lake.ledger.history()] == ["only the ledger knows"]
 
 
-def test_a_bucket_older_than_the_catalog_is_reported_and_registered_by_its_newest_file(
-    lake: StreamLake, tmp_path: Path
-) -> None:
+def test_an_older_bucket_is_registered_by_its_newest_file(lake: StreamLake, tmp_path: Path) -> None:
     shutil.copytree(warehouse(lake), tmp_path / "then")
     for offset in (3, 4):
         publish_one(lake, offset)
@@ -198,9 +196,7 @@ def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: Stream
 
 @pytest.mark.parametrize("register", [False, True])
 @pytest.mark.parametrize("of", ["table", "dead_letters_table", "hours_table"])
-def test_a_table_that_was_renamed_is_not_registered_again(
-    lake: StreamLake, of: str, register: bool
-) -> None:
+def test_a_renamed_table_is_not_registered(lake: StreamLake, of: str, register: bool) -> None:
     """The hazard: one set of files has two names, and maintenance of one deletes the other's."""
     name = getattr(lake.stream, of)
     lake.lake.catalog.create_namespace("elsewhere")
@@ -228,9 +224,7 @@ def test_a_second_entry_that_was_moved_elsewhere_is_found_by_its_uuid(lake: Stre
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_files_outside_of_the_location_are_looked_for_where_they_are(
-    lake: StreamLake, is_there: bool
-) -> None:
+def test_files_elsewhere_are_looked_for_there(lake: StreamLake, is_there: bool) -> None:
     folder = lake.folder / "elsewhere"
     with lake.table().transaction() as tx:
         tx.set_properties({"write.data.path": f"file://{folder}"})
@@ -290,9 +284,7 @@ def test_the_chain_that_was_written_last_comes_first_whatever_its_number() -> No
     assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
 
 
-def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(
-    lake: StreamLake,
-) -> None:
+def test_a_file_of_a_failed_creation_is_not_the_table(lake: StreamLake) -> None:
     before = lake.table().metadata
     files = set(warehouse(lake).rglob("*.metadata.json"))
     assert apply(lake) == []

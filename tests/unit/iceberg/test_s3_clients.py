@@ -44,9 +44,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"])
 @pytest.mark.parametrize("how", ["replaced", "written again"])
-def test_clients_are_kept_until_a_shared_file_changes(
-    shared: dict[str, Path], name: str, how: str
-) -> None:
+def test_clients_are_kept_till_a_file_changes(shared: dict[str, Path], name: str, how: str) -> None:
     s3, io = S3(endpoint=NOWHERE), LakeFileIO(PROPERTIES)
     store, files = open_store(s3), _file_system(io)
     assert (open_store(s3), _file_system(io)) == (store, files)
@@ -63,9 +61,7 @@ def test_clients_are_kept_until_a_shared_file_changes(
     assert _file_system(io) is not files
 
 
-def test_shared_files_that_are_missing_are_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_shared_files_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "")
     monkeypatch.setenv("AWS_CONFIG_FILE", "~nobody-of-this-name/config")
     monkeypatch.setenv("HOME", str(tmp_path))

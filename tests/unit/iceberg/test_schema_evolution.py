@@ -98,9 +98,7 @@ def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
     return str(error.value)
 
 
-def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_read(
-    tmp_path: Path,
-) -> None:
+def test_all_that_may_change_changes_in_one_commit_and_is_read(tmp_path: Path) -> None:
     lake, table = table_of(tmp_path, BEFORE)
     old = {
         "n": 7,
@@ -306,9 +304,7 @@ def test_values_of_any_branch_keep_the_type(tmp_path: Path) -> None:
         apply(one, other)
 
 
-def test_a_row_that_is_published_during_the_change_refuses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_meanwhile_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
     seen = schema_evolution.unused_columns
 
@@ -463,9 +459,7 @@ def test_the_remedy_of_a_job_whose_table_is_behind_its_file_works(tmp_path: Path
     "evolved",
     [f"{BOTH}, colour STRING", "id STRING NOT NULL, n BIGINT", f"{BOTH}, s STRUCT<a: INT>"],
 )
-def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(
-    tmp_path: Path, evolved: str
-) -> None:
+def test_the_remedy_of_a_table_ahead_of_its_file(tmp_path: Path, evolved: str) -> None:
     """The hazard: the remedy that is named is refused."""
     one, older, newer = new_lake(tmp_path), stream_of(BOTH), stream_of(evolved)
     assert apply(one, newer)

@@ -132,9 +132,7 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
         (1, 3_000),
     ],
 )
-def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
-    tmp_path: Path, hours: int, partitions: int
-) -> None:
+def test_waiting_hours_leave_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     lake = new_lake(tmp_path, partitions, Timeline(FIRST, FIRST, offsets_at(0, partitions)))
     assert max(sizes(lake.table()).values()) <= ALLOWED
     ends = {h: c.ends for h, c in cuts_of(hours, partitions).items()}
@@ -151,9 +149,7 @@ def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
 @pytest.mark.parametrize(
     ("hours", "partitions"), [(744, 12), pytest.param(744, 100, marks=pytest.mark.full)]
 )
-def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(
-    tmp_path: Path, hours: int, partitions: int
-) -> None:
+def test_sealed_hours_leave_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     lake = new_lake(tmp_path, partitions=partitions, timeline=Timeline(FIRST, FIRST, {0: 0}))
     cuts = cuts_of(hours, partitions)
     timeline = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions), sealed=cuts)
@@ -169,9 +165,7 @@ def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(
 @pytest.mark.parametrize(
     ("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)]
 )
-def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(
-    tmp_path: Path, hours: int, partitions: int
-) -> None:
+def test_a_batch_year_leaves_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     """No hour is forgotten before the speed layer is past it."""
     opened = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)

@@ -97,9 +97,7 @@ def test_rows_that_were_written_since_need_a_restore(one: StreamLake) -> None:
         ("write.location-provider.impl", "org.example.Placed"),
     ],
 )
-def test_a_property_that_we_do_not_follow_is_refused_for_every_table(
-    one: StreamLake, key: str, value: str
-) -> None:
+def test_an_unknown_property_is_refused_everywhere(one: StreamLake, key: str, value: str) -> None:
     name = one.stream.dead_letters_table
     change(one, name, SetPropertiesUpdate(updates={key: value}))
     unset = rf"UNSET TBLPROPERTIES \('{key}'\) and run it again"

@@ -163,9 +163,7 @@ def test_dead_letters_keep_the_records_bytes_position_and_reason() -> None:
     }
 
 
-def test_the_columns_of_a_hundred_streams_are_derived_once_for_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hundred_streams_derive_columns_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a cache for eight streams parsed the types of each of fifty for each publish."""
     streams = [
         new_stream(name=f"app_{n}", topic=f"app-{n}", table=f"many.app_{n}") for n in range(100)

@@ -141,9 +141,7 @@ def test_the_files_of_an_identity_reach_both_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xfe\xed\xfe\xed\0", b"\x30\x82\x01\x02"])
-def test_the_error_of_a_java_key_store_has_the_commands_that_convert_it(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_java_key_stores_error_has_the_commands(tmp_path: Path, content: bytes) -> None:
     store = tmp_path / "store"
     store.write_bytes(content)
     found = r"found a Java key store; convert it: `keytool -l"
@@ -192,9 +190,7 @@ def tokens_of(server: TokenServer, **changes: str) -> Any:
     return kafka_python_settings(kafka(**security | changes))["sasl_oauth_token_provider"]
 
 
-def test_clients_share_a_token_and_renew_it_before_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.kafka.security._RENEWED_AFTER", 0.0)
     with running_token_server(tmp_path, 60) as server:
         tokens_of(server).token()
@@ -287,9 +283,7 @@ def test_without_keys_of_aws_the_keys_to_check_are_named(no_keys: Path) -> None:
         aws_client(**{"aws.profile": "kafka"})
 
 
-def test_a_role_is_assumed_once_for_many_connections(
-    no_keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_is_assumed_once_for_many(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moto import mock_aws
 
     no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
@@ -300,9 +294,7 @@ def test_a_role_is_assumed_once_for_many_connections(
         assert again.access_key == first.access_key
 
 
-def test_a_role_is_assumed_again_if_sts_does_not_answer(
-    no_keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_is_assumed_again_later(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
     assert botocore.session.Session().get_credentials() is not None

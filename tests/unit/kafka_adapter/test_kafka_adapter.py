@@ -36,9 +36,7 @@ PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
-def test_an_unreachable_broker_is_a_transient_error_with_its_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unreachable_broker_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 500)
     began = time.monotonic()
     with pytest.raises(Transient) as raised:
@@ -79,9 +77,7 @@ def count_connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9092"])
-def test_a_wrong_address_of_the_brokers_is_reported_within_seconds(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_address_is_reported_fast(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client._BOOTSTRAP_MS <= 5_000
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 1_000)
     tried, began = count_connections(monkeypatch), time.monotonic()
@@ -113,9 +109,7 @@ def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatc
         (errors.KafkaConnectionError("111 ECONNREFUSED"), Transient),
     ],
 )
-def test_the_cause_that_the_client_only_logs_decides(
-    failure: Exception, kind: type[AnabranchError]
-) -> None:
+def test_the_cause_the_client_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
     began = time.monotonic()
     logging.getLogger("kafka.net.manager").warning(
         "Bootstrap connection to %s failed: %s", "n", failure
@@ -165,9 +159,7 @@ REFUSALS = [
 @pytest.mark.parametrize(
     "kind", [kind for kind in REFUSALS if kind is not errors.AuthorizationError]
 )
-def test_every_refusal_names_the_right_that_is_missing(
-    kind: type[errors.AuthorizationError],
-) -> None:
+def test_every_refusal_names_the_missing_right(kind: type[errors.AuthorizationError]) -> None:
     explained = kafka_python.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
     assert type(explained) is MissingRight
     [option] = [option for refused, option, _ in kafka_python.RIGHTS if refused is kind]
@@ -219,9 +211,7 @@ def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
     assert failures.since(0, "mirror:9092") is None
 
 
-def test_brokers_that_are_away_cost_no_thread_and_no_file_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_absent_brokers_cost_no_thread_and_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -337,9 +327,7 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
         (600_000, [200], 15, 600_000),
     ],
 )
-def test_a_look_fetches_as_much_as_its_records_need(
-    now: int, sizes: list[int], count: int, planned: int
-) -> None:
+def test_a_look_fetches_what_it_needs(now: int, sizes: list[int], count: int, planned: int) -> None:
     assert kafka_python.plan_fetch_bytes(now, sizes, count) == planned
 
 
@@ -357,9 +345,7 @@ class Admin:
 
 
 @pytest.mark.parametrize("within", [5.0, -1.0], ids=["at once", "late"])
-def test_a_topic_that_may_not_be_described_takes_no_ends_from_others(
-    within: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forbidden_topic_takes_no_ends(within: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_ONE_BY_ONE_WITHIN_S", within)
     monkeypatch.setattr(client, "connect", lambda *_, **__: Admin())
     adapter = client.KafkaAdapter(UNREACHABLE)

@@ -16,9 +16,7 @@ ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=6
 
 @settings(max_examples=30, deadline=None)
 @given(ODD, st.integers(1, 8))
-def test_stretches_and_the_rest_are_every_offset_once(
-    odd: dict[int, list[int]], at_most: int
-) -> None:
+def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_most: int) -> None:
     ranges = dict.fromkeys(range(4), (0, 1000))
     taken = plan_driver_ranges(odd, at_most)
     assert len(taken) <= max(at_most, len(odd))
@@ -48,9 +46,7 @@ def test_a_record_alone_is_taken_alone() -> None:
         (-(2**63), None),
     ],
 )
-def test_a_timestamp_out_of_the_range_of_dates_is_null(
-    millis: int, moment: datetime | None
-) -> None:
+def test_a_timestamp_out_of_range_is_null(millis: int, moment: datetime | None) -> None:
     assert time_of(millis) == moment
 
 

@@ -72,9 +72,7 @@ def test_impossible_schema_ids_are_not_requested(server: Answering) -> None:
     assert server.paths == []
 
 
-def test_subjects_of_an_id_count_deleted_versions_and_are_requested_until_found(
-    server: Answering,
-) -> None:
+def test_subjects_of_an_id_count_deleted_versions_too(server: Answering) -> None:
     registry, path = server.registry(), "/schemas/ids/7/versions?deleted=true"
     assert not registry.belongs(7, "a")
     server.answers[path] = (
@@ -119,9 +117,7 @@ def test_a_request_without_access_is_refused(server: Answering, status: int) -> 
         (400, json.dumps({"message": "what?"})),
     ],
 )
-def test_an_answer_of_another_server_makes_no_dead_letters(
-    server: Answering, status: int, body: str
-) -> None:
+def test_another_servers_answer_makes_no_letters(server: Answering, status: int, body: str) -> None:
     """The hazard: a proxy's 404 taken for the registry's word that a schema does not exist."""
     server.answers["/schemas/ids/7"] = (status, body)
     found = "expected the answer of a schema registry's REST API, found"
@@ -138,9 +134,7 @@ def test_a_token_is_sent_and_is_in_no_message(server: Answering) -> None:
     assert "hunter2" not in str(error.value)
 
 
-def test_a_registry_with_tls_of_its_own_authority_knows_its_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registrys_authority_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("jobs").private_key_and_cert_chain_pem.write_to_path(tmp_path / "jobs.pem")

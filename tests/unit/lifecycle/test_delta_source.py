@@ -168,9 +168,7 @@ def test_only_the_files_of_a_version_count(lake: StreamLake) -> None:
     }
 
 
-def test_a_version_is_read_from_a_checkpoint_once_earlier_commits_are_gone(
-    lake: StreamLake,
-) -> None:
+def test_a_version_is_read_from_a_checkpoint_alone(lake: StreamLake) -> None:
     write_deltalake(source(lake), rows_of([("c", 3, LAST)]), mode="append")
     DeltaTable(source(lake)).create_checkpoint()
     write_deltalake(source(lake), rows_of([("d", 4, LAST)]), mode="append")
@@ -319,9 +317,7 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
     ("feature", "found"),
     [("variantType", "found variantType"), ("aNewOne", "Feature 'aNewOne' is not supported")],
 )
-def test_features_that_are_not_supported_are_refused(
-    lake: StreamLake, feature: str, found: str
-) -> None:
+def test_unsupported_features_are_refused(lake: StreamLake, feature: str, found: str) -> None:
     change_log(source(lake), 0, set_protocol(feature))
     refuse(found, lake)
 
@@ -342,9 +338,7 @@ def test_partitions_by_binary_values_and_tables_without_rows_are_refused(lake: S
     refuse("version 0: expected no partition column of BINARY, found key", lake)
 
 
-def test_the_extra_that_is_missing_is_named(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_missing_extra_is_named(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     found = r"found no deltalake; run `pip install 'anabranch\[delta\]'`"
     with pytest.raises(ConfigurationError, match=found):

@@ -52,9 +52,7 @@ def test_all_tables_and_their_files_go(one: StreamLake) -> None:
     assert drop(job_of(one)) == []
 
 
-def test_a_drop_that_was_killed_is_continued(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_drop_is_continued(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     one.publish(one.speed(one.stage([(FIRST, 0, 1)]), {0: 2}))
     with monkeypatch.context() as killed:
 

@@ -59,9 +59,7 @@ def erase(people: People, until: timedelta = ORDER.until) -> None:
     run.erase(job_of(people), Publisher(people.lake.lake, STREAM), replace(ORDER, until=until))
 
 
-def test_partials_of_erased_rows_leave_with_them_and_the_hour_is_filled_again(
-    people: People,
-) -> None:
+def test_partials_of_erased_rows_leave_and_the_hour_is_filled(people: People) -> None:
     erase(people)
     assert names(people) == []
     assert fill(people.lake.lake, STREAM, VIEW) == 1

@@ -197,9 +197,7 @@ def test_row_groups_are_chosen_by_bloom_filters(
     assert len(people.names("main")) == 8 - rows
 
 
-def test_an_hour_may_have_more_files_than_commits_are_tried(
-    people: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_may_have_many_files(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "FILES_A_COMMIT", 1)
     monkeypatch.setattr(rows, "ATTEMPTS", 2)
     done = people.erase()
@@ -221,9 +219,7 @@ QUICK = (Step.ERASE_ARCHIVE_PUBLISHED, Step.ERASE_PUBLISHED, Step.ERASE_PLACES_P
         for step in STEPS
     ],
 )
-def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
-    people: People, step: Step, tmp_path: Path
-) -> None:
+def test_a_killed_erasure_is_continued(people: People, step: Step, tmp_path: Path) -> None:
     if "archive" in step.label:
         folder = tmp_path / "with-archive"
         folder.mkdir()
@@ -250,9 +246,7 @@ AGAIN = (Step.ERASE_REQUESTED, Step.ERASE_RECORDED, Step.ERASE_PUBLISHED, Step.E
 
 
 @pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in AGAIN])
-def test_a_request_again_that_is_killed_is_continued_by_the_same_command(
-    people: People, step: Step
-) -> None:
+def test_a_killed_request_again_is_continued(people: People, step: Step) -> None:
     people.erase()
     people._speed([(NEXT, 12 + o) for o in range(4)], 16, None)
     kill_at(step.label, erase_again_in, people.lake.folder)
@@ -284,9 +278,7 @@ def erase_former_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in FORMER])
-def test_an_erasure_that_is_killed_around_files_of_former_snapshots_names_them(
-    people: People, step: Step
-) -> None:
+def test_a_killed_erasure_names_files_of_former_snapshots(people: People, step: Step) -> None:
     expire_with_a_tag(people)
     kill_at(step.label, erase_former_in, people.lake.folder)
     done = people.erase(OF_FORMER)
@@ -356,9 +348,7 @@ def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     assert read_statuses(people.job, later)[0].is_certificate
 
 
-def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_stays(
-    people: People,
-) -> None:
+def test_a_branch_set_back_is_named_and_searched_again(people: People) -> None:
     before = people.lake.table().metadata.refs["batch"].snapshot_id
     people.erase()
     account = people.account(FIRST)
@@ -376,9 +366,7 @@ def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_
     assert "set back" not in read_statuses(people.job, datetime.now(UTC))[0].left[0]
 
 
-def test_a_branch_that_another_program_moved_since_is_named(
-    people: People, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_branch_moved_since_is_named(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
     table = people.lake.table()
     table.manage_snapshots().create_branch(
@@ -509,9 +497,7 @@ def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> 
     assert erasure.is_read(replace(waiting, position=Position("u", {})), ONE)
 
 
-def test_dead_letters_of_many_files_leave_in_several_commits_and_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_leave_in_several_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "FILES_A_COMMIT", 1)
     people, plan, planned = People(tmp_path, LETTERS), erasure.plan_letters, list[int]()
 
@@ -697,9 +683,7 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
 @pytest.mark.parametrize(
     ("hour", "is_over"), [(FIRST, False), (NEXT, True)], ids=("before", "after")
 )
-def test_an_erasure_is_remembered_while_the_archive_has_hours_of_it(
-    people: People, hour: str, is_over: bool
-) -> None:  # fmt: skip
+def test_an_erasure_is_kept_with_the_archive(people: People, hour: str, is_over: bool) -> None:
     """A record whose bytes show no value would be a row again, from the archive."""
     state, one = people.lake.state(), people.erase().erasure
     state = replace(
@@ -724,9 +708,7 @@ ONE = Erasure("e", "id", NOW, NOW + timedelta(days=30), NEXT, "t", {0: 10})
         (FIRST, "u", {0: (5, 20), 1: (3, 3)}, {0: (5, 20)}),
     ],
 )
-def test_an_erasure_is_of_the_records_before_its_request(
-    hour: str, topic_id: str, ranges: Any, covered: Any
-) -> None:  # fmt: skip
+def test_an_erasure_is_of_the_past(hour: str, topic_id: str, ranges: Any, covered: Any) -> None:
     assert ONE.covered(hour, topic_id, ranges) == covered
 
 

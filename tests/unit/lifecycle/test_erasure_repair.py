@@ -75,9 +75,7 @@ def filter_of(people: People) -> ErasureFilter | None:
 
 
 @LOST
-def test_the_same_command_repairs_an_erasure_that_the_ledger_lost(
-    people: People, lose: Callable[[People], None]
-) -> None:
+def test_the_command_repairs_a_lost_erasure(people: People, lose: Callable[[People], None]) -> None:
     erase_and(people, lose)
     with pytest.raises(Terminal, match="run `anabranch erase` with the same values"):
         filter_of(people)
@@ -113,9 +111,7 @@ def test_the_command_of_the_run_book_repairs_it(
 
 
 @LOST
-def test_the_copies_of_a_repaired_erasure_end_at_its_deadline(
-    people: People, lose: Callable[[People], None]
-) -> None:
+def test_a_repaired_erasures_copies_end(people: People, lose: Callable[[People], None]) -> None:
     table = people.lake.table()
     table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
     erase_and(people, lose, until=timedelta(0))

@@ -102,9 +102,7 @@ def test_an_operator_erases_in_spite_of_a_hold(people: People) -> None:
         run.erase(job, publisher_of(people), replace(ORDER, again=True))
 
 
-def test_a_hold_that_lands_beside_a_request_refuses_it(
-    people: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hold_beside_a_request_wins(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     require: Callable[..., None] = run._require_unheld
     seen = list[str]()
 

@@ -139,9 +139,7 @@ def test_an_expiry_that_was_decided_before_a_hold_does_not_land(tmp_path: Path) 
     assert all(past.hours[1] in past.hours_of(b) for b in BRANCHES if b != "speed")
 
 
-def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_stay(
-    tmp_path: Path,
-) -> None:
+def test_letters_and_archived_records_stay_under_a_hold(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     name, letters = lake.add_archive(), lake.stream.dead_letters_table
     state, now = lake.state(), datetime.now(UTC)
@@ -162,9 +160,7 @@ def hold_in(folder: Path) -> None:
 @pytest.mark.parametrize(
     "step", [Step.HOLD_PUBLISHED, Step.HOLD_MOVED], ids=lambda step: step.label
 )
-def test_a_hold_that_is_killed_is_complete_with_the_same_command(
-    tmp_path: Path, step: Step
-) -> None:
+def test_a_killed_hold_is_completed_by_the_same_command(tmp_path: Path, step: Step) -> None:
     lake = new_lake(tmp_path)
     letters, state = lake.lake.load(lake.stream.dead_letters_table), lake.state()
     commit = plan_expire_letters(

@@ -199,9 +199,7 @@ def test_avro_is_read_in_the_columns_of_the_stream(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_large_parquet_file_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": list(map(str, range(1000)))}), path, row_group_size=100)
     monkeypatch.setattr(other_tables, "_LARGE", 1_500)

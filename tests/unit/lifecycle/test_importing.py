@@ -186,9 +186,7 @@ STEPS = [step for step in Step if step.label.startswith("import.")]
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.label)
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_an_import_that_is_killed_is_continued_by_the_same_command(
-    lake: StreamLake, step: Step, number: int
-) -> None:
+def test_a_killed_import_is_continued(lake: StreamLake, step: Step, number: int) -> None:
     kill_at(f"{step.label}:{number}", import_hour_by_hour, lake.folder)
     published = number - (step in (Step.IMPORT_WRITTEN, Step.IMPORT_DECIDED))
     assert lake.state().timeline.first == shift(FIRST, -published)
@@ -204,9 +202,7 @@ def import_hour_by_hour(folder: Path) -> None:
     import_in(folder)
 
 
-def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(
-    lake: StreamLake,
-) -> None:
+def test_readers_of_the_ledger_take_an_imported_hour_as_accepted(lake: StreamLake) -> None:
     import_in(lake.folder)
     job = job_of(lake.folder)
     report = audit(job, None, with_kafka=True)
@@ -246,9 +242,7 @@ def test_no_two_imported_rows_are_one_record_at_a_target(lake: StreamLake) -> No
     assert len(found) == len(set(found)) == 4
 
 
-def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
-    lake: StreamLake,
-) -> None:
+def test_an_imported_hour_is_not_built_again_nor_given_to_speed(lake: StreamLake) -> None:
     import_in(lake.folder)
     found = f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported"
     with pytest.raises(Refused, match=found):
@@ -258,9 +252,7 @@ def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
         serve_hour(lake.publisher, OLDEST, "speed", "a try")
 
 
-def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_rows(
-    lake: StreamLake,
-) -> None:
+def test_a_batch_branch_set_back_is_imported_again(lake: StreamLake) -> None:
     before = heads(lake.table())["batch"]
     import_in(lake.folder)
     lake.set_back("batch", before)
@@ -397,9 +389,7 @@ def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path
         ((OLDEST, 1), f"1 rows of c.parquet that are older than hour {FIRST}"),
     ],
 )
-def test_places_of_another_log_are_refused(
-    lake: StreamLake, place: tuple[str, int], found: str
-) -> None:
+def test_another_logs_places_fail(lake: StreamLake, place: tuple[str, int], found: str) -> None:
     hour, offset = place
     with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
     refuse(f"expected offsets of the log that the stream reads, found {found}", lake.folder)
@@ -654,9 +644,7 @@ def test_files_behind_links_count_and_links_to_nothing_are_refused(lake: StreamL
         ((OLDEST, shift(LAST, -1)), f"expected hours up to {LAST}"),
     ],
 )
-def test_hours_that_cannot_be_imported_are_refused(
-    lake: StreamLake, hours: tuple[str, str], message: str
-) -> None:
+def test_unfit_hours_are_refused(lake: StreamLake, hours: tuple[str, str], message: str) -> None:
     refuse(message, lake.folder, hours)
 
 
@@ -804,9 +792,7 @@ def erasing_job(lake: StreamLake) -> Job:
     return replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
 
 
-def test_rows_that_are_read_back_otherwise_are_not_published(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_read_otherwise_stay_out(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of rows is right: the account alone would close."""
     real, before = tasks.write_all, heads(lake.table())
 

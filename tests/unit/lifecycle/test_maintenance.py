@@ -160,9 +160,7 @@ def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -
     assert not any(maintain(lake).orphans.values()), "run again, it finds more"
 
 
-def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(
-    lake: StreamLake,
-) -> None:
+def test_a_publisher_paused_before_an_orphan_run_is_refused(lake: StreamLake) -> None:
     """A file that is rolled up is named by no snapshot until its commit."""
     left = orphan(lake)
     # Nothing is left to expire, so that the head moves for the orphans alone.
@@ -215,9 +213,7 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
     )
 
 
-def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(
-    lake: StreamLake,
-) -> None:
+def test_a_publisher_paused_before_an_orphan_run_names_no_letter(lake: StreamLake) -> None:
     """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is
     an orphan."""
     # Nothing is left to expire, so that the head moves for the orphans alone.
@@ -245,9 +241,7 @@ def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:
     assert not old & files(lake)
 
 
-def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands_or_is_refused_whole(
-    lake: StreamLake,
-) -> None:
+def test_staged_files_of_a_paused_publisher_are_spared(lake: StreamLake) -> None:
     paused, state = lake.stage([(H[3], 0, 9)]), lake.state()
     publish = lake.speed(paused, {0: 10}, state)
     age(files(lake))
@@ -310,9 +304,7 @@ def place(lake: StreamLake, name: str, **properties: str) -> None:
 
 
 @pytest.mark.parametrize("of", ["data_path", "metadata_path"])
-def test_a_folder_in_which_another_table_writes_too_is_left_alone(
-    lake: StreamLake, of: str
-) -> None:
+def test_another_tables_folder_is_left_alone(lake: StreamLake, of: str) -> None:
     """The hazard: its files have the names that this table's writers give theirs."""
     folder = f"file://{lake.folder}/warehouse/shared"
     schema = table_schemas.rows_schema(lake.stream)
@@ -454,9 +446,7 @@ def test_dropping_continues_where_it_ended() -> None:
     assert Timeline.from_json(timeline.to_json()) == timeline
 
 
-def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(
-    lake: StreamLake,
-) -> None:
+def test_dropped_hours_leave_speed_alone_and_count_as_open(lake: StreamLake) -> None:
     main, dead = lake.rows("main"), lake.dead("main")
     assert maintain(lake).speed_hours == (H[0], H[1])
     assert (lake.rows("speed"), lake.rows("main")) == (SPEED[2], main)
@@ -473,9 +463,7 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(
     assert lake.state().heads == heads
 
 
-def test_hours_are_dropped_some_in_a_commit_until_none_is_left(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_are_dropped_in_commits(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: one commit for all of a day, which is overtaken for as long as it takes."""
     monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
     before = len(lake.table().snapshots())
@@ -558,9 +546,7 @@ def test_maintenance_ends_with_more_snapshots_of_the_archive_than_it_keeps(
     assert done.expired[name] >= 5
 
 
-def test_hours_that_main_alone_lists_are_listed_on_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_of_main_alone_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (1,))
     hours = [shift(H[0], i) for i in range(3)]
     sealed = dict.fromkeys(hours, Cut("t", {0: (0, 0)}))
@@ -602,9 +588,7 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
     ]
 
 
-def test_a_run_records_the_failed_step_and_the_others(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_records_each_failed_step(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise Transient("list s3://bucket: expected an answer, found none")
 
@@ -672,9 +656,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 # The command
 
 
-def test_the_command_prints_removed_files(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_command_removed(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job(lake))
     orphan(lake)
     age(files(lake))

@@ -248,9 +248,7 @@ def test_hours_leave_once_they_ended_long_enough_ago() -> None:
     assert plan_due(accepted_state(), None, LATER, 1, {}).leaving == ()
 
 
-def test_an_hour_that_is_not_accepted_stays_with_the_hours_in_which_it_looks_for_duplicates() -> (
-    None
-):
+def test_an_hour_not_accepted_stays_with_those_it_looks_into() -> None:
     waiting = {H[10]: Cut("t", {0: (10, 11)})}
     due = plan_due(accepted_state(sealed=waiting), timedelta(days=2), LATER, 2, {})
     assert due.kept == {
@@ -405,9 +403,7 @@ def test_a_branch_that_is_set_back_brings_no_hour_back(past: Past, branch: str) 
     assert past.hours_of("main") == past.hours[len(gone) :]
 
 
-def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_override(
-    past: Past,
-) -> None:
+def test_an_hour_given_to_speed_leaves_with_its_override(past: Past) -> None:
     state, hour = past.lake.state(), past.hours[3]
     files = (past.write(hour, 300),)
     publish = Publish(new_id(), (Change("speed", files), Change("main")), state.timeline)
@@ -503,9 +499,7 @@ def ledger_hours(past: Past) -> set[str]:
     return {row.hour for row in past.lake.ledger.history()}
 
 
-def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
-    tmp_path: Path,
-) -> None:
+def test_whole_quarters_leave_the_ledger_and_stay_known(tmp_path: Path) -> None:
     past = Past(tmp_path, 24 * DAYS, QUARTERS, every=24)
     start = quarter_of(past)
     changes = list(poll(past.job, Token("events")))
@@ -597,9 +591,7 @@ def test_every_step_of_expiry_is_killed_at() -> None:
 
 
 @pytest.mark.parametrize("step", LETTERS_STEPS, ids=lambda step: step.label)
-def test_maintenance_killed_in_the_middle_of_the_expiry_of_dead_letters_is_continued(
-    past: Past, step: Step
-) -> None:
+def test_maintenance_killed_while_letters_expire_is_continued(past: Past, step: Step) -> None:
     hours = [past.hours[1], past.hours[2], past.hours[40]]
     with_dead_letters(past, hours)
     past.configure(keep={"dead_letters": "2 days"})

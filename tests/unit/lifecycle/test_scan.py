@@ -64,9 +64,7 @@ def test_a_scan_finds_a_value_until_the_deadline_ends_it(tmp_path: Path) -> None
     assert scan(people.job, Values.of("id", {"bert"})).hits
 
 
-def test_no_byte_of_a_value_is_left_whatever_the_format_of_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_byte_stays_whatever_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: rows do not show whose records these are, and letters are next to the value."""
     one, other = "3f2b8c1e-9d4a-4e6b-8a51-0c7d2e9f1b34", "00000000-9d4a-4e6b-8a51-0c7d2e9f1b34"
 

@@ -123,9 +123,7 @@ def test_what_rests_on_an_import_keeps_it(lake: StreamLake, found: str) -> None:
     assert heads(lake.table()) == before and ids(lake, "batch").items() >= IMPORTED.items()
 
 
-def test_a_note_that_still_waits_on_a_branch_is_no_decision_about_its_hour(
-    lake: StreamLake,
-) -> None:
+def test_a_waiting_note_on_a_branch_is_no_decision(lake: StreamLake) -> None:
     import_in(lake.folder)
     for release in (False, True):
         hold(lake.publisher, OLDEST, OLDEST, "a lawsuit", release)
@@ -142,9 +140,7 @@ def test_what_was_there_before_an_import_does_not_rest_on_it(lake: StreamLake) -
     assert undo_in(lake.folder).rows == done.good > 0
 
 
-def test_a_consumer_that_got_the_hours_meanwhile_loses_them_and_gets_them_again(
-    lake: StreamLake,
-) -> None:
+def test_a_consumer_loses_hours_and_gets_them_again(lake: StreamLake) -> None:
     """The hazard: egress reads an hour, and delivers it after it was taken back."""
     import_in(lake.folder)
     job = job_of(lake.folder)
@@ -188,9 +184,7 @@ def test_rows_that_main_alone_has_since_batch_was_set_back_are_taken_back(lake: 
     assert_as_before(lake)
 
 
-def test_the_command_says_what_it_takes_back(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_what_it_takes(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     import_in(lake.folder)
     monkeypatch.setattr("anabranch.cli.lifecycle.open_stream", lambda name: job_of(lake.folder))
 

@@ -148,9 +148,7 @@ def events_of(lake: StreamLake) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_an_accepted_hour_is_an_allowed_run(lake: StreamLake, receiver: LineageReceiver) -> None:
     snapshot = lake.state().heads["main"]
     with report_lineage(job_of(lake, receiver.url)):
         record(lake, accepted(HOURS[0], snapshot_id=snapshot))
@@ -235,9 +233,7 @@ def test_an_account_with_unknown_values_is_not_sent_as_a_balance(lake: StreamLak
     assert "balance" not in {a["assertion"] for a in assertions}
 
 
-def test_selected_columns_are_made_of_the_fields_of_the_topic(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_selected_columns_are_made_of_fields(lake: StreamLake, receiver: LineageReceiver) -> None:
     fields = parse_columns("id STRING NOT NULL, level INT, points INT, rest STRING")
     select = parse_select(["id", {"n": {"sql": "level + points", "type": "INT"}}], fields)
     job = job_of(lake, receiver.url)
@@ -257,9 +253,7 @@ def test_selected_columns_are_made_of_the_fields_of_the_topic(
     }
 
 
-def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_a_restatement_is_another_run(lake: StreamLake, receiver: LineageReceiver) -> None:
     job = job_of(lake, receiver.url)
     with report_lineage(job):
         record(lake, accepted(HOURS[0]), accepted(HOURS[1]))
@@ -281,9 +275,7 @@ def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
     assert len(receiver.runs()) == 4
 
 
-def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_refused_then_accepted_are_two_runs(lake: StreamLake, receiver: LineageReceiver) -> None:
     with report_lineage(job_of(lake, receiver.url)):
         record(
             lake,
@@ -308,9 +300,7 @@ def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
     ]
 
 
-def test_hours_without_records_and_hours_without_a_recorded_run_are_sent(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_hours_without_a_recorded_run_are_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
     before = replace(ACCOUNT, run=None, quality=None, diff=None, sources=None)
     nothing = HourAccount(offsets=0, good=0, dead=0, duplicate=0, gap=0, gaps={}, speed_rows=0)
     with report_lineage(job_of(lake, receiver.url)):
@@ -388,9 +378,7 @@ def test_many_hours_are_sent_up_to_the_deadline(
     )
 
 
-def test_decisions_of_a_job_that_fails_are_sent(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_a_failing_jobs_decisions_are_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
     with pytest.raises(Unexpected), report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
         raise Unexpected("rebuild hour: an overflow")

@@ -287,9 +287,7 @@ def test_most_usable_timestamps_decide_a_window() -> None:
         ([-2, 1, -1, 2, 3], 1),  # out of order: either is one record off
     ],
 )
-def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(
-    around: list[int], split: int | None
-) -> None:
+def test_an_hour_ends_where_fewest_lie_wrong(around: list[int], split: int | None) -> None:
     at = millis(NOW - HOUR)
     assert (
         hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW))
@@ -400,9 +398,7 @@ def test_the_time_index_and_windows_agree(steps: list[int], moment: int, clock: 
         ([5000] * 3, False),
     ],
 )
-def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(
-    after: list[int], valid: bool
-) -> None:
+def test_an_answer_counts_if_most_of_a_window_shows(after: list[int], valid: bool) -> None:
     moment = millis(NOW) - 1000
     log = [moment - 50 + i for i in range(20)] + [moment + ts for ts in after]
     assert end_by_index(log, moment, millis(NOW)) == ({0: 20} if valid else {})

@@ -94,9 +94,7 @@ def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
         (Timeline(H5, H5, {0: 4}), {0: 4, 1: 1}),
     ],
 )
-def test_the_first_hour_stays_once_anything_is_decided(
-    timeline: Timeline, offsets: dict[int, int]
-) -> None:
+def test_the_first_hour_stays_once_decided(timeline: Timeline, offsets: dict[int, int]) -> None:
     earliest = stamped(0, hours.start_of(H3))
     assert hours.plan_first_hour(timeline, Position("t", offsets), earliest, NOW) == timeline
 

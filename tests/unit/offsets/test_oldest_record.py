@@ -36,9 +36,7 @@ class Index:
 
 
 @given(logs=LOGS)
-def test_the_oldest_next_record_is_in_one_of_few_partitions(
-    logs: list[tuple[list[int], int]],
-) -> None:
+def test_the_next_record_is_in_one_of_few_partitions(logs: list[tuple[list[int], int]]) -> None:
     index = Index([stamps for stamps, _ in logs])
     found = find_oldest({p: read for p, (_, read) in enumerate(logs)}, 0, HIGH, index.first_from)
     assert 0 < len(found) <= MOST_FETCHED

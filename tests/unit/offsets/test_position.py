@@ -35,9 +35,7 @@ def offsets_of(ranges: Ranges) -> list[tuple[int, int]]:
 
 
 @given(st.lists(RANGES, max_size=30))
-def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(
-    sequence: list[Ranges],
-) -> None:
+def test_any_sequence_publishes_each_offset_once(sequence: list[Ranges]) -> None:
     position = Position("t", {0: 0})
     published: list[tuple[int, int]] = []
     for ranges in sequence:
@@ -58,9 +56,7 @@ def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(
 
 
 @given(RANGES, RANGES)
-def test_clip_is_the_intersection_and_names_no_empty_partition(
-    ranges: Ranges, within: Ranges
-) -> None:
+def test_clip_is_the_intersection_and_has_no_empty_part(ranges: Ranges, within: Ranges) -> None:
     clipped = clip(ranges, within)
     assert offsets_of(clipped) == sorted(set(offsets_of(ranges)) & set(offsets_of(within)))
     assert all(s < e for s, e in clipped.values())
@@ -90,9 +86,7 @@ def test_a_position_never_moves_back(ranges: Ranges, offsets: dict[int, int]) ->
         ({7: (1, 2)}, RangeRelation.AHEAD),
     ],
 )
-def test_the_relation_of_a_micro_batch_to_the_position(
-    ranges: Ranges, expected: RangeRelation
-) -> None:
+def test_a_micro_batch_and_the_position(ranges: Ranges, expected: RangeRelation) -> None:
     assert classify(ranges, {0: 5, 1: 2}) is expected
 
 
@@ -131,9 +125,7 @@ def test_an_answer_that_contradicts_a_position(
     st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=3),
     st.integers(1, 100),
 )
-def test_the_newest_offsets_are_as_many_as_asked_and_spread_evenly(
-    logs: Ranges, count: int
-) -> None:
+def test_the_newest_offsets_are_spread_evenly(logs: Ranges, count: int) -> None:
     starts = {p: start for p, (start, _) in logs.items()}
     have = {p: length for p, (_, length) in logs.items()}
     ranges = plan_newest(starts, {p: starts[p] + have[p] for p in logs}, count)

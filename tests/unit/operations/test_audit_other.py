@@ -167,9 +167,7 @@ def test_offsets_in_structs_and_text_are_read(
     assert not found.is_exact
 
 
-def test_rows_of_parquet_delta_and_iceberg_count_alike(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_all_formats_count_alike(environment: config.Environment, tmp_path: Path) -> None:
     """Three offsets are missing, two doubled, a row has no offset, one is of another topic; hours
     end by the rows' own times."""
     parts = [
@@ -196,9 +194,7 @@ def test_rows_of_parquet_delta_and_iceberg_count_alike(
         assert [dict(h.gaps) for h in found.hours] == [{"retention": 1}, {"retention": 2}, {}]
 
 
-def test_files_of_a_sink_that_its_log_does_not_list_do_not_count(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_files_outside_a_log_do_not_count(environment: config.Environment, tmp_path: Path) -> None:
     folder = tmp_path / "sink"
     for name, offsets in (("a", [0, 1]), ("b", [1, 2]), ("_c", [3])):
         write(folder, f"{name}.parquet", rows(offsets))
@@ -215,9 +211,7 @@ def test_files_of_a_sink_that_its_log_does_not_list_do_not_count(
     assert broken.rows == 4 and "its log is damaged" in broken.table
 
 
-def test_tables_that_cannot_be_read_exactly_are_refused(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path: Path) -> None:
     with pytest.raises(TableMissing, match="found none"):
         open_other(environment, "no.such")
     with pytest.raises(Refused, match="expected files of rows, found none"):
@@ -230,9 +224,7 @@ def test_tables_that_cannot_be_read_exactly_are_refused(
         open_other(environment, str(tmp_path / "empty"))
 
 
-def test_files_behind_a_link_and_files_of_other_types_count(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_files_behind_a_link_count(environment: config.Environment, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere", "a.parquet", rows([0]))
     write(tmp_path / "t", "b.parquet", rows([1]).set_column(1, "offset", pa.array([1], pa.int32())))
     write(tmp_path / "t", "c.parquet", pa.table({"id": [7]}))
@@ -241,9 +233,7 @@ def test_files_behind_a_link_and_files_of_other_types_count(
     assert (found.rows, found.unplaced) == (3, 1) and found.hours[0].offsets == 2
 
 
-def test_without_columns_rows_are_counted_by_time(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_without_columns_time_is_counted(environment: config.Environment, tmp_path: Path) -> None:
     write(tmp_path / "t", "a.parquet", rows([0, 1]).drop_columns(["offset"]))
     write(tmp_path / "t", "b.parquet", rows([0, 1], hour=2).drop_columns(["offset"]))
     found = audit(environment, tmp_path / "t")

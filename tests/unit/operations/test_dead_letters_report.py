@@ -101,9 +101,7 @@ def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFi
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 
 
-def test_a_value_of_any_size_is_one_line_of_text(
-    one: StreamLake, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_is_one_line_of_text(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
     view = dead_letters.letters(job(one), None, 3)
     print_text(letters_text(view))

@@ -149,9 +149,7 @@ def test_a_topic_that_is_kept_well_has_no_finding() -> None:
         ({"min_insync": 1}, {Issue.MIN_INSYNC: Severity.WARNING}),
     ],
 )
-def test_a_topic_that_is_kept_otherwise(
-    settings: dict[str, object], expected: dict[Issue, Severity]
-) -> None:
+def test_a_topic_kept_wrongly(settings: dict[str, object], expected: dict[Issue, Severity]) -> None:
     assert of_topic(**settings) == expected  # type: ignore[arg-type]
 
 
@@ -207,9 +205,7 @@ def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> Non
         ),
     ],
 )
-def test_a_missing_topic_hides_other_findings_and_is_created_with_the_installed_tool(
-    servers: str, command: str
-) -> None:
+def test_a_missing_topic_hides_nothing_and_can_be_created(servers: str, command: str) -> None:
     facts = kafka.KafkaFacts(None, {}, {}, None)
     [finding] = kafka.findings(
         BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW
@@ -251,9 +247,7 @@ def test_a_missing_topic_hides_other_findings_and_is_created_with_the_installed_
         (registry.failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
     ],
 )
-def test_an_unreachable_service_is_distinguished_from_one_that_refuses(
-    made: Finding, check: Issue
-) -> None:
+def test_an_unreachable_service_is_no_refusal(made: Finding, check: Issue) -> None:
     assert (made.check, made.severity) == (check, Severity.ERROR)
 
 
@@ -320,9 +314,7 @@ def test_tables_that_differ() -> None:
     )
 
 
-def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(
-    tmp_path: Path,
-) -> None:
+def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     assert tables.find_optimizers(lake.table()) == []
     lake.move("main")
@@ -462,9 +454,7 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding(
 
 
 @pytest.mark.parametrize("policy", ["jobs", "maintain", "egress"])
-def test_the_rights_of_a_policy_suffice_for_the_object_of_the_doctor(
-    monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
+def test_a_policy_suffices_for_the_doctor(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     document = json.loads((ROOT / "deploy" / "s3" / f"{policy}.json").read_text(encoding="utf-8"))
     objects: dict[str, bytes] = {}
     used: list[tuple[str, str]] = []
@@ -491,9 +481,7 @@ def test_a_subject_that_is_missing() -> None:
     assert registry.findings(STREAM, True) == []
 
 
-def test_java_is_missed_by_the_path_and_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_java_is_missed_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = new_environment(tmp_path)
     with monkeypatch.context() as changed:
         changed.delenv("JAVA_HOME", raising=False)
@@ -518,9 +506,7 @@ def test_a_user_without_a_name_and_a_temporary_folder_without_execution(
     ]
 
 
-def test_a_python_of_the_workers_that_cannot_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workers_python_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = new_environment(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
     [finding] = [f for f in local.findings(local.read(environment)) if f.check is Issue.PYTHON]
@@ -712,9 +698,7 @@ def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.Monke
     assert airflow.is_configured()
 
 
-def test_an_airflow_command_without_an_answer_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_silent_airflow_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     silent = tmp_path / "airflow"
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)

@@ -196,9 +196,7 @@ def test_the_text_for_unknown_duplicates() -> None:
     assert "the ledger has no count" in str(dead_letters.not_found_reason(skipped, NEXT, None, 0))
 
 
-def test_the_command_adds_the_rows_to_the_explanation(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_adds_the_rows(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     accept_before(one)
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)

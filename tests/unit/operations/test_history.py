@@ -80,9 +80,7 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert [n_of(one, at) for at in (f"{NEXT}-r1", f"{NEXT}-r2", "main")] == [[1], [2, 3], [4]]
 
 
-def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_its_tag(
-    one: StreamLake,
-) -> None:
+def test_a_revision_replaced_under_speed_is_read_by_its_tag(one: StreamLake) -> None:
     """The hazard: `main` showed the speed layer's rows then, so a tag of it would be none of the
     revision."""
     read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})

@@ -295,9 +295,7 @@ def test_a_scrape_of_the_page_reads_nothing_and_shows_the_newest_readings(tmp_pa
     assert browser(made).post("/metrics").status_code == 405
 
 
-def test_a_silent_broker_delays_no_scrape_and_no_other_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_broker_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stream has one thread: the one that waits for the broker is asked once."""
     asked: list[threading.Thread] = []
     answers = threading.Event()

@@ -615,9 +615,7 @@ def test_a_page_needs_nothing_from_elsewhere_and_nothing_inline(page: Page, path
         ("127.0.0.1.evil.example.com:8090", 400),
     ],
 )
-def test_a_name_that_was_bound_to_us_by_another_is_not_answered(
-    page: Page, host: str, status: int
-) -> None:
+def test_a_name_bound_to_us_is_not_answered(page: Page, host: str, status: int) -> None:
     for path in ("/", "/static/page.js", "/metrics", "/nope"):
         expected = 404 if status == 200 and path == "/nope" else status
         assert browser(page).get(path, headers={"Host": host}).status_code == expected

@@ -70,9 +70,7 @@ def metrics_text(job: Job) -> str:
     return browser(page).get("/metrics").text
 
 
-def test_the_reports_print_the_recorded_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_print_what_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for made in (a_full_hour, an_old_hour, nothing_yet):
         one = new_proof(tmp_path / made.__name__)

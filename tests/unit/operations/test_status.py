@@ -73,9 +73,7 @@ MS = int(NOW.timestamp() * 1000)
         ([2**63 - 1], NOW),
     ],
 )
-def test_a_record_waits_since_kafka_received_it_whatever_its_timestamp(
-    stamps: list[int], since: datetime | None
-) -> None:
+def test_a_record_waits_since_kafka_received_it(stamps: list[int], since: datetime | None) -> None:
     assert waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since
     if stamps and since == NOW - timedelta(minutes=1):
         assert waiting_since(stamps, None, NOW) == datetime.fromtimestamp(
@@ -123,9 +121,7 @@ def test_records_that_only_the_batch_layer_read_do_not_wait(tmp_path: Path) -> N
 
 
 @time_machine.travel(LATER, tick=False)
-def test_an_accepted_hour_that_main_lacks_still_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = of_batch_alone(tmp_path)
     monkeypatch.setattr(State, "is_merged", False)
     assert viewed(one, end=10).lag.offsets == 10

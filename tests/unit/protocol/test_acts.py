@@ -37,9 +37,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     return made
 
 
-def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_back(
-    lake: StreamLake,
-) -> None:
+def test_an_act_is_the_same_waiting_and_read_back(lake: StreamLake) -> None:
     row = decision(FIRST, "accepted", 2, CUT, NOW, "one", served="batch", act=ACT)
     assert LedgerRow.from_waiting(row.as_waiting()).act == ACT
     lake.ledger.record([row, decision(FIRST, "sealed", 0, CUT, NOW, "zero")])
@@ -111,9 +109,7 @@ def test_a_ledger_that_has_only_a_redelivery_of_an_hour_is_restored(lake: Stream
     assert [row.decision for row in lake.ledger.history([FIRST])] == ["sealed"]
 
 
-def test_an_hour_follows_from_an_act_only_where_the_batch_layer_would_not_have_accepted_it_by_itself() -> (
-    None
-):
+def test_an_hour_follows_from_an_act_that_batch_would_not_have_done() -> None:
     assert act_to_record(None, 1, ["a gap"], True) is None
     assert act_to_record(ACT, 0, [], False) is None
     assert act_to_record(ACT, 1, [], False) == ACT

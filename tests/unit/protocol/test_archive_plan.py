@@ -71,9 +71,7 @@ def move_head(lake: StreamLake) -> None:
     assert commit is not None and lake.lake.commit(table, commit) is Outcome.LANDED
 
 
-def test_of_two_writers_of_an_hour_one_lands_and_another_hour_is_no_obstacle(
-    lake: StreamLake,
-) -> None:
+def test_of_two_writers_of_an_hour_one_lands_others_go_on(lake: StreamLake) -> None:
     one, other, later = (staged(lake, records) for records in (RECORDS, RECORDS, [(SECOND, 0, 10)]))
     assert land(lake, later, SECOND)
     assert land(lake, one)

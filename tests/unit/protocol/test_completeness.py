@@ -39,9 +39,7 @@ def sealed_to(hour: str, waiting: tuple[str, ...] = (), first: str = "2026-11-01
     return new_state(timeline, settled_before=hour)
 
 
-def test_open_spans_of_a_long_timeline_are_planned_from_its_last_hours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_open_spans_are_planned_from_the_last_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: each read of a view looks at every hour since the stream began."""
     state = sealed_to("2026-11-21T00", ("2026-11-20T03",), first="2020-01-01T00")
     asked, is_accepted = list[str](), State.is_accepted
@@ -64,9 +62,7 @@ def test_open_spans_of_a_long_timeline_are_planned_from_its_last_hours(
     st.integers(0, 100),
     st.integers(0, 96),
 )
-def test_the_hours_are_those_whose_bounds_touch_the_day(
-    at: datetime, past: int, future: int, ago: int
-) -> None:
+def test_hours_whose_bounds_touch_the_day(at: datetime, past: int, future: int, ago: int) -> None:
     """An hour takes an event from `past` minutes before its start to `future` minutes after its
     end."""
     bounds = EventTime(column="at", past=timedelta(minutes=past), future=timedelta(minutes=future))

@@ -157,9 +157,7 @@ def test_a_revision_that_was_replaced_is_passed_over(lake: StreamLake) -> None:
     assert lake.dead("main") == lake.dead("batch") == D[:1]
 
 
-def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_only(
-    lake: StreamLake,
-) -> None:
+def test_late_letters_of_a_now_accepted_hour_go_to_speed(lake: StreamLake) -> None:
     """The hazard: a publisher that loaded the state before the acceptance would write each offset
     to `main` twice."""
     stale = speed_said(lake, lake.stage_dead(D, "speed"))
@@ -172,9 +170,7 @@ def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_on
     assert lake.dead("speed") == D
 
 
-def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_given_to_speed_keeps_its_dead_letters(lake: StreamLake) -> None:
     roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
     override = Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})})
     lake.land(Publish(new_id(), (override,), lake.state().timeline))
@@ -288,9 +284,7 @@ def test_another_programs_expiry_spares_dead_letters_that_wait(lake: StreamLake)
     assert not [ref for ref in lake.lake.load(name).metadata.refs if ref.startswith(STAGED)]
 
 
-def test_files_that_another_program_is_about_to_delete_are_published_as_copies(
-    lake: StreamLake,
-) -> None:
+def test_files_about_to_be_deleted_are_published_as_copies(lake: StreamLake) -> None:
     """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a
     publish between the two names them. The branch that protects what is staged was dropped."""
     staged = lake.stage_dead(D, "speed", protected=False)
@@ -364,9 +358,7 @@ def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
     assert lake.dead("main") == D
 
 
-def test_published_files_are_not_published_again_without_their_record(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_files_need_a_record(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a branch remembers so many ids, and a publish names a set for longer than
     that."""
     staged, state = named(lake)
@@ -383,9 +375,7 @@ def test_waiting_dead_letters_are_remembered_as_done_while_they_wait() -> None:
     assert remembered_ids(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]
 
 
-def test_missing_files_of_the_speed_layer_block_no_publisher(
-    lake: StreamLake, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_files_block_none(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     lost, _ = named(lake)
     kept = lake.stage_dead([(FIRST, 0, 9)], "speed")
     speed_said(lake, kept, NOW + timedelta(minutes=1))
@@ -462,9 +452,7 @@ def finish(lake: StreamLake) -> Publisher:
     return publisher
 
 
-def test_dead_letters_that_the_ledger_states_as_complete_are_not_looked_for(
-    lake: StreamLake,
-) -> None:
+def test_dead_letters_stated_as_complete_are_not_looked_for(lake: StreamLake) -> None:
     state = accepted(lake, lake.stage_dead(D, "batch"))
     finish(lake)
     assert lake.dead("main") == D

@@ -125,9 +125,7 @@ def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
     return made, built
 
 
-def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_process_publishes_in_between(
-    lake: StreamLake,
-) -> None:
+def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_letter(lake: StreamLake) -> None:
     """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for
     replaced ones."""
     accept_all(lake, but=(3, 4))

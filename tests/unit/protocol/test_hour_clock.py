@@ -37,9 +37,7 @@ def bind(lake: StreamLake, position: Position) -> None:
     lake.land(publish)
 
 
-def test_a_partition_that_is_added_and_published_between_the_question_and_the_load_is_no_contradiction(
-    lake: StreamLake,
-) -> None:
+def test_a_partition_added_before_the_load_is_no_contradiction(lake: StreamLake) -> None:
     """The hazard: the topic as it was described has fewer partitions than the position that is
     loaded after it."""
     broker = Broker()
@@ -74,9 +72,7 @@ def test_a_missing_topic_is_a_contradiction(lake: StreamLake) -> None:
         clock(lake, Broker(id=None)).decide()
 
 
-def test_a_log_that_ends_below_the_position_stops_before_an_hour_is_cut_there(
-    lake: StreamLake,
-) -> None:
+def test_a_log_below_the_position_stops_before_a_cut_there(lake: StreamLake) -> None:
     """The hazard: the hour would be sealed up to a position that Kafka no longer reaches."""
     bind(lake, Position("t", {0: 5}))
     broker = Broker(log={0: [0] * 3})

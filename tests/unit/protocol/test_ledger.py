@@ -59,9 +59,7 @@ def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
     assert stored.quality == QualityResult(True)
 
 
-def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(
-    lake: StreamLake,
-) -> None:
+def test_a_row_lost_in_a_crash_is_restored_once_from_properties(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
     timeline = lake.state().timeline
     publish = Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))
@@ -133,9 +131,7 @@ def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: Stre
         assert [r.hour for r in rows if r.revision == who] == [shift(FIRST, i) for i in range(4)]
 
 
-def test_an_append_that_never_comes_first_is_transient(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_never_first_ends(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_module, "_LANDS_WITHIN_SECONDS", 0.2)
     rival = lake.again()
 

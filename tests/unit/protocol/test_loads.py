@@ -102,9 +102,7 @@ def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
     assert not loads
 
 
-def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(
-    lake: StreamLake,
-) -> None:
+def test_dead_letters_are_decided_over_the_table_left_before(lake: StreamLake) -> None:
     staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(3)]
     named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
     landed = land(lake, lake.speed(lake.stage([]), {0: 3}, dead_letters=named))
@@ -117,9 +115,7 @@ def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(
     assert lake.dead("speed") == lake.dead("main") == [(FIRST, 0, i) for i in range(3)]
 
 
-def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_load(
-    lake: StreamLake,
-) -> None:
+def test_letters_published_meanwhile_are_decided_over_a_new_load(lake: StreamLake) -> None:
     staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(2)]
     named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
     landed = land(lake, lake.speed(lake.stage([]), {0: 2}, dead_letters=named))

@@ -111,9 +111,7 @@ def cpu_in_all() -> int:
     return round(1000 * (sum(os.times()[:4]) + sum(map(measured._seconds, running))))
 
 
-def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_processs_cpu_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
     monkeypatch.setattr(measured, "_EVERY_SECONDS", 0.0)
     meter, main = Meter("batch"), dict[str, str]()
@@ -170,9 +168,7 @@ def test_however_long_a_stream_runs_the_property_stays_short() -> None:
     [(10, None, 10), (10, 40, 10), (3600, 30, 30), (-60, None, 0)],
     ids=["the first publish", "since", "stamped long ago", "stamped ahead"],
 )
-def test_how_long_the_oldest_row_has_waited(
-    tmp_path: Path, ago: int, fresh: int | None, waited: float
-) -> None:
+def test_the_oldest_rows_wait(tmp_path: Path, ago: int, fresh: int | None, waited: float) -> None:
     one = new_lake(tmp_path)
     # The rows are stamped with the first moment of the day.
     rows = one.stage([(FIRST, 0, 0)])
@@ -200,9 +196,7 @@ def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
     assert found is Outcome.LANDED
 
 
-def test_the_files_of_main_by_layer_and_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = four_hours(tmp_path)
     running = "2026-11-21T04"
     one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))

@@ -66,9 +66,7 @@ def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]
         {H2: ["x"], H1: ["s1"]},
     ],
 )
-def test_a_merge_makes_main_equal_the_layers_whatever_it_contained(
-    main: dict[str, list[str]],
-) -> None:
+def test_a_merge_makes_main_equal_whatever_it_contained(main: dict[str, list[str]]) -> None:
     swaps = plan(state_of(), main, SPEED, BATCH)
     merged = after(main, swaps)
     assert merged == {H0: ["b0"], H1: ["s1"]}
@@ -217,9 +215,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
 
 
-def test_a_publish_that_has_not_seen_a_moved_branch_does_not_mark_it_merged(
-    lake: StreamLake,
-) -> None:
+def test_a_publish_blind_to_a_moved_branch_does_not_mark_it(lake: StreamLake) -> None:
     """The hazard: empty hours are accepted over a branch that was set back, and no process repairs
     `main` any more."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})

@@ -126,9 +126,7 @@ def test_repeating_a_choice_changes_nothing(lake: StreamLake) -> None:
     assert len(history(lake)) == 1
 
 
-def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(
-    lake: StreamLake,
-) -> None:
+def test_a_restatement_waits_behind_an_override_and_then_serves(lake: StreamLake) -> None:
     choose(lake, "speed")
     accept(lake, 2)
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_SPEED)
@@ -137,9 +135,7 @@ def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
 
 
-def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_chosen_for_speed_before_it_is_accepted_stays(lake: StreamLake) -> None:
     choose(lake, "speed", 1)
     state = lake.state()
     assert state.served_by(H[1]) == "speed"
@@ -160,9 +156,7 @@ def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(
         ),
     ],
 )
-def test_a_layer_that_does_not_cover_the_hour_is_refused(
-    values: dict[str, Any], choice: Any, reason: str
-) -> None:
+def test_a_layer_without_it_is_refused(values: dict[str, Any], choice: Any, reason: str) -> None:
     timeline = Timeline(FIRST, H[2], {0: 6}, sealed=values.pop("sealed", {}))
     offsets, accepted = (
         values.pop("offsets", {0: 6}),
@@ -206,9 +200,7 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
     assert lake.rows("main") == [*BY_SPEED, (H[2], 0, 6)]
 
 
-def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(
-    lake: StreamLake,
-) -> None:
+def test_letters_of_a_swap_that_a_crash_left_are_rolled_forward(lake: StreamLake) -> None:
     from anabranch.protocol import acts
 
     def die(*args: Any) -> Any:
@@ -234,9 +226,7 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(
     assert lake.dead("main") == DEAD_BATCH
 
 
-def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake) -> None:
     """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
     row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
     lake.ledger.record([row])

@@ -35,9 +35,7 @@ def apply(
     )
 
 
-def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(
-    tmp_path: Path,
-) -> None:
+def test_apply_writes_the_stream_and_refuses_another_file(tmp_path: Path) -> None:
     """The hazard: both publish into it in turn, each with the offsets of its own topic."""
     apply(tmp_path, MINE, Broker())
     lake = Lake(new_environment(tmp_path))
@@ -90,9 +88,7 @@ def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name
 @pytest.mark.parametrize(
     "name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
 )
-def test_the_table_of_a_stream_is_no_table_beside_another_streams(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_streams_table_is_no_table_beside_anothers(tmp_path: Path, name: str) -> None:
     """The hazard: `apply` added a view's columns to it."""
     apply(
         tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r")
@@ -138,9 +134,7 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
         ('{"format": 2, "owners": ["events"]}', "2"),
     ],
 )
-def test_a_table_of_another_format_is_refused_and_not_changed(
-    tmp_path: Path, owner: str, found: str
-) -> None:
+def test_another_format_is_refused_unchanged(tmp_path: Path, owner: str, found: str) -> None:
     apply(tmp_path, MINE, Broker())
     environment = new_environment(tmp_path)
     admin.change_table(

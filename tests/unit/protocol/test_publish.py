@@ -86,9 +86,7 @@ def test_rows_and_position_become_visible_in_one_commit_on_two_branches(lake: St
 
 
 @pytest.mark.parametrize("moved", BRANCHES)
-def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(
-    lake: StreamLake, moved: str
-) -> None:
+def test_a_moved_head_of_any_branch_refuses_it_all(lake: StreamLake, moved: str) -> None:
     staged = lake.stage(ROWS)
     state = lake.state()
     publish = lake.speed(staged, {0: 3}, state)
@@ -103,9 +101,7 @@ def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("moved", BRANCHES)
-def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(
-    lake: StreamLake, moved: str
-) -> None:
+def test_a_head_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, moved: str) -> None:
     """The hazard: a rollback adds no snapshot, so only the heads that a commit requires show it."""
     staged, before = lake.stage(ROWS), lake.state().heads[moved]
     lake.move(moved)
@@ -217,9 +213,7 @@ def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) ->
         lake.state()
 
 
-def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(
-    lake: StreamLake,
-) -> None:
+def test_a_dropped_speed_branch_begins_where_its_rows_end(lake: StreamLake) -> None:
     """The hazard: made again from `main` at the stream's first position, it would publish every row
     a second time."""
     lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
@@ -245,9 +239,7 @@ def test_a_publish_expires_published_snapshots_and_retains_waiting_ones(lake: St
     assert table.metadata.snapshot_by_id(waits.parent_id) is not None
 
 
-def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_ones(
-    lake: StreamLake,
-) -> None:
+def test_the_newest_snapshots_stay_beside_heads_tags_and_parents(lake: StreamLake) -> None:
     waits = lake.stage(MORE)
     assert waits.parent_id is not None
     for branch in BRANCHES:
@@ -281,9 +273,7 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert lake.state().branch_properties["main"] == properties
 
 
-def test_a_publish_keeps_about_a_hundred_snapshots(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_about_a_hundred_snapshots_stay(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert expiry.plan_expiry.__defaults__ == (100,)
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (10,))
     for _ in range(15):
@@ -448,9 +438,7 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
     assert lake.rows("main") == ROWS
 
 
-def test_run_without_turns_retries_at_once_and_without_end(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
     def decide() -> Decision[None] | Again:

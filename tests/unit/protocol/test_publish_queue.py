@@ -293,9 +293,7 @@ def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
     assert line(lake) == [other]
 
 
-def test_a_long_wait_loads_the_table_about_once_a_second(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_wait_loads_once_a_second(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     turn, now, loads, load = new_turn(lake), [0.0], list[str](), lake.lake.load
 
     class Passing(threading.Event):
@@ -376,9 +374,7 @@ def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: S
     assert speed.published == 2
 
 
-def test_the_speed_layer_publishes_between_two_turns(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_publishes_between_turns(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 0.3)
     first, second = new_turn(lake), new_turn(lake)
     speed, left = SpeedLoop(lake), []
@@ -529,9 +525,7 @@ def test_a_publisher_that_was_too_slow_joins_the_queue_again(
     assert line(lake) == []
 
 
-def test_a_publish_of_seconds_lands_against_a_speed_layer_that_publishes_continuously(
-    lake: StreamLake,
-) -> None:
+def test_a_publish_of_seconds_lands_against_a_busy_speed_layer(lake: StreamLake) -> None:
     tries, work, own = [], threading.Event(), lake.again()
 
     def decide() -> Decision[None]:
@@ -556,9 +550,7 @@ def test_a_publish_of_seconds_lands_against_a_speed_layer_that_publishes_continu
 
 
 @pytest.mark.usefixtures("at_once")
-def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(
-    lake: StreamLake,
-) -> None:
+def test_two_batch_publishes_and_a_maintenance_land_in_order(lake: StreamLake) -> None:
     names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
     tries: dict[str, int] = dict.fromkeys(names, 0)
 

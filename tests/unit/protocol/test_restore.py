@@ -152,9 +152,7 @@ def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) 
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_a_branch_whose_manifest_is_gone_is_named_and_made_again(
-    lake: StreamLake, branch: str
-) -> None:
+def test_a_branch_without_its_manifest_is_made_again(lake: StreamLake, branch: str) -> None:
     table = lake.table()
     paths = {b: [m.manifest_path for m in head(table, b).manifests(table.io)] for b in BRANCHES}
     gone = paths[branch][0]
@@ -197,9 +195,7 @@ def test_a_dropped_staging_branch_is_named_and_created_again(lake: StreamLake) -
     assert lake.lake.stage(lake.name, new_id(), files).rows == len(BATCH[2])
 
 
-def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(
-    lake: StreamLake,
-) -> None:
+def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -> None:
     """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove
     nothing."""
     give_to_speed(lake, 1)
@@ -235,9 +231,7 @@ def test_a_batch_branch_that_was_set_back_rebuilds_what_it_lost(lake: StreamLake
     assert state.timeline.sealed == {H[2]: CUTS[2]}
 
 
-def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
-    lake: StreamLake,
-) -> None:
+def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake) -> None:
     accept(lake, 2)
     back = lake.state().heads["main"]
     give_to_speed(lake, 1)
@@ -268,9 +262,7 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     assert state.is_merged
 
 
-def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(
-    lake: StreamLake,
-) -> None:
+def test_an_accepted_hour_that_an_old_version_seals_is_accepted(lake: StreamLake) -> None:
     empty = Cut("t", {0: (9, 9)})
     timeline = replace(
         lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty}
@@ -284,9 +276,7 @@ def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(
     assert lake.state().is_accepted(H[3])
 
 
-def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_branch_dropped_before_all_has_accepted_nothing(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}))
     drop(lake, "batch")

@@ -215,9 +215,7 @@ def _moved(lake: StreamLake, before: State) -> set[str]:
 
 
 @pytest.mark.parametrize("lost", ["", "speed", "batch", "main"])
-def test_hours_without_records_move_main_alone_and_outlast_a_branch_that_is_set_back(
-    tmp_path: Path, lost: str
-) -> None:
+def test_hours_without_records_outlast_a_branch_set_back(tmp_path: Path, lost: str) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path, first)
     rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
@@ -237,9 +235,7 @@ def test_hours_without_records_move_main_alone_and_outlast_a_branch_that_is_set_
     assert {row.hour for row in found.decisions} >= idle
 
 
-def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_speed_branch(
-    tmp_path: Path,
-) -> None:
+def test_a_seal_with_records_or_a_new_topic_moves_the_speed_branch(tmp_path: Path) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path / "records", first)
     before = lake.state()

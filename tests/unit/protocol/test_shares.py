@@ -31,9 +31,7 @@ from speed_layer.reading_note import DeadShare
         (38_094, 38_094, 1.0, False),
     ],
 )
-def test_too_many_are_more_than_the_share_and_twenty(
-    count: int, records: int, most: float, expected: bool
-) -> None:
+def test_too_many_by_share_and_20(count: int, records: int, most: float, expected: bool) -> None:
     assert is_too_many(count, records, most) is expected
     assert (objection("dead letters", count, records, most) is not None) is expected
 
@@ -106,9 +104,7 @@ def test_the_speed_layer_warns_at_the_limit_and_each_time_the_number_has_doubled
     assert warned() == 2
 
 
-def test_an_unreadable_dead_letter_does_not_end_the_job(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_letter_stops_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lake = new_lake(tmp_path)
     gone = DataFile.from_args(file_path=f"file://{tmp_path}/gone.parquet", record_count=40)
     DeadShare(lake.lake, lake.stream).published(FIRST, 0, [gone])

@@ -39,9 +39,7 @@ def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
 
 
 @pytest.mark.parametrize("ddl", ["id STRING NOT NULL, n INT", NESTED])
-def test_a_table_that_apply_created_belongs_to_the_stream_and_is_not_changed(
-    tmp_path: Path, ddl: str
-) -> None:
+def test_a_table_of_apply_belongs_to_the_stream(tmp_path: Path, ddl: str) -> None:
     lake, table = table_of(tmp_path, ddl)
     require_columns(table, stream_of(ddl))
     assert evolve(lake, "games.other", rows_columns(stream_of(ddl))) == []
@@ -60,9 +58,7 @@ def test_a_table_that_apply_created_belongs_to_the_stream_and_is_not_changed(
         (NESTED.replace("n INT, ", ""), "expected column n none, found int"),
     ],
 )
-def test_a_job_with_other_columns_than_the_table_names_the_command_to_run(
-    tmp_path: Path, ddl: str, message: str
-) -> None:
+def test_a_job_of_other_columns_names_the_command(tmp_path: Path, ddl: str, message: str) -> None:
     _, table = table_of(tmp_path, NESTED)
     with pytest.raises(
         Terminal,
@@ -79,9 +75,7 @@ def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) 
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))
 
 
-def test_two_applies_at_once_forget_a_rolled_back_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_applies_forget_a_dropped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as an apply whose answer is lost and that tries again."""
     one = new_lake(tmp_path)
     one.lake.commit(one.table(), Commit("c", {}, (), set_properties={ROLLED_BACK: "{}"}))

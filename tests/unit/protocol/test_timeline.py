@@ -535,9 +535,7 @@ def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: 
     st.lists(st.integers(0, 90), min_size=1, max_size=40),
     st.lists(st.booleans(), min_size=40, max_size=40),
 )
-def test_records_in_order_are_cut_exactly_at_their_own_hour(
-    gaps: list[int], publish: list[bool]
-) -> None:
+def test_ordered_records_are_cut_at_their_hour(gaps: list[int], publish: list[bool]) -> None:
     world = World()
     expected: dict[tuple[int, int], str] = {}
     for i, (gap, by_speed) in enumerate(zip(gaps, publish, strict=False)):

@@ -202,9 +202,7 @@ def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
     assert adopted.timeline.sealed[H[3]].ranges == {0: (9, 9)}
 
 
-def test_in_a_log_that_lost_its_end_the_other_partitions_go_on_and_hours_below_it_stay_readable() -> (
-    None
-):
+def test_where_a_log_lost_its_end_other_partitions_and_old_hours_go_on() -> None:
     sealed = {H[1]: Cut(OLD, {0: (0, 4), 1: (0, 4)}), H[2]: Cut(OLD, {0: (4, 6), 1: (4, 9)})}
     adopted = plan(
         Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed),
@@ -354,9 +352,7 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake
     ("start", "begins"),
     [("earliest", 0), ("latest", 4), ("0=3", 3), ("1970-01-01T00:01:15Z", 2), ("1971-01-01", 4)],
 )
-def test_an_operator_chooses_where_a_topic_begins(
-    lake: StreamLake, start: str, begins: int
-) -> None:
+def test_an_operator_chooses_a_topics_begin(lake: StreamLake, start: str, begins: int) -> None:
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     assert run(lake, broker, start) is not None
     assert lake.state().position == Position(NEW, {0: begins})
@@ -369,9 +365,7 @@ def _adopt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
-def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(
-    lake: StreamLake, step: Step
-) -> None:
+def test_a_killed_adoption_is_done_once_by_the_next(lake: StreamLake, step: Step) -> None:
     kill_at(step.label, _adopt, lake.folder)
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
@@ -440,9 +434,7 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
     assert lake.rows("main") == [*ROWS, (NOW_HOUR, 0, 3)]
 
 
-def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topic(
-    lake: StreamLake,
-) -> None:
+def test_a_speed_branch_dropped_after_adoption_begins_in_the_new(lake: StreamLake) -> None:
     assert run(lake, Broker(id=NEW)) is not None
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
@@ -460,9 +452,7 @@ def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake
     assert len(json.loads(properties["anabranch.accepted"])) == REMEMBERED_HOURS
 
 
-def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(
-    lake: StreamLake,
-) -> None:
+def test_hours_that_kafka_lost_are_refused_and_delay_no_other(lake: StreamLake) -> None:
     """The hazard: the first of them would end the run with an error, and no hour after it would
     ever be rebuilt."""
     broker = Broker(id=NEW)

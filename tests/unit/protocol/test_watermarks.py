@@ -76,9 +76,7 @@ def test_complete_is_the_last_hour_before_the_first_that_is_not_accepted() -> No
         ([], None),
     ],
 )
-def test_a_group_is_complete_through_the_hour_of_its_last_stream(
-    hours: list[str | None], common: str | None
-) -> None:
+def test_a_group_is_complete_with_its_last(hours: list[str | None], common: str | None) -> None:
     assert complete_through_all(hours) == common
 
 

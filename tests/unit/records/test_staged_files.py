@@ -242,9 +242,7 @@ def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(tmp_pat
     assert lake.rows("main") == [(FIRST, 0, i) for i in range(5)]
 
 
-def test_a_stage_that_another_commit_overtakes_is_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overtaken_stage_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake, refused = new_lake(tmp_path), list[bool]()
     catalog = lake.lake.catalog
     send = catalog.commit_table

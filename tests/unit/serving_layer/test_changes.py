@@ -147,9 +147,7 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=budget(150, 400))
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
-def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(
-    steps: list[Any], at_once: int
-) -> None:
+def test_a_consumer_has_mains_rows_after_every_poll(steps: list[Any], at_once: int) -> None:
     """This holds through restatements, overrides, erasures, rows recorded late, and kills between
     any two changes."""
     world, token, held = Stream(), Token("events"), dict[str, tuple[Content, int]]()
@@ -288,9 +286,7 @@ def in_main(lake: StreamLake) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(
-    lake: StreamLake, seed: int
-) -> None:
+def test_a_follower_of_real_tables_equals_them_always(lake: StreamLake, seed: int) -> None:
     """Restated, erased, given away and back, expired, recorded late; killed after any change, and
     started from its token."""
     dice, job = random.Random(seed), job_of(lake)
@@ -399,9 +395,7 @@ def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixtu
     assert (four.hour, four.kind) == (HOURS[3], "completed")
 
 
-def test_a_recreated_ledger_gives_every_hour_again(
-    lake: StreamLake, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_ledger_gives_every_hour(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     job = job_of(lake)
     for hour in HOURS[:2]:
         accept(lake, hour, 2)

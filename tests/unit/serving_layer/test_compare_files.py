@@ -106,9 +106,7 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(tmp_path: Path) -> N
     assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [("extra", 3), ("missing", 4)]
 
 
-def test_unread_offsets_explain_missing_rows_without_a_file_of_the_speed_layer(
-    tmp_path: Path,
-) -> None:
+def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path) -> None:
     layers = Layers(tmp_path, "id STRING NOT NULL")
     batch = layers.write([((0, 1), {}), ((0, 2), {}), ((1, 2), {})])
     found = layers.compare([], batch, unread={0: (2, 9)})

@@ -187,9 +187,7 @@ def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLa
     assert globbed(lake.folder, FIRST) == []
 
 
-def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(
-    lake: StreamLake,
-) -> None:
+def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) -> None:
     for hour in HOURS[:2]:
         accept(lake, hour, 3)
     before = run(lake.folder)
@@ -292,9 +290,7 @@ def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
-def test_files_that_another_process_named_stay_with_it(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_processs_files_stay(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this
     one is refused."""
     real = LocalStorage.replace
@@ -400,9 +396,7 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
         room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
 
 
-def test_the_first_delivery_deletes_nothing_that_another_program_wrote(
-    lake: StreamLake, tmp_path: Path
-) -> None:
+def test_a_first_delivery_deletes_no_others_files(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: a root that Spark's file sink has filled was emptied, hour by hour."""
     accept(lake, HOURS[0], 10)
     folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
@@ -473,9 +467,7 @@ def test_a_link_in_the_folder_is_not_written_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
-def test_files_of_a_killed_delivery_are_known_by_its_list(
-    lake: StreamLake, tmp_path: Path, step: Step
-) -> None:
+def test_a_killed_deliverys_files_are_listed(lake: StreamLake, tmp_path: Path, step: Step) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(step.label, run, tmp_path)
     accept(lake, HOURS[0], 9)
@@ -485,9 +477,7 @@ def test_files_of_a_killed_delivery_are_known_by_its_list(
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
 
 
-def test_a_delivery_that_only_had_to_be_finished_leaves_no_marker_file(
-    lake: StreamLake, tmp_path: Path
-) -> None:
+def test_a_delivery_that_was_only_finished_has_no_marker(lake: StreamLake, tmp_path: Path) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(Step.EGRESS_NAMED.label, run, tmp_path)
     run(tmp_path)
@@ -555,9 +545,7 @@ def test_a_redelivery_is_refused_until_main_is_merged(lake: StreamLake, tmp_path
     assert job.ledger.acts() == []
 
 
-def test_after_a_restore_folders_get_the_tables_current_content(
-    lake: StreamLake, tmp_path: Path
-) -> None:
+def test_after_a_restore_folders_are_current(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: the hour was blocked until the table's sequence numbers passed those of the
     commits that it lost."""
     accept(lake, HOURS[0], 10)

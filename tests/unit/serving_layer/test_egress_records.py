@@ -57,9 +57,7 @@ def test_every_place_of_the_cut_that_has_no_row_is_named_in_its_turn() -> None:
         ("abcd", [("ab", False), ("cd", True)]),
     ],
 )
-def test_the_last_of_several_transactions_counts(
-    items: str, expected: list[tuple[str, bool]]
-) -> None:
+def test_the_last_transaction_counts(items: str, expected: list[tuple[str, bool]]) -> None:
     assert [("".join(chunk), last) for chunk, last in chunks(items, 2, 100, len)] == expected
 
 
@@ -67,9 +65,7 @@ def test_the_last_of_several_transactions_counts(
     ("at_most", "max_bytes", "expected"),
     [(2, 100, [2, 2, 1]), (9, 1, [1] * 5), (9, 100, [5]), (9, 7, [3, 1, 1])],
 )
-def test_a_transaction_is_bounded_by_records_and_bytes(
-    at_most: int, max_bytes: int, expected: list[int]
-) -> None:
+def test_records_and_bytes_bound_them(at_most: int, max_bytes: int, expected: list[int]) -> None:
     records = [b"1", b"22", b"333", b"4444", b"55555"]
     cut = list(chunks(records, at_most, max_bytes, len))
     assert [len(chunk) for chunk, _ in cut] == expected

@@ -100,9 +100,7 @@ def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     assert pq.read_table(out)["n"].to_pylist() == [0, 1]
 
 
-def test_a_table_on_a_terminal_is_not_endless(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminals_table_is_not_endless(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     sql = "SELECT i FROM range(1000) t(i)"
     assert ask(one, sql).stdout.count("\n") == 1002, "piped, it has every row"
     cut = ask(one, sql, "--limit", "3")
@@ -393,9 +391,7 @@ def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
     assert frame.to_dicts() == rows
 
 
-def test_polars_that_is_not_there_is_named(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_polars_is_named(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match="pip install polars"):
         anabranch.open("events", conf=one.folder).polars()

@@ -64,9 +64,7 @@ def test_progress_counts_all_rows_read(files: ds.Dataset, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("at_end", "marks"), [(False, "!123"), (True, "123!")])
-def test_the_limit_is_noted_before_the_first_row_or_behind_the_last(
-    at_end: bool, marks: str
-) -> None:
+def test_the_limit_is_noted_before_or_behind_the_rows(at_end: bool, marks: str) -> None:
     seen = io.StringIO()
     batches = [pa.record_batch({"n": [n]}) for n in (1, 2, 3)]
     rows = pa.RecordBatchReader.from_batches(batches[0].schema, batches)

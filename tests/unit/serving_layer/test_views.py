@@ -313,9 +313,7 @@ def read(
     return keyed
 
 
-def test_a_view_is_a_group_by_over_main_at_every_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_is_a_group_by_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that hours are forgotten within some steps.
     monkeypatch.setattr(state_module, "REMEMBERED_HOURS", 2)
     monkeypatch.setattr(filling, "_HOURS_A_COMMIT", 2)
@@ -400,9 +398,7 @@ def fill_into(one: StreamLake, step: Step, number: int) -> None:
 
 
 @pytest.mark.parametrize("step", FILLING, ids=lambda step: step.label)
-def test_a_process_killed_anywhere_in_filling_leaves_views_that_are_a_group_by(
-    tmp_path: Path, step: Step
-) -> None:
+def test_a_process_killed_while_filling_leaves_true_views(tmp_path: Path, step: Step) -> None:
     """Killed in the second of three hours, and twice in one that was restated."""
     story = new_story(tmp_path)
     one, [view] = story.one, story.one.stream.views
@@ -457,9 +453,7 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
     )
 
 
-def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_was(
-    tmp_path: Path,
-) -> None:
+def test_a_branch_set_back_and_restated_is_not_what_it_was(tmp_path: Path) -> None:
     """The second revision 2 of an hour has other rows than the first, and the same number."""
     story = new_story(tmp_path)
     one, [view] = story.one, story.one.stream.views
@@ -580,9 +574,7 @@ def test_the_handle_reads_a_view(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_a_window_is_complete_when_every_hour_that_can_contain_its_events_is_accepted(
-    data: st.DataObject,
-) -> None:
+def test_a_window_is_complete_when_all_its_hours_are_accepted(data: st.DataObject) -> None:
     past = timedelta(minutes=data.draw(st.integers(0, 400)))
     future = data.draw(st.none() | st.integers(0, 200).map(lambda m: timedelta(minutes=m)))
     bounds = EventTime(column="at", past=past, future=future)

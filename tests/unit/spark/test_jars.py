@@ -136,34 +136,26 @@ def test_java_versions_are_understood(output: str, major: int | None) -> None:
     assert parse_major(output) == major
 
 
-def test_a_java_that_is_too_old_is_refused_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_java_is_refused_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", 'openjdk version "11.0.2"')))
     with pytest.raises(Terminal, match=r"expected Java 17 or newer, found 11;.*openjdk-17"):
         require_java()
 
 
-def test_a_missing_java_is_reported_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Terminal, match=r"a java on the PATH, found neither; install a Java"):
         require_java()
 
 
-def test_a_java_home_that_leads_nowhere_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_home_to_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(Terminal, match=r"JAVA_HOME .*gone: expected .*java, found none"):
         require_java()
 
 
-def test_a_folder_with_the_jars_of_the_jobs_is_enough_for_the_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jobs_jars_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ivy.xml").write_text("<ivy-module/>")
     _sums(tmp_path / "jars.sha256", spark__a=b"a", broker__b=b"b")
     monkeypatch.setattr(jars, "jvm_folder", lambda: tmp_path)

@@ -63,9 +63,7 @@ def test_configured_options_of_java_win() -> None:
     assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
 
 
-def test_a_user_without_a_name_is_refused_before_java_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_nameless_user_is_refused_before_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a stack trace of Java, and exit code 1, which means a refused hour."""
     monkeypatch.setattr(os, "getuid", lambda: 54_321_000)
     with pytest.raises(ConfigurationError, match="user id 54321000: expected a name in /etc/passw"):
@@ -108,9 +106,7 @@ def test_a_driver_elsewhere_is_refused() -> None:
         )
 
 
-def test_the_environment_or_the_command_line_names_another_master(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_environment_or_command_names_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
     def master(*given: str) -> str:
         chosen, arguments = submit.job_of(["game_events"], None, str(CONF), "text", [], *given)
         assert arguments == ["--stream", "game_events", "--conf", str(CONF), "--output", "text"]

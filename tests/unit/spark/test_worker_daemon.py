@@ -13,9 +13,7 @@ import pytest
 from anabranch.spark.worker_daemon import forget_archives
 
 
-def test_sparks_archives_are_forgotten_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark = tmp_path / "spark" / "python" / "lib"
     spark.mkdir(parents=True)
     (tmp_path / "pyspark").mkdir()
@@ -64,9 +62,7 @@ def test_sparks_archives_are_forgotten_and_nothing_else(
     assert sys.path == kept
 
 
-def test_an_archive_whose_name_begins_as_sparks_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_of_a_like_name_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, beside = f"{tmp_path}/pyspark.zip", f"{tmp_path}/pyspark.zip.unpacked"
     monkeypatch.setattr(sys, "path", [archive, beside])
     monkeypatch.setattr(

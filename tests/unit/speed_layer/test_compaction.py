@@ -104,9 +104,7 @@ def step(
 
 @pytest.mark.parametrize(("dates", "each"), [(1, 12), (3, 4)])
 @pytest.mark.parametrize("rows", [3, 800])
-def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(
-    dates: int, each: int, rows: int
-) -> None:
+def test_a_reader_of_the_running_hour_opens_at_most_100(dates: int, each: int, rows: int) -> None:
     files: list[Small] = []
     written: Counter[str] = Counter()
     whence: dict[str, list[str]] = {}
@@ -137,9 +135,7 @@ def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(
     has_ended=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
-    rows: list[int], seed: int, has_ended: bool
-) -> None:
+def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_ended: bool) -> None:
     chance = random.Random(seed)
     files = [
         Small(
@@ -253,9 +249,7 @@ def read(lake: StreamLake, table: Any, data_file: DataFile) -> pq.ParquetFile:
     return rewriting.opened(table, data_file)
 
 
-def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(
-    lake: StreamLake,
-) -> None:
+def test_one_file_holds_many_ones_rows_in_every_type_exactly(lake: StreamLake) -> None:
     name, files = of_all_types(lake)
     table = lake.lake.load(name)
     assert group_by_schema(table, files).same_schema == files
@@ -347,9 +341,7 @@ def written(rolling: Compaction) -> None:
     assert rolling._waiting
 
 
-def test_many_micro_batches_leave_few_files_and_nothing_else_changes(
-    lake: StreamLake, rolling: Compaction
-) -> None:
+def test_many_micro_batches_leave_few_files(lake: StreamLake, rolling: Compaction) -> None:
     most = 0
     for _ in range(5):
         publish(lake, 10)
@@ -373,9 +365,7 @@ def test_many_micro_batches_leave_few_files_and_nothing_else_changes(
     assert state.is_merged
 
 
-def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(
-    lake: StreamLake, rolling: Compaction
-) -> None:
+def test_an_ended_hour_that_waits_is_one_file(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 5)
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
@@ -512,9 +502,7 @@ def test_a_file_that_cannot_be_compacted_does_not_stop_the_stream(
     assert not stored(lake)
 
 
-def test_two_streams_of_a_process_compact_at_once_and_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_streams_compact_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go, original = queue.SimpleQueue[str](), threading.Event(), rewriting.rewrite
 
     def held(table: Table, *given: Any) -> Rewritten:
@@ -568,9 +556,7 @@ def test_an_old_compaction_is_discarded(lake: StreamLake, rolling: Compaction) -
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
 
 
-def test_the_age_of_a_compaction_is_by_the_tables_clock(
-    lake: StreamLake, rolling: Compaction
-) -> None:
+def test_a_compactions_age_is_by_the_tables_clock(lake: StreamLake, rolling: Compaction) -> None:
     ahead = timedelta()
     lake.lake.__dict__["clock"] = SimpleNamespace(now=lambda *_: datetime.now(UTC) + ahead)
     publish(lake, 10)

@@ -123,9 +123,7 @@ def test_a_stream_that_was_set_aside_takes_no_turn_to_start(
         one._try()
 
 
-def test_a_new_decision_is_made_only_where_the_last_one_does_not_reach(
-    lake: StreamLake, member: Make
-) -> None:
+def test_a_decision_is_made_only_where_the_last_ends(lake: StreamLake, member: Make) -> None:
     # Only Iceberg's own writer knows the property, so Spark writes the rows.
     with lake.lake.load(lake.stream.table).transaction() as change:
         change.set_properties({"write.parquet.compression-level": "3"})
@@ -174,9 +172,7 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
     assert staged == ["events", "events"]
 
 
-def test_an_error_of_one_streams_plan_is_its_own(
-    member: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, staged = (
         member(is_started=False),
         member(is_started=False, topic="other"),
@@ -270,9 +266,7 @@ class Refusing:
 @pytest.mark.parametrize(
     "error", [MissingRight("describe topic events"), ConfigurationError("user or password")]
 )
-def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(
-    member: Make, error: AnabranchError
-) -> None:
+def test_what_brokers_refuse_sets_streams_aside(member: Make, error: AnabranchError) -> None:
     one = member()
     group = group_of(events=one)
     group._kafka = cast(Any, Refusing(error))
@@ -302,9 +296,7 @@ def test_only_a_run_of_what_is_there_ends_without_its_topic(
         assert not one.has_ended and one.failure is None
 
 
-def test_a_new_stream_that_needs_a_registry_ends_no_process(
-    lake: StreamLake, members: list[Member]
-) -> None:
+def test_a_new_streams_registry_ends_no_process(lake: StreamLake, members: list[Member]) -> None:
     # The process has read anabranch.yaml before the registry and the stream were added.
     stream = lake.stream.model_copy(update={"format": FormatSettings(type="avro")})
     job = Job(lake.environment, stream, lake.again(), Broker(log={0: []}).adapter)

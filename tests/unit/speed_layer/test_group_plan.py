@@ -43,9 +43,7 @@ def test_a_micro_batch_is_due_by_its_trigger(last: float | None, due: bool) -> N
     assert is_due(last, Speed(trigger=timedelta(seconds=2)), 10.0) is due
 
 
-def test_a_log_that_ends_before_the_position_and_a_topic_with_other_partitions_are_noticed() -> (
-    None
-):
+def test_a_log_before_the_position_and_new_partitions_are_noticed() -> None:
     assert is_behind({0: 5, 1: 1}, {0: 4, 1: 9})
     assert not is_behind({0: 5}, {0: 5, 1: 0})
     assert partitions_changed({0: 1}, None)

@@ -179,9 +179,7 @@ def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(
 
 
 @given(RANGES, st.integers(1, 12))
-def test_chunks_contain_every_offset_once_in_order_within_the_limit(
-    ranges: Ranges, at_most: int
-) -> None:
+def test_chunks_have_every_offset_once_in_the_limit(ranges: Ranges, at_most: int) -> None:
     pieces = chunks(ranges, at_most)
     for p, (start, end) in ranges.items():
         offsets = [o for piece in pieces if p in piece for o in range(*piece[p])]
@@ -226,9 +224,7 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
 
 
 @given(RANGES, RANGES, st.integers(0, 25))
-def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
-    first: Ranges, sizes: Ranges, ended: int
-) -> None:
+def test_early_staging_equals_the_decision(first: Ranges, sizes: Ranges, ended: int) -> None:
     """Staged by what was decided for the micro-batch before it, and published as it is once that
     one is."""
     timeline = Timeline(

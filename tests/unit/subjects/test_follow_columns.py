@@ -98,9 +98,7 @@ def test_a_changed_file_is_read_again_and_its_error_reported() -> None:
     )
 
 
-def test_a_stream_that_hangs_delays_no_other_and_no_later_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hanging_stream_delays_no_other_nor_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "WAIT_S", 0.5)
     tables = Tables(
         {"events": "id STRING NOT NULL", "other": "id STRING NOT NULL"},

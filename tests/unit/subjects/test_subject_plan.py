@@ -123,9 +123,7 @@ def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
         ),
     ],
 )
-def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(
-    have: str, fields: list[Any], wanted: str
-) -> None:
+def test_a_table_takes_up_what_is_new_or_wider(have: str, fields: list[Any], wanted: str) -> None:
     before, of = table(have), stream()
     assert planned(of, version(*fields), have) == wanted
     after = of.with_columns(plan_columns(of, version(*fields), before))
@@ -154,9 +152,7 @@ def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(
         ),
     ],
 )
-def test_a_type_that_no_column_can_take_is_refused(
-    have: str, fields: list[Any], message: str
-) -> None:
+def test_a_type_of_no_column_is_refused(have: str, fields: list[Any], message: str) -> None:
     of = stream()
     wanted = of.with_columns(plan_columns(of, version(*fields), table(have)))
     with pytest.raises(Refused) as refused:

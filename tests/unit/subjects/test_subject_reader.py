@@ -65,9 +65,7 @@ def names(stream: Stream) -> list[str]:
     return [column.name for column in stream.columns]
 
 
-def test_a_lost_table_is_registered_before_its_subject_is_planned(
-    lake: StreamLake, registry: Answering, tmp_path: Path
-) -> None:
+def test_a_lost_table_is_first(lake: StreamLake, registry: Answering, tmp_path: Path) -> None:
     settings = config.Registry.model_validate({"url": registry.url})
     file, environment = file_of(lake), lake.environment.model_copy(update={"registry": settings})
     # A version without a column that the table has.
@@ -136,9 +134,7 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
     return lake.folder
 
 
-def test_a_folders_job_is_another_one_once_its_columns_change(
-    conf: Path, registry: Answering
-) -> None:
+def test_a_folders_job_is_another_with_other_columns(conf: Path, registry: Answering) -> None:
     folder = StreamFolder(str(conf), takes_up=True)
     reporting = StreamFolder(str(conf))
     [first], [reported] = folder.jobs().values(), reporting.jobs().values()
@@ -159,9 +155,7 @@ def test_a_folders_job_is_another_one_once_its_columns_change(
     )
 
 
-def test_a_single_streams_job_is_another_one_once_its_columns_change(
-    conf: Path, registry: Answering
-) -> None:
+def test_a_streams_job_is_another_with_other_columns(conf: Path, registry: Answering) -> None:
     opened = open_job("events", str(conf))
     assert names(opened.stream) == ["id", "n"]
     followed = FollowedJob(opened)

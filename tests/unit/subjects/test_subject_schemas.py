@@ -207,9 +207,7 @@ def test_json_schema_types(schema: Any, column: str) -> None:
         ),
     ],
 )
-def test_what_json_schema_has_and_no_column_is_refused_by_its_path(
-    schema: Any, message: str
-) -> None:
+def test_what_no_column_has_is_refused_by_its_path(schema: Any, message: str) -> None:
     with pytest.raises(NotAColumn) as refused:
         of_json(schema, **DEFINED)
     assert message in str(refused.value)

@@ -107,9 +107,7 @@ def test_files_that_clients_import_without_a_reference_are_known() -> None:
         (COMMON, (("/tmp/money.proto", COMMON),), "an import within a folder, found /tmp/money"),
     ],
 )
-def test_what_protoc_refuses_is_incompatible(
-    text: str, references: References, message: str
-) -> None:
+def test_what_protoc_refuses_cannot_be(text: str, references: References, message: str) -> None:
     with pytest.raises(Incompatible) as refused:
         compiled(text, references)
     assert message in str(refused.value)
