@@ -6,10 +6,9 @@ import random
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake
 from pyiceberg.table import Transaction
 from pyiceberg.types import StringType
 
@@ -186,11 +185,6 @@ def test_when_to_compare() -> None:
     assert should_compare(last, THEN - 21 * S, 10)
     assert not should_compare(last, THEN + COMPARED_FOR, COMPARED_FOR.total_seconds())
     assert should_compare(last, THEN + COMPARED_FOR + S, COMPARED_FOR.total_seconds() + 1)
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(

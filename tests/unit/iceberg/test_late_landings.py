@@ -50,11 +50,6 @@ MORE = [(FIRST, 0, o) for o in range(3, 5)]
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
-
-
 def unreadable(_: str) -> Exception:
     """Return the error of an answer with status 200 whose body was cut off."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from data_files import record_data_file_reads
 from killed import kill_at
-from lakes import StreamLake, decide, new_environment, new_lake
+from lakes import StreamLake, decide, new_environment
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
@@ -32,11 +32,6 @@ from anabranch.protocol.publish import new_id
 FIRST = "2024-01-01T00"
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from budget import budget
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake
 from named_files import named_files, publish_files
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
@@ -35,11 +35,6 @@ from anabranch.offsets.hours import shift
 from anabranch.protocol.publish import new_id
 
 NEXT = shift(FIRST, 1)
-
-
-@pytest.fixture
-def lake(tmp_path: object) -> StreamLake:
-    return new_lake(tmp_path)  # type: ignore[arg-type]
 
 
 def commit(lake: StreamLake, *changes: Change) -> None:

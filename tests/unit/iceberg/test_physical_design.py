@@ -4,11 +4,9 @@ back."""
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 
 import pyarrow as pa
-import pytest
-from lakes import DDL, FIRST, StreamLake, new_lake, new_stream
+from lakes import DDL, FIRST, StreamLake, new_stream
 from pyiceberg.table import Transaction
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
@@ -29,11 +27,6 @@ from serving_layer.query.datasets import file_guarantee
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))
 BLOOM = "write.parquet.bloom-filter-enabled.column.id"
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 def set_by_hand(lake: StreamLake, values: dict[str, str], *sort: str) -> None:

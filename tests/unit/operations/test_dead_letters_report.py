@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lakes import StreamLake, stage
-from proofs import HOUR, NEXT, job, new_proof
+from proofs import HOUR, NEXT, job
 
 from anabranch.cli.render.rows import letters_text
 from anabranch.cli.report import print_text
@@ -18,11 +17,6 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.operations.reports import dead_letters
 from anabranch.operations.reports.dead_letters import Letter
 from anabranch.protocol.publish import new_id
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> StreamLake:
-    return new_proof(tmp_path)
 
 
 def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("main",)) -> None:

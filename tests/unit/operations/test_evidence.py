@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from lakes import StreamLake, new_state
-from proofs import CUT, HOUR, NEXT, accept, event, job, new_proof, read
+from proofs import CUT, HOUR, NEXT, accept, event, job, read
 from pyiceberg.types import LongType, StringType
 
 from anabranch.cli import main
@@ -22,11 +21,6 @@ from anabranch.operations.reports import dead_letters
 from anabranch.protocol.ledger_row import Diff
 from anabranch.protocol.publish import Publish, new_id
 from serving_layer.layer_diff import Place
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> StreamLake:
-    return new_proof(tmp_path)
 
 
 def accept_before(one: StreamLake) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import proofs
 import pytest
 from lakes import StreamLake, decide
-from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record
+from proofs import CUT, HOUR, NEXT, NOW, event, job, read, record
 from pyiceberg.table import Table
 from queries import run_query
 
@@ -30,11 +29,6 @@ from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Confirmed
 from serving_layer.reader.selection import find_snapshot
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> StreamLake:
-    return new_proof(tmp_path)
 
 
 def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values: Any) -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import FIRST, StreamLake, decide, new_lake
+from lakes import FIRST, StreamLake, decide
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
@@ -26,11 +25,6 @@ from anabranch.protocol.state import Confirmed
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 def record(lake: StreamLake, *items: LedgerRow) -> frozenset[str]:

@@ -24,11 +24,6 @@ from anabranch.protocol.state import Confirmed, State
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
-
-
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """The loads of each table."""

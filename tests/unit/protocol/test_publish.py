@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
-from lakes import FIRST, StreamLake, new_lake, waiting
+from lakes import FIRST, StreamLake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.errors import Terminal, Transient
@@ -31,11 +31,6 @@ ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
 BRANCHES = ("main", "speed", "batch")
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lakes import StreamLake, new_lake
+from lakes import StreamLake
 from pyiceberg.exceptions import CommitFailedException
 
 from anabranch.common.errors import Transient
@@ -44,11 +44,6 @@ from anabranch.protocol.publish_queue import (
 from anabranch.protocol.state import TURN, load_state
 
 UNIT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
 
 
 @pytest.fixture

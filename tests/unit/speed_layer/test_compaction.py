@@ -54,11 +54,6 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 MB = 2**20
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> StreamLake:
-    return new_lake(tmp_path)
-
-
 # What becomes one file
 
 
