@@ -21,6 +21,7 @@ from urllib.parse import urlparse
 import boto3
 import pytest
 from commands import call
+from expectations import entry
 from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
 from anabranch.common.errors import MetadataGone, Terminal
@@ -63,12 +64,7 @@ def begin_again(one: World) -> None:
 def live(one: World) -> None:
     """Three past hours: restated, refused, and waiting; a dead letter; records of now,
     published."""
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 19},
-        }
-    )
+    one.expect(entry("expect_column_values_to_be_between", column="level", max_value=19))
     one.topic()
     one.send([*spread(past_hour(4), 20, "h4"), (0, _middle_of(4), BAD)])
     one.send(spread(past_hour(3), 30, "h3"))  # levels to 29: refused

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expectations import entry
 from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
 from world import World, past_hour, spread
@@ -39,10 +40,7 @@ def dags_folder(folder: Path, name: str, text: str) -> Path:
 
 
 def level_below(maximum: int) -> dict[str, Any]:
-    return {
-        "type": "expect_column_values_to_be_between",
-        "kwargs": {"column": "level", "max_value": maximum},
-    }
+    return entry("expect_column_values_to_be_between", column="level", max_value=maximum)
 
 
 @pytest.mark.timeout(3600)

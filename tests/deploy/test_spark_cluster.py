@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from cluster import HOSTS, SparkCluster, running_cluster
 from commands import Command, run, started
+from expectations import entry
 from postgres import PASSWORD, Postgres, running_postgres
 from run_books import printed, words
 from running import PUBLISHED, TRIED_AGAIN, publishes
@@ -130,11 +131,8 @@ def test_both_jobs_run_their_tasks_on_both_workers(
     hour = past_hour(1)
     one.send([*spread(hour, 2_000, "e")])
     one.expect(
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
-        {
-            "type": "expect_column_values_to_match_regex",
-            "kwargs": {"column": "event_id", "regex": "^e-"},
-        },
+        entry("expect_column_values_to_be_unique", column="event_id"),
+        entry("expect_column_values_to_match_regex", column="event_id", regex="^e-"),
     )
     set_conf(one, speed.settings)
     log = run(one, "speed", one.name, "--available-now", "--master", cluster.master)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from expectations import entry
 from waiting import wait_for
 from world import World, event, hours_of_now, past_hour
 
@@ -120,9 +121,7 @@ def test_a_restatement_whose_next_hour_fails_is_refused(stream: World) -> None:
     one.batch()
     before = where(one)
     one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
-    one.expect(
-        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 0, "max_value": 1}}
-    )
+    one.expect(entry("expect_table_row_count_to_be_between", min_value=0, max_value=1))
     [result] = one.batch(B, restate=True)
     assert result.decision == "refused"
     assert f"{C}, decided again" in (result.reason or "")
@@ -137,12 +136,7 @@ def refuse_first_hour(one: World, count: int = 3) -> None:
     """The hour A has `count` records, x among them, and is refused; B has x too."""
     send(one, A, "x", *(f"a{i}" for i in range(1, count)))
     send(one, B, "x", "b")
-    one.expect(
-        {
-            "type": "expect_column_values_to_not_be_in_set",
-            "kwargs": {"column": "player", "value_set": [A]},
-        }
-    )
+    one.expect(entry("expect_column_values_to_not_be_in_set", column="player", value_set=[A]))
     one.apply()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from commands import run, run_into
+from expectations import entry
 from running import publishes
 from world import Record, World, event, past_hour
 
@@ -478,12 +479,7 @@ def test_refusal(stream: World, case: Case) -> None:
     one = stream
     send_hour(one, 1)
     one.apply()
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 3},
-        }
-    )
+    one.expect(entry("expect_column_values_to_be_between", column="level", max_value=3))
     one.speed()
     served = one.contents()
     for _ in range(2):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from expectations import entry
 from stored_rows import stored_rows
 from world import SCHEMA, World, event, past_hour
 
@@ -83,12 +84,7 @@ def counts(row: LedgerRow) -> tuple[int | None, ...]:
 def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make) -> None:
     first, second = past_hour(2), past_hour(1)
     one = world(archive=ARCHIVE)
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 3},
-        }
-    )
+    one.expect(entry("expect_column_values_to_be_between", column="level", max_value=3))
     one.topic()
     send_hour(one, first)
     send_hour(one, second)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from commands import call
+from expectations import entry
 from pages import browser, new_page
 from world import World, past_hour, spread
 
@@ -53,7 +54,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert status["position"] == {"0": 18, "1": 18}
     assert one.contents() == one.acknowledged()
 
-    one.expect({"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 10}})
+    one.expect(entry("expect_table_row_count_to_be_between", min_value=10))
     assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
     [first, sealed, running] = _json(one, "hours", one.name)
     assert (
@@ -161,12 +162,7 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
     one.topic()
     one.send(spread(past_hour(1), 6, "e"))
     one.apply()
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 3},
-        }
-    )
+    one.expect(entry("expect_column_values_to_be_between", column="level", max_value=3))
     _run(
         one,
         "batch",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from click.testing import CliRunner
+from expectations import entry
 from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
@@ -31,10 +32,7 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     one.send([*spread(bad, 9, "bad"), (0, spread(bad, 1, "x")[0][1], b"{")])
     one.apply()
     one.expect(
-        {
-            "type": "expect_column_values_to_match_regex",
-            "kwargs": {"column": "event_id", "regex": "^good"},
-        },
+        entry("expect_column_values_to_match_regex", column="event_id", regex="^good"),
         {
             "type": "expect_column_values_to_not_be_null",
             "kwargs": {"column": "amount"},

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from budget import budget
+from expectations import entry
 from world import World, hours_of_now, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
@@ -58,12 +59,7 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     gone = world(beside=backlog)
     away = world(beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1})
     every = {one.name: one for one in (backlog, small, refused, gone, away)}
-    refused.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 5},
-        }
-    )
+    refused.expect(entry("expect_column_values_to_be_between", column="level", max_value=5))
     for one in every.values():
         one.topic()
         send_hours(one, *(HOURS if one is backlog else HOURS[-1:]))
@@ -197,12 +193,7 @@ def test_the_command_names_each_stream_and_one_code(world: Callable[..., World])
     one = world(group="small")
     refused = world(beside=one, group="small")
     alone = world(beside=one)
-    refused.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 5},
-        }
-    )
+    refused.expect(entry("expect_column_values_to_be_between", column="level", max_value=5))
     for stream in (one, refused, alone):
         stream.topic()
         send_hours(stream, HOURS[-1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from expectations import entry, suite_of
 from pyspark.sql import DataFrame, SparkSession
 
 from batch_layer.quality.gate import run_suite
@@ -43,12 +44,6 @@ def _rows(spark: SparkSession, *changed: dict[str, Any], good: int = 4) -> DataF
         } | change
         rows.append(tuple(row[c] for c in columns))
     return spark.createDataFrame(rows, SCHEMA)
-
-
-def _file(folder: Path, *entries: dict[str, Any]) -> Path:
-    path = folder / "some.expectations.yaml"
-    path.write_text(yaml.safe_dump({"name": "some", "expectations": list(entries)}))
-    return path
 
 
 def test_good_rows_pass(spark: SparkSession) -> None:
@@ -113,25 +108,13 @@ def test_bad_rows_fail_with_counts_and_a_warning_lets_pass(spark: SparkSession) 
 
 
 def test_rows_are_named_by_each_expectation_on_rows(spark: SparkSession, tmp_path: Path) -> None:
-    path = _file(
+    path = suite_of(
         tmp_path,
-        {
-            "type": "expect_compound_columns_to_be_unique",
-            "kwargs": {"column_list": ["event_id", "player_id"]},
-        },
-        {
-            "type": "expect_column_pair_values_to_be_equal",
-            "kwargs": {"column_A": "event_id", "column_B": "player_id"},
-        },
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "kafka_offset", "max_value": 3},
-        },
-        {
-            "type": "expect_column_value_lengths_to_be_between",
-            "kwargs": {"column": "event_id", "max_value": 2},
-        },
-        {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
+        entry("expect_compound_columns_to_be_unique", column_list=["event_id", "player_id"]),
+        entry("expect_column_pair_values_to_be_equal", column_A="event_id", column_B="player_id"),
+        entry("expect_column_values_to_be_between", column="kafka_offset", max_value=3),
+        entry("expect_column_value_lengths_to_be_between", column="event_id", max_value=2),
+        entry(SPEED, min_ratio=0.9),
     )
     quality = run_suite(
         _rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10)
@@ -153,33 +136,21 @@ def test_rows_are_named_by_each_expectation_on_rows(spark: SparkSession, tmp_pat
 
 
 def test_an_expectation_without_answer_fails_alone(spark: SparkSession, tmp_path: Path) -> None:
-    path = _file(
+    path = suite_of(
         tmp_path,
-        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
-        {
-            "type": "expect_compound_columns_to_be_unique",
-            "kwargs": {"column_list": ["event_id", "nowhere"]},
-        },
-        {
-            "type": "expect_column_mean_to_be_between",
-            "kwargs": {"column": "nowhere", "min_value": 0},
-        },
-        {"type": "expect_column_to_exist", "kwargs": {"column": "nowhere"}},
-        {
-            "type": "expect_column_values_to_match_regex",
-            "kwargs": {"column": "player_id", "regex": "("},
-        },
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "tags", "min_value": 0},
-        },
+        entry("expect_column_values_to_not_be_null", column="nowhere"),
+        entry("expect_compound_columns_to_be_unique", column_list=["event_id", "nowhere"]),
+        entry("expect_column_mean_to_be_between", column="nowhere", min_value=0),
+        entry("expect_column_to_exist", column="nowhere"),
+        entry("expect_column_values_to_match_regex", column="player_id", regex="("),
+        entry("expect_column_values_to_be_between", column="tags", min_value=0),
         {
             "type": "expect_column_values_to_be_unique",
             "kwargs": {"column": "nowhere"},
             "severity": "warning",
         },
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
-        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "player_id"}},
+        entry("expect_column_values_to_be_unique", column="event_id"),
+        entry("expect_column_values_to_not_be_null", column="player_id"),
     )
     quality = run_suite(_rows(spark), path)
     missing = 'could not be evaluated: Error: The column "nowhere" in BatchData does not exist.'
@@ -201,24 +172,19 @@ def test_an_expectation_without_answer_fails_alone(spark: SparkSession, tmp_path
 
 
 def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path) -> None:
-    path = _file(
+    path = suite_of(
         tmp_path,
-        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 5}},
-        {
-            "type": "expect_column_mean_to_be_between",
-            "kwargs": {"column": "amount", "min_value": 1, "max_value": 2},
-        },
-        {"type": "expect_column_max_to_be_between", "kwargs": {"column": "amount", "max_value": 2}},
+        entry("expect_table_row_count_to_be_between", min_value=5),
+        entry("expect_column_mean_to_be_between", column="amount", min_value=1, max_value=2),
+        entry("expect_column_max_to_be_between", column="amount", max_value=2),
         # Judged by NumPy, whose bool is not JSON.
-        {
-            "type": "expect_column_quantile_values_to_be_between",
-            "kwargs": {
-                "column": "amount",
-                "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[7, 9]]},
-            },
-        },
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+        entry(
+            "expect_column_quantile_values_to_be_between",
+            column="amount",
+            quantile_ranges={"quantiles": [0.5], "value_ranges": [[7, 9]]},
+        ),
+        entry("expect_column_values_to_be_unique", column="event_id"),
+        entry("expect_column_values_to_be_unique", column="event_id"),
     )
     quality = run_suite(_rows(spark), path)
     assert [f["type"].split("_to_")[0] for f in quality.failed] == [
@@ -236,18 +202,12 @@ def test_without_rows_columns_and_aggregates_can_fail(spark: SparkSession, tmp_p
     empty = _rows(spark, good=0)
     quality = run_suite(empty, GAME_EVENTS)
     assert (quality.passed, quality.warnings, quality.evaluated) == (True, (), 5)
-    path = _file(
+    path = suite_of(
         tmp_path,
-        {
-            "type": "expect_column_values_to_match_regex",
-            "kwargs": {"column": "player_id", "regex": "^p", "mostly": 0.9},
-        },
-        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
-        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
-        {
-            "type": "expect_column_mean_to_be_between",
-            "kwargs": {"column": "amount", "min_value": 0},
-        },
+        entry("expect_column_values_to_match_regex", column="player_id", regex="^p", mostly=0.9),
+        entry("expect_column_values_to_not_be_null", column="nowhere"),
+        entry("expect_table_row_count_to_be_between", min_value=1),
+        entry("expect_column_mean_to_be_between", column="amount", min_value=0),
     )
     quality = run_suite(empty, path)
     assert [f["message"].split(", ", 1)[1] for f in quality.failed] == [

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from expectations import entry
 from world import World, past_hour, spread
 
 from batch_layer.quality.suite import PREVIOUS, SPEED
 
 Make = Callable[..., World]
 
-DAYS = {"type": PREVIOUS, "kwargs": {"days": 2, "min_days": 2, "min_ratio": 0.5}}
-LEVEL = {
-    "type": "expect_column_values_to_be_between",
-    "kwargs": {"column": "level", "max_value": 2},
-}
+DAYS = entry(PREVIOUS, days=2, min_days=2, min_ratio=0.5)
+LEVEL = entry("expect_column_values_to_be_between", column="level", max_value=2)
 
 
 def against_speed(low: float, severity: str) -> dict[str, Any]:

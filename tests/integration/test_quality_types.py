@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
+from expectations import entry, suite_of
 from lakes import decide
 from pyspark.sql import DataFrame, SparkSession
 from sessions import with_settings
@@ -254,31 +254,21 @@ CASES: dict[str, list[dict[str, Any]]] = {
 ENTRIES = [{"type": type, "kwargs": kwargs} for type, cases in CASES.items() for kwargs in cases]
 
 TEN = [
-    {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
-    {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "kafka_offset"}},
-    {
-        "type": "expect_column_values_to_be_in_set",
-        "kwargs": {"column": "level", "value_set": [1, 2, 3]},
-    },
-    {
-        "type": "expect_column_values_to_be_between",
-        "kwargs": {"column": "level", "min_value": 1, "max_value": 3},
-    },
-    {
-        "type": "expect_column_values_to_match_regex",
-        "kwargs": {"column": "text", "regex": "p", "mostly": 0.3},
-    },
-    {"type": "expect_column_max_to_be_between", "kwargs": {"column": "level", "max_value": 3}},
-    {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "level", "min_value": 1}},
-    {
-        "type": "expect_column_pair_values_to_be_equal",
-        "kwargs": {"column_A": "level", "column_B": "level"},
-    },
-    {
-        "type": "expect_multicolumn_sum_to_equal",
-        "kwargs": {"column_list": ["level", "kafka_offset"], "sum_total": 3, "mostly": 0.1},
-    },
-    {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
+    entry("expect_table_row_count_to_be_between", min_value=1),
+    entry("expect_column_values_to_not_be_null", column="kafka_offset"),
+    entry("expect_column_values_to_be_in_set", column="level", value_set=[1, 2, 3]),
+    entry("expect_column_values_to_be_between", column="level", min_value=1, max_value=3),
+    entry("expect_column_values_to_match_regex", column="text", regex="p", mostly=0.3),
+    entry("expect_column_max_to_be_between", column="level", max_value=3),
+    entry("expect_column_mean_to_be_between", column="level", min_value=1),
+    entry("expect_column_pair_values_to_be_equal", column_A="level", column_B="level"),
+    entry(
+        "expect_multicolumn_sum_to_equal",
+        column_list=["level", "kafka_offset"],
+        sum_total=3,
+        mostly=0.1,
+    ),
+    entry(SPEED, min_ratio=0.9),
 ]
 
 
@@ -290,12 +280,6 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
     # Without Spark's re-planning between stages a query is one job.
     with with_settings(spark, {"spark.sql.adaptive.enabled": "false"}):
         yield frame
-
-
-def suite(folder: Path, *entries: dict[str, Any]) -> Path:
-    path = folder / "some.expectations.yaml"
-    path.write_text(yaml.safe_dump({"name": "some", "expectations": list(entries)}))
-    return path
 
 
 def counted(frame: DataFrame, path: Path) -> tuple[QualityResult, int]:
@@ -321,7 +305,7 @@ def types(entries: Entries | None) -> set[str]:
 
 @pytest.mark.full
 def test_every_type_has_a_verdict_and_a_finding(rows: DataFrame, tmp_path: Path) -> None:
-    quality = run_suite(rows, suite(tmp_path, *ENTRIES), KNOWN)
+    quality = run_suite(rows, suite_of(tmp_path, *ENTRIES), KNOWN)
     assert set(CASES) == types(quality.met) == types(quality.failed)
     assert not any("raised" in entry for entry in quality.failed)
     recorded = json.loads(json.dumps(quality.as_dict(), allow_nan=False))
@@ -330,15 +314,12 @@ def test_every_type_has_a_verdict_and_a_finding(rows: DataFrame, tmp_path: Path)
 
 
 def test_only_failed_expectations_are_read_again(rows: DataFrame, tmp_path: Path) -> None:
-    passed, queries = counted(rows, suite(tmp_path, *TEN))
+    passed, queries = counted(rows, suite_of(tmp_path, *TEN))
     assert passed.passed
     # The number of rows, aggregates, values, and two for each expectation of several columns.
     assert queries == 7
-    failing = {
-        "type": "expect_column_max_to_be_between",
-        "kwargs": {"column": "level", "max_value": 2},
-    }
-    failed, queries = counted(rows, suite(tmp_path, *TEN, failing))
+    failing = entry("expect_column_max_to_be_between", column="level", max_value=2)
+    failed, queries = counted(rows, suite_of(tmp_path, *TEN, failing))
     assert [entry["kwargs"] for entry in failed.failed] == [failing["kwargs"]]
     # The number of rows and the aggregate.
     assert queries == 7 + 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from expectations import entry
 from world import World, past_hour, spread
 
 from anabranch.common.output import plain
@@ -23,10 +24,7 @@ def commits(one: World) -> int:
 
 
 def at_most(level: int) -> dict[str, object]:
-    return {
-        "type": "expect_column_max_to_be_between",
-        "kwargs": {"column": "level", "max_value": level},
-    }
+    return entry("expect_column_max_to_be_between", column="level", max_value=level)
 
 
 @pytest.mark.full

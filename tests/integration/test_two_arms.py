@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from demo.story import poll
+from expectations import entry
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
 from world import Record, World, event, past_hour, spread
@@ -97,12 +98,7 @@ def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> N
     one.send(spread(past_hour(2), 20, "bad"))
     one.send(spread(past_hour(1), 20, "c"))
     one.apply()
-    one.expect(
-        {
-            "type": "expect_column_values_to_match_regex",
-            "kwargs": {"column": "event_id", "regex": "^[ac]-"},
-        }
-    )
+    one.expect(entry("expect_column_values_to_match_regex", column="event_id", regex="^[ac]-"))
 
     results = one.batch()
 
@@ -118,7 +114,7 @@ def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> N
     assert (refused["state"], refused["served"]) == ("refused", "speed")
     assert "expect_column_values_to_match_regex" in refused["reason"]
     # The operator fixes the rule; the hour lands, and the rows are the same.
-    one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
+    one.expect(entry("expect_column_values_to_not_be_null", column="event_id"))
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(2), "accepted")]
     assert one.contents() == one.acknowledged()
 
