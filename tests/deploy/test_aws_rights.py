@@ -1,8 +1,6 @@
 """Each component with a key that may do what its policies of deploy/s3 and deploy/glue say, and with
 one that may not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import reduce

@@ -5,8 +5,6 @@ Real servers: an SQLite file, moto's Glue, the server of Iceberg's REST compatib
 SeaweedFS, whose table buckets have the shape of Amazon S3 Tables.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """A wheel that is installed alone reads all of Kafka's codecs, through both layers, audit and
 doctor."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The compose file, the Dockerfiles, the alerts and the dashboard, each as its own tool reads
 it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

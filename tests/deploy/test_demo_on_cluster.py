@@ -1,7 +1,5 @@
 """`make demo` with another master and another catalog: the same story, to the same exact end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

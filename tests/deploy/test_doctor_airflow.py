@@ -1,8 +1,6 @@
 """The doctor's findings on a real Airflow. The test causes each finding and runs its remedy as
 printed, which clears it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

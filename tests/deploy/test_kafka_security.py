@@ -2,8 +2,6 @@
 one broker that takes them all: exact over the ends of tokens, tickets and keys; mistakes are named.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

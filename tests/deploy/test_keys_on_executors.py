@@ -1,8 +1,6 @@
 """Executors of a cluster write to S3 by TLS of a private authority, with temporary keys of a shared
 file of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

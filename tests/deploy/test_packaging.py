@@ -1,8 +1,6 @@
 """The wheel and the source distribution: built, installed into an environment of their own, and
 used from there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """A real Airflow catches up three hours by itself; one is refused, and restated by clearing its
 task. It runs a group's hour by one rebuild, and a day's DAG once the day's hours are accepted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

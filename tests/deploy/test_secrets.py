@@ -1,8 +1,6 @@
 """Secrets stay where they belong: in no log, no command line, no page of Spark's, no event log, no
 file of the lake."""
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.request

@@ -1,8 +1,6 @@
 """Both jobs on a Spark cluster with a PostgreSQL catalog, by their command lines; and a worker of
 it that is lost."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

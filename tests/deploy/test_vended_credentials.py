@@ -5,8 +5,6 @@ Uses a real Kafka, Spark, S3 and the server of Iceberg's REST compatibility kit,
 that vends, requires and expires keys (`tests/support/vending.py`).
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import time

@@ -1,8 +1,6 @@
 """A machine whose clock is wrong stops before it seals or publishes, and names the clocks; the
 table stays readable."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A consumer of the changes, killed twenty times while hours are accepted, refused, restated and
 adopted."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """Each event once in `main`, in whatever order hours are accepted and restated."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 the stream's tables has one of them, a rebuild of every hour from Kafka brings none back, and all
 else is exact."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ does it again, starts once more as an operator would, and compares exactly. Ever
 here.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable

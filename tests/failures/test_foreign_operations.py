@@ -5,8 +5,6 @@ go on, exact.
 All files are days old when orphan removal runs, as on a stream that stood still over a weekend.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

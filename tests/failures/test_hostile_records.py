@@ -1,8 +1,6 @@
 """Hostile records through real Kafka and both layers: a row or a dead letter each, the same verdict
 twice, no stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """`anabranch health` of the real job: idle, hung, killed again and again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

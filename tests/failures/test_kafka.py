@@ -1,8 +1,6 @@
 """Kafka as it really is: retention, compaction, new partitions, open transactions, and timestamps
 that lie."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

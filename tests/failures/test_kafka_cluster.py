@@ -2,8 +2,6 @@
 refuse producers, throttle and lead readers to followers, wait for a leader that has all records,
 and cost no row."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 filled by the clients of other languages, and mirrored to another cluster under other offsets. Each
 is exact through both layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial

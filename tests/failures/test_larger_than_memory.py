@@ -1,8 +1,6 @@
 """A small record in the log whose value is larger than Java's memory: it ends a process once, and is
 then a dead letter in both layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

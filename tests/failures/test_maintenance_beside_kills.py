@@ -6,8 +6,6 @@ Between two rounds, when every process is dead, all files are made days old, as 
 been away: what the dead left is of age then, and deleted beside new writers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """The speed job starts from the table alone: with its checkpoint gone, its trigger changed, its
 code changed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The commands of the operators' pages that start a Spark job, a server or a tool of others, run as
 printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

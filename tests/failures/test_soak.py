@@ -1,8 +1,6 @@
 """The soak of five minutes, as `make soak` runs it; ten kills from outside under load; and a soak
 on a cluster."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,8 +1,6 @@
 """Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same
 time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

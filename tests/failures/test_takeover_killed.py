@@ -1,8 +1,6 @@
 """The takeover of a broken file sink, killed at each step while the producer goes on; then taken
 back, killed at each step, and taken over again. Every record is in the table once."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable

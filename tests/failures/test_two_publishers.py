@@ -1,7 +1,5 @@
 """Two of a kind at once, and one that hangs at the worst step while another takes over."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The conditions for publishing a staged hour; a rebuild gives the same rows each time."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The archive: what Kafka gave, once, from which hours are rebuilt when Kafka has them no more."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

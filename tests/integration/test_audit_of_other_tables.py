@@ -1,8 +1,6 @@
 """The audit of tables that Spark writes by itself, of a topic with an aborted transaction: it finds
 exactly the records that were taken out and doubled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

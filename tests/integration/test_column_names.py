@@ -1,7 +1,5 @@
 """Columns of a stream whose names are also words of the batch layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from world import SCHEMA, World, event, past_hour

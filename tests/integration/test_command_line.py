@@ -1,7 +1,5 @@
 """The contract of the command line, run as users run it: exit codes, text and JSON."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

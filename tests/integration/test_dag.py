@@ -1,7 +1,5 @@
 """The Airflow DAG under `dag.test()`, against the real services, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The real broker and the real S3 server as child processes: started, damaged, repaired,
 stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

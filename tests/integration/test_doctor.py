@@ -1,7 +1,5 @@
 """Each finding of the doctor is caused, and its remedy, run as it is printed, clears it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

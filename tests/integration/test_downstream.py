@@ -1,8 +1,6 @@
 """The promises to those downstream of `main`, and a consumer in a process of its own that follows
 it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

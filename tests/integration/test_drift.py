@@ -1,8 +1,6 @@
 """Fields that the schema does not know: counted with the hour, and taken up as `anabranch check
 --drift` says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Duplicates: which record of an event is kept, within the hour and against what `main` serves."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

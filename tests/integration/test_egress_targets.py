@@ -1,8 +1,6 @@
 """Egress by its command, from real hours to real S3: every accepted record once at the other
 end."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,6 @@
 """Files that properties of Iceberg place elsewhere, as Spark writes them: maintenance deletes those
 without a reference, and an erasure leaves none with a value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

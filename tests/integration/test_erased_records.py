@@ -1,8 +1,6 @@
 """Erasure beside both layers: erased records leave every branch, and a rebuild, a replay or the
 speed layer brings none back, while the account of each hour closes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """The end of an erasure in a bucket that keeps versions: those of files with erased records are
 deleted once the deadline has passed, and the status names a missing right."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

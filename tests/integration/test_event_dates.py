@@ -1,8 +1,6 @@
 """Events of many dates in one hour: nothing bounds them where a stream's file does not, and they
 share one task."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A stream whose schema evolves: old and new rows for every reader, rebuilt hours with what Kafka
 had of the new."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import datetime

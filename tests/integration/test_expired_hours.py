@@ -1,8 +1,6 @@
 """Hours that expire while both layers work: the promises about them and about the others stay
 true."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted
 topic."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime

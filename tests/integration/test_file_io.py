@@ -1,7 +1,5 @@
 """The requests of S3 that a small file of PyIceberg costs; asking less loses nothing."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket

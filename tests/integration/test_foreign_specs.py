@@ -1,7 +1,5 @@
 """Another program changes the partition spec of a stream's tables: both layers go on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

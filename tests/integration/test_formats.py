@@ -1,8 +1,6 @@
 """Formats through real Kafka, a real schema registry and both layers: each record a row or a dead
 letter, as its bytes say, with the same verdict twice."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta

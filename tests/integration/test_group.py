@@ -1,8 +1,6 @@
 """One speed process for many streams: each is exact, and none of them feels what another one
 meets."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

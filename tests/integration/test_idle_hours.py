@@ -1,7 +1,5 @@
 """The requests to S3 that an hour without records costs, in a process of its own each hour."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections import Counter

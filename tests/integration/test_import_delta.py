@@ -1,7 +1,5 @@
 """A Delta table on S3 is imported, while it is written on, and the stream goes on from Kafka."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa

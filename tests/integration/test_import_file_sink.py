@@ -1,8 +1,6 @@
 """The folder of a real query of Spark's file sink is imported, and the stream goes on from
 Kafka."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

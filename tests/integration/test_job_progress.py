@@ -1,7 +1,5 @@
 """The signs of progress of a running speed job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from unittest.mock import patch
 

@@ -1,8 +1,6 @@
 """Records as other clients write them, read by the Kafka adapter: every codec, header names of any
 bytes. Transactions of two processes. How long Spark waits at the end of a log."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from contextlib import closing

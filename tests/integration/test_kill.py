@@ -1,7 +1,5 @@
 """kill -9 of the real speed job, started by the real command line: nothing lost, nothing twice."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

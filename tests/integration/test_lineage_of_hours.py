@@ -1,7 +1,5 @@
 """Lineage of real hours, to a receiver that takes only what OpenLineage's schemas allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

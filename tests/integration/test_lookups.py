@@ -1,8 +1,6 @@
 """Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic; for many
 partitions and hours."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

@@ -1,8 +1,6 @@
 """Dead letters that were lost between the rows' publish and their own: made up for, from files or
 from Kafka."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A data file that the table names is gone from storage: rebuilds go on, and make up for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Hours of which Kafka no longer has everything, and dead letters that can be read by now."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,8 +1,6 @@
 """Many streams in one batch job: each has its exact rows and its own outcome, whatever the others
 end with."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """Records that arrive whole and make no sense: dead letters, other records with the same key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,8 +1,6 @@
 """Hours that an operator names are rebuilt by one run: oldest first, and none holds back
 another."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import socket

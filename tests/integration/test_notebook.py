@@ -4,8 +4,6 @@ hours of each kind.
 With `PAGE_PICTURES=docs/images` it draws the picture of the documentation.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os

@@ -1,8 +1,6 @@
 """The operations on a stream that lives: adopt, override, restore, maintain; each compared record
 by record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

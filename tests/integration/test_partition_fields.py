@@ -1,8 +1,6 @@
 """A stream with partition fields and a location of its own, through its whole life: exact, each row
 in a file of its partition, whichever writer wrote it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any

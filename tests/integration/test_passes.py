@@ -1,7 +1,5 @@
 """A rebuild shows what it is at while it works: its pass, and how far Spark is with it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

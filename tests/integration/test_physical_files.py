@@ -1,8 +1,6 @@
 """A stream's physical design in real files: what a look-up opens with it and without, of the same
 rows."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A reader finds in the topic what `dev produce` says was acknowledged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """An hour proves itself: the sent records are known exactly, and every report agrees, Kafka
 included."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

@@ -1,7 +1,5 @@
 """The quality gate on real Spark frames: verdicts, what they say, and what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile

@@ -1,8 +1,6 @@
 """The quality gate in the batch job: row counts against speed layer and previous days, and the Data
 Docs of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Expectations of many types on hostile values: each has a verdict, a finding and its part of a
 page, and only failed ones are read again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

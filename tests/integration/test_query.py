@@ -1,7 +1,5 @@
 """An analyst's SQL over real PyIceberg tables, on local files and on the real S3 server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

@@ -1,8 +1,6 @@
 """docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same
 three answers."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

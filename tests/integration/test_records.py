@@ -1,8 +1,6 @@
 """Records as frames: bytes in, verdict out; the same verdict in every session. tests/unit/decode has
 the decoder's own tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal

@@ -1,8 +1,6 @@
 """A refused hour is not rebuilt by every run: only once what its refusal rests on has changed, or
 when it is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of many streams: what each answers, and who does not when a service hangs."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -2,8 +2,6 @@
 with all states of an hour; those of the doctor's remedies are in test_doctor.py, those that start
 something in tests/failures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """Keys of S3 that are renewed while a process runs, and a server whose certificate is of a private
 authority."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stream with `select`: masked, renamed and computed columns in both layers."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import io

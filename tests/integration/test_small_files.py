@@ -1,8 +1,6 @@
 """The roll-up of a running hour's files with the real Spark: few files, the same rows, read alike
 by every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 

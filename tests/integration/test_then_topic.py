@@ -1,8 +1,6 @@
 """Rows of `main`, then its topic, from a real broker: transactions, dead letters and erasures at the
 seam, while the layers go on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A broker that does not know a topic, or all its partitions, for a moment: asked again before it
 is believed."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """docs/tutorial.md, command by command, in a folder of its own with real services."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

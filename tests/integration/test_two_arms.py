@@ -1,8 +1,6 @@
 """The main job: Kafka to one served table through two arms, compared record by record with what
 Kafka acknowledged."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import threading

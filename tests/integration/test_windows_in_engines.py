@@ -1,7 +1,5 @@
 """A view in Spark, DuckDB and Python, beside a GROUP BY over `main` by Spark's own windows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,6 @@
 """Records that Python workers decode and write, with a few dead letters beside them: each a row or a
 dead letter once."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import hashlib

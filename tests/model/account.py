@@ -6,8 +6,6 @@ counts as done, as it will be by the next process: so an offset is a row or a de
 both and never neither, at every moment.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

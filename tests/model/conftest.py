@@ -1,8 +1,6 @@
 """The setting of all explorations: few snapshots, hours and ids are remembered, so that forgetting
 happens in them."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

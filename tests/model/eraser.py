@@ -1,7 +1,5 @@
 """Erasure of the model: the steps of `anabranch erase`, and what it promises at every moment."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

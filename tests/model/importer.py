@@ -1,7 +1,5 @@
 """An import of hours before the stream's first, beside everybody else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,8 +1,6 @@
 """A model rebuild's reading of an hour, as `HourReader` does it, and the account that it closes
 over it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

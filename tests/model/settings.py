@@ -1,8 +1,6 @@
 """Settings to explore: who takes part, and what happens to Kafka meanwhile. Each says what its
 exploration must have seen, so that the hazard is known to have happened."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from datetime import timedelta

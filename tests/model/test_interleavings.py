@@ -1,7 +1,5 @@
 """Every interleaving of small settings: whatever is paused or killed wherever, `main` is exact."""
 
-from __future__ import annotations
-
 import pytest
 from budget import budget
 from exploration import explore, settle, walk

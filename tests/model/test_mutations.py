@@ -1,8 +1,6 @@
 """The model has teeth: when a decision of the product is taken out, the exploration finds what it
 was there for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -5,8 +5,6 @@ A seam is a snapshot of `main` that the table keeps, and the log at any moment a
 restated, and hours rebuilt, between the two.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ operator, maintenance.
 the seed of its walk, and `MODEL_WALKS=1 MODEL_SEED=<seed>` walks it again.
 """
 
-from __future__ import annotations
-
 import os
 
 from budget import budget

@@ -1,8 +1,6 @@
 """`dataclasses.replace` for the model's values, which an exploration replaces hundreds of thousands
 of times."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ itself.
 documentation too.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ twice and the batch layer once. What a micro-batch costs at the hour's end is co
 beginning by S3 requests; CPU and wall seconds are printed.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 

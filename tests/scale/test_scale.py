@@ -6,8 +6,6 @@ table's metadata; the decisions and commits are the product's own. Counts are as
 times. `make test-suite WHAT=scale`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from datetime import UTC, datetime, timedelta

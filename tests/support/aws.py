@@ -1,7 +1,5 @@
 """Moto's S3 and IAM in a separate process: it authorizes each request by its user's policies."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request

@@ -1,7 +1,5 @@
 """A separate Kafka broker behind a proxy, which a test may stop and start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

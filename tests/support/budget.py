@@ -1,7 +1,5 @@
 """The size of random and large tests: small in `make test`, full with TEST_BUDGET=full."""
 
-from __future__ import annotations
-
 import os
 
 FULL = os.environ.get("TEST_BUDGET") == "full"

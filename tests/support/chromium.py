@@ -1,7 +1,5 @@
 """Chromium for the tests of the status page: the installed one, else Debian's package."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """A Spark standalone cluster as processes on this machine: one master, and two workers on two host
 names."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Commands of `anabranch` as processes: run to their end, into a fail point, or until killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

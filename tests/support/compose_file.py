@@ -1,7 +1,5 @@
 """The compose file as Docker's client reads it: `docker compose config` with a complete .env."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

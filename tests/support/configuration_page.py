@@ -1,8 +1,6 @@
 """The tables of docs/reference/configuration.md: every configuration key, from the models of
 `anabranch.config`. The text around the tables is written by hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The data files that a test reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

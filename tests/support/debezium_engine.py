@@ -5,8 +5,6 @@ The task: `properties` of the connector, `format` (json or avro), `bootstrap`, `
 since 1970, the timestamp of each record) and `count`. Imports nothing of this project.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Docker Compose as a user runs it: a separate project in a clean checkout, with free ports."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A configuration folder of drafted streams, with the commands and jobs of its operator."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterator

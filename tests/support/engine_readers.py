@@ -7,8 +7,6 @@ snapshot. Imports nothing of this project: the engine's environment may have oth
 dependencies.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Expectations of the quality gate, as a suite's file has them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Another clock for one process: Debian's libfaketime."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

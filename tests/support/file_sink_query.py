@@ -6,8 +6,6 @@ EVENT_ID, the task that reads this event kills the JVM (SIGKILL), once another t
 micro-batch has written its file.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

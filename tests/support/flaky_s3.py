@@ -4,8 +4,6 @@ Seeded. It can also refuse expired session tokens.
 It is a reverse proxy that changes nothing, not even the Host header, so that signatures stay valid.
 """
 
-from __future__ import annotations
-
 import http.client
 import random
 import ssl

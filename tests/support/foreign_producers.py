@@ -5,8 +5,6 @@ Keys, values, and names and values of headers are in base64, `-` for null; heade
 separated by commas.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Records of each format with their verdicts: what producers send, and what goes wrong with it."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ python tests/support/full_run.py --shard 3/14    one of 14 parts, for as many ma
 python tests/support/full_run.py failures        one folder, with the short budgets of `make test`
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@ ConcurrentModificationException). Iceberg's commits to Glue depend on it. Moto i
 (measured: two updates with the same VersionId both succeeded).
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator

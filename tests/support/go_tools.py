@@ -1,7 +1,5 @@
 """Programs of Go modules, built once and cached."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Hostile records: wrong values that producers send, each with its expected verdict."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 DDL = (

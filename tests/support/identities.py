@@ -5,8 +5,6 @@ Tokens and tickets live `SECONDS`, and the broker asks each connection to authen
 third of that (KIP-368).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

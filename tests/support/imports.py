@@ -1,7 +1,5 @@
 """Functions for tests of imports into a stream of a real broker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wheel as users install it: built from a checkout, in an otherwise empty environment."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,8 +1,6 @@
 """A cluster of three Kafka brokers with replication and ACLs, whose nodes a test may kill, stop and
 start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import uuid

@@ -1,7 +1,5 @@
 """Kafka's command-line tools: scripts with the names of those in `bin/` of Kafka's archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from maven import retrieve

@@ -1,8 +1,6 @@
 """A Kerberos KDC (Debian's krb5-kdc) with the keytabs of a broker and a client, and the package
 gssapi."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A function of a test in a separate process, with an armed fail point."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,8 +1,6 @@
 """A receiver of OpenLineage events that accepts only events valid by the official schemas; it can
 fail, hang and recover."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

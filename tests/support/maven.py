@@ -1,7 +1,5 @@
 """Downloads for tests: from Maven Central, with the Ivy of the pyspark wheel, and into the cache."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

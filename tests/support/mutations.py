@@ -9,8 +9,6 @@ Each fault is put into a copy of the tree. Its nearest tests run first; if none 
 of `make test` runs. The model's own mutations are in tests/model/test_mutations.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

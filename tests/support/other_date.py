@@ -4,8 +4,6 @@ date of its run: `OTHER_DATE=2028-02-29T23:30 PYTHONPATH=tests/support python -m
 libfaketime cannot: CPython's waits fail under it with `OSError: [Errno 22]`.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime
 

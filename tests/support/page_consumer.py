@@ -1,7 +1,5 @@
 """The consumer of docs/how-to/follow-changes.md, in a separate process."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """A PostgreSQL server for a catalog, which tests restart and whose commits they delay."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Print the size of the project: `.venv/bin/python tests/support/project_size.py`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Protobuf's types from text, and values in the wire format."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """docs/how-to/query.md for tests: its code by section, a stream for its queries, and the results in
 Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

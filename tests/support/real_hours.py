@@ -5,8 +5,6 @@ an hour. The speed layer uses S3 through a proxy that counts its requests, from 
 micro-batch follows.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -4,8 +4,6 @@
 `make docs` writes them. `--check` only compares them, and exits with 1 if one is out of date.
 """
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """An Iceberg REST catalog: the server of Iceberg's REST compatibility kit, with its tables in an
 SQLite file."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ client of the SQL catalog, it does not compare the version of the whole table. T
 is in `rest_catalog.py`.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,6 @@
 """docs/runbooks.md and the other pages for operators, for tests: their entries, and every command
 that a page names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The speed layer in a thread of a test's process."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

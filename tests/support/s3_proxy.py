@@ -1,7 +1,5 @@
 """A separate S3Proxy for a test, with HTTP, or TLS and a certificate of a private authority."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import ssl

@@ -3,8 +3,6 @@
 On SQLite its processes sometimes block each other ("database is locked").
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

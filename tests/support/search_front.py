@@ -4,8 +4,6 @@ It answers the first bulk request with 429. It forwards half of the second, and 
 other items. It forwards the third, and loses the response. It forwards later ones unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading

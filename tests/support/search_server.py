@@ -1,8 +1,6 @@
 """An OpenSearch node: the server's jars from Maven Central, started by a small main, with plain
 HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

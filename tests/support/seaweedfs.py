@@ -1,8 +1,6 @@
 """SeaweedFS: table buckets as Amazon S3 Tables have them. A bucket takes files of tables only, and
 its catalog is an Iceberg REST catalog whose requests are signed by AWS's keys."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

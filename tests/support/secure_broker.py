@@ -1,8 +1,6 @@
 """A Kafka broker that requires TLS, a password (SCRAM-SHA-512 or PLAIN) or a client certificate,
 and ACLs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Servers as child processes of a test."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The Spark session of a test run, which tests can use with other settings."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Temporary keys in AWS's shared file, and their renewal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

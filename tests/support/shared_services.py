@@ -1,8 +1,6 @@
 """One Kafka broker and one S3 server for all processes of a test run: the first process starts
 them, the last stops them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,8 +1,6 @@
 """Facts of a Spark job: while it runs, from the REST API of its UI; afterwards, from its event
 log."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from contextlib import suppress

@@ -5,8 +5,6 @@ A test on the real services counts hours, and may fail if an hour ends during it
 more. These tests use the fixture `environment`, directly or through another, or `steady_hour`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

@@ -1,7 +1,5 @@
 """The rows of every Parquet file of a stream, also of files without a reference from a snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Topics as companies have them, each with values and what the row of a drafted stream has of them."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

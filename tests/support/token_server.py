@@ -1,8 +1,6 @@
 """An OAuth 2 token server over HTTPS (RFC 6749, client credentials), and a file with a token of it
 that is renewed."""
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl

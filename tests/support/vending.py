@@ -7,8 +7,6 @@ tokens live `bearer_lifetime` seconds. S3 refuses requests without a session tok
 that has expired. The keys are those of the S3 behind, which ignores session tokens.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Polling of a condition, with a deadline."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Values in Confluent's wire format."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """A separate stream for a test, with the actions of an operator and a producer."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ repeat or grow.
 Each may take time in proportion to its length; quadratic time would be an hour for a megabyte.
 """
 
-from __future__ import annotations
-
 from hostile import Case
 
 SIZE = 1_000_000

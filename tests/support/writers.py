@@ -1,7 +1,5 @@
 """The programs that wrote the files of a table."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from world import World

@@ -1,7 +1,5 @@
 """Four hours of a real lake in a folder, and what the layers and maintenance do to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

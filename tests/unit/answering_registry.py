@@ -1,7 +1,5 @@
 """An HTTP server that answers as a schema registry, with what a test gives it."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading

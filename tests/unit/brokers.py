@@ -1,8 +1,6 @@
 """A topic in memory that answers as the Kafka adapter does, with a hook for what others do between
 two questions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Configuration folders of tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

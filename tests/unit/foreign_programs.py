@@ -1,7 +1,5 @@
 """Commits of other programs to a stream's table, without a JVM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, datetime
 

@@ -1,8 +1,6 @@
 """Records as Spark's Kafka source hands them to a worker, of a stream with columns of the types
 that workers read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 

@@ -1,8 +1,6 @@
 """A real lake in a folder: SQLite catalog, `file://` warehouse, and rows staged as Spark stages
 them, without a JVM."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 """Data files that are only named: what a commit does with thousands of files needs none of their
 bytes."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import date, timedelta
 

@@ -1,7 +1,5 @@
 """The session of a job that must not start Spark."""
 
-from __future__ import annotations
-
 from pyspark.sql import SparkSession
 
 from anabranch.spark.session import LazySpark

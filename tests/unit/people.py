@@ -1,7 +1,5 @@
 """A stream of people in a real lake, to erase some of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime

@@ -1,8 +1,6 @@
 """An hour of a real lake in a folder, accepted as the batch layer does it, and hands that spoil
 it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hours in every state, as reports and the status page show them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The streams of families by real tables, where Kafka does not answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The streams of a running process by a folder's files: a mistake in a file stops no stream that
 runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

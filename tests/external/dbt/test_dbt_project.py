@@ -4,8 +4,6 @@ table serves.
 `make test-suite WHAT=dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

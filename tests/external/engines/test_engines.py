@@ -6,8 +6,6 @@ layer's, files written before an evolution of its schema, and a snapshot of anot
 than that of `main`.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import json

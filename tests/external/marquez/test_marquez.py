@@ -1,8 +1,6 @@
 """A running Marquez (`make test-suite WHAT=marquez MARQUEZ=http://127.0.0.1:5000`) shows the events that it
 received."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

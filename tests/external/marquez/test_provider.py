@@ -1,8 +1,6 @@
 """Airflow's own OpenLineage provider gives a task's try and its DAG run the ids that our DAGs give
 them without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

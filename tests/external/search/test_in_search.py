@@ -3,8 +3,6 @@
 `make test-suite WHAT=search` runs it.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """docs/how-to/query.md's questions in a real Trino: the answers are those of Python. `make
 test-trino` runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path

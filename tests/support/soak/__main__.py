@@ -7,8 +7,6 @@ gives the same faults in the same order; the progress of a process at the time o
 the machine.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """A backup of catalog and bucket, and its restore, as an operator does them."""
 
-from __future__ import annotations
-
 import filecmp
 import shutil
 import sqlite3

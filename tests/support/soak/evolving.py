@@ -1,8 +1,6 @@
 """Random changes of a stream's file, each of them one that Anabranch accepts. Pure except for the
 dice."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ Each operation runs on each table of the stream. A failed one, such as after a c
 a job, is skipped; the last line of the output has the number of successful calls.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

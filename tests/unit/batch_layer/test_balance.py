@@ -1,7 +1,5 @@
 """The balance closes for the true account, and for no account in which one record is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Decisions of the batch layer on a staged hour, from the state at the time of the publish."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """How many offsets a batch job has to read at most, by which Java's compilers are chosen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

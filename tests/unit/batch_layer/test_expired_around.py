@@ -1,7 +1,5 @@
 """Hours beside expired ones: they are replayed, decided again, and compared with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace

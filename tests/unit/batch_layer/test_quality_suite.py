@@ -1,7 +1,5 @@
 """A suite's file loads whole or not at all; what the gate says of a failed expectation."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """When a refused hour is rebuilt by itself, and when its refusal is said again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """How an hour is cut into shuffles and files: by its size."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Hours that are read without Spark: the records' parts, the places that the table has, and a
 session that opens on first use."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any, cast

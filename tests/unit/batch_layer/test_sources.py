@@ -1,7 +1,5 @@
 """Requirements of the batch layer on Kafka's log before it reads an hour."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

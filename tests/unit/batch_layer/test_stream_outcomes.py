@@ -1,7 +1,5 @@
 """Outcomes of a stream's run in a job of many streams."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

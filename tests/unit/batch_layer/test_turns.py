@@ -1,7 +1,5 @@
 """Order of hours in a job of many streams, and the number of hours at once."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

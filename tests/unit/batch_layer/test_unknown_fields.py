@@ -1,7 +1,5 @@
 """Drift from the ledger's rows alone: merged by name, bounded, and safe to print with any names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,8 +1,6 @@
 """An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided
 again once it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The hours that wait: those of a run over all of them, and those before a named hour."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

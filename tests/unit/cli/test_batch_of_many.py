@@ -1,8 +1,6 @@
 """`anabranch batch` of many streams: which streams the job is given, and how their outcomes make
 one exit code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generated pages are what the code says, and saying it does not depend on the machine."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from inspect import cleandoc

@@ -1,7 +1,5 @@
 """Imports of commands that need no Spark: they take most of the time of a short command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import cache_from_source

@@ -1,7 +1,5 @@
 """Completion, as a real bash does it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """docs/reference/configuration.md: every key of the models has a meaning, and the examples are
 valid."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`anabranch docs`: pages as links, comments and alerts name them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

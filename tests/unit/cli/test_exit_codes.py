@@ -1,8 +1,6 @@
 """Exit codes of commands and jobs: an unexpected error has its own exit code and is never mistaken
 for a refusal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

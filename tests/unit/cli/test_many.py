@@ -1,8 +1,6 @@
 """Reports of many streams, with real tables: what each answers, and who does not when a service
 hangs."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

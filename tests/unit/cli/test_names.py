@@ -1,8 +1,6 @@
 """Names from files and command lines stay names: none of them leaves its place in SQL, in a path,
 or in an argument."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The proving commands' arguments: a wrong hour is wrong usage, and nothing is opened for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The shell of `anabranch query` on a real terminal of its own, as an analyst types into it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

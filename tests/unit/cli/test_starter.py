@@ -1,7 +1,5 @@
 """Files that `anabranch init` writes, and their places: a newcomer's first minutes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`--watch`: its output and its end."""
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Positions in sorted arrays, and groups by size, against Python's own lists."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Trying again within seconds: how often, how long, and with which pauses. Nothing here sleeps."""
 
-from __future__ import annotations
-
 from itertools import islice, repeat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls side by side with one deadline: each answer, and who gave none."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Errors: each says what failed, where, and what to do; found by reading every place that raises
 one."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

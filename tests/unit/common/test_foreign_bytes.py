@@ -1,8 +1,6 @@
 """Each decoder of text that others may write answers any text with an error of its own, or with its
 value for "not ours": never with another exception, and never with a name outside its folder."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The health of a speed job: what its file says, and what the check makes of it."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from datetime import timedelta

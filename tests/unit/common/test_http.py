@@ -1,8 +1,6 @@
 """Each client of an HTTP service sends the credentials of its configuration, to the configured host
 only: neither `.netrc` nor a redirect changes that."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import threading

@@ -1,7 +1,5 @@
 """Logging: our own events from INFO on, of everybody else only warnings."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

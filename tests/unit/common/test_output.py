@@ -1,7 +1,5 @@
 """Output of the commands: exact values, on a terminal and through a pipe."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

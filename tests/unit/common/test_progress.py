@@ -1,7 +1,5 @@
 """Progress of long work in a log."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

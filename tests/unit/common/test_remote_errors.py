@@ -1,8 +1,6 @@
 """Classification of errors of other services, on the texts of real errors as their clients write
 them."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

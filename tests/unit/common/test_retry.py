@@ -1,7 +1,5 @@
 """The retry policy: pauses, limits, what passes at once, and the log line of each failure."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

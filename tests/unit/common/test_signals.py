@@ -1,7 +1,5 @@
 """Behaviour of a process on a signal."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

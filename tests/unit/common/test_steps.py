@@ -1,7 +1,5 @@
 """Fail points: named, counted, deadly when armed and nothing otherwise."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

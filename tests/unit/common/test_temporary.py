@@ -1,8 +1,6 @@
 """Temporary folders of killed processes go, those in use stay; and files are deleted by their exact
 names."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,8 +1,6 @@
 """Configuration: valid values, and for every mistake the file, the key, the expected and the found
 value."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

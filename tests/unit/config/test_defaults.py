@@ -1,8 +1,6 @@
 """conf/defaults.yaml: values for every stream's file, merged key by key; a mistake names the file
 that it is in."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A family: one file, a stream for each topic that matches; what cannot be one is named and leaves
 the others alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

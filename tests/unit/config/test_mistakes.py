@@ -1,8 +1,6 @@
 """Each mistake of mistakes.yaml is refused with the whole message, which names what it expected and
 found, each once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`schema` as a mapping, and the forms of times."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`select` of a stream's file: which columns its table gets, and which expressions may be among
 them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

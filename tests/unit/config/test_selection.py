@@ -1,8 +1,6 @@
 """Which streams a command works with: names, a group, or all; a wrong file concerns its own stream
 alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

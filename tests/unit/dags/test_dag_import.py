@@ -1,8 +1,6 @@
 """The DAG file under a real Airflow, in a process of its own: Airflow configures itself, and
 logging, when imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

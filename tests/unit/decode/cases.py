@@ -1,7 +1,5 @@
 """Decode cases: values with the code of their verdict and a text in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Avro: what encoders write is read completely, and any other bytes have a verdict; over a batch and
 one by one alike."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,8 +1,6 @@
 """Values and verdicts of a frozen corpus: what Spark's decoder, which this one replaced, gave. Each
 kind of difference is named, with its reason."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

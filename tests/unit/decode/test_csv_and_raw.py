@@ -1,7 +1,5 @@
 """CSV, raw bytes, and JSON in Confluent's wire format: a row or a verdict for each value."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial

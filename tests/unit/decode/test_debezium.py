@@ -1,8 +1,6 @@
 """Debezium's changes, in JSON and Avro: the row of a change, or of a delete the row before it, and
 fields of the change."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Descriptor files: those as which a stream's columns can be read, or the reason."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 from typing import Any

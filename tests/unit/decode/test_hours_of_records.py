@@ -1,7 +1,5 @@
 """Ingest hours by partition and offset, in a worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """JSON: a row or a verdict for each value, in any batch."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import UTC, date, datetime, timedelta

@@ -1,8 +1,6 @@
 """Fields by name or path, and values in a stated notation: right, or a verdict that says what was
 expected."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

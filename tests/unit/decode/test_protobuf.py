@@ -1,7 +1,5 @@
 """Protobuf: what the library writes is read completely, and any other bytes have a verdict."""
 
-from __future__ import annotations
-
 import base64
 import math
 import random

@@ -1,7 +1,5 @@
 """Columns of `select`: their values, and records for which an expression has none."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

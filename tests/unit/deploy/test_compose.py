@@ -1,8 +1,6 @@
 """docker-compose.yml, Dockerfile, .env.example and what is mounted, by their text; tests/deploy
 runs what they say."""
 
-from __future__ import annotations
-
 import base64
 import re
 import subprocess

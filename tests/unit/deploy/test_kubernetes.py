@@ -1,8 +1,6 @@
 """deploy/kubernetes, against Kubernetes' own schemas, and against what our configuration and
 commands expect."""
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import re

@@ -1,7 +1,5 @@
 """The policies of deploy/ for AWS."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The comparison names every way in which `main` can differ from what was acknowledged."""
 
-from __future__ import annotations
-
 import pytest
 from demo.comparison import Reconciliation, ServedRecord, compare
 

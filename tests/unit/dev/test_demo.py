@@ -1,8 +1,6 @@
 """Decisions of the demo without a service: the bytes of an event from its row, and the progress of
 the speed layer."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 

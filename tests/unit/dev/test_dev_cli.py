@@ -1,7 +1,5 @@
 """`anabranch dev`, as far as it goes without a JVM."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Child processes that are found again, and only they: against real processes, none of them a
 JVM."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -10,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
@@ -131,7 +130,7 @@ def test_a_free_port_is_none_of_those_to_avoid(monkeypatch: pytest.MonkeyPatch) 
     offered = iter([7001, 7001, 7002])
 
     class Probe:
-        def __enter__(self) -> Probe:
+        def __enter__(self) -> Self:
             return self
 
         def __exit__(self, *_: object) -> None: ...

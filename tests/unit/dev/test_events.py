@@ -1,7 +1,5 @@
 """The generator of game events: the same bytes every time, in the numbers that it promises."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta

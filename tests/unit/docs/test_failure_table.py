@@ -1,7 +1,5 @@
 """The failure table (tests/failures/README.md): each row names tests that exist and that nothing skips."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The first table of docs/reference/formats.md: what its rows write gives what they say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import datetime

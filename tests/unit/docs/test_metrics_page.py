@@ -1,7 +1,5 @@
 """docs/reference/metrics.md has the metrics of the code's table, each with its labels."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

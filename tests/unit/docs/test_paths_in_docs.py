@@ -1,7 +1,5 @@
 """Paths that the documentation names are there: a page that leads nowhere is worse than none."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

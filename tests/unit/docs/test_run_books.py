@@ -1,8 +1,6 @@
 """Run-books: one for each alert, each finding and each state of an hour; and a test runs every
 command of theirs."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

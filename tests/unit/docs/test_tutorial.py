@@ -1,8 +1,6 @@
 """docs/tutorial.md: its commands exist, and its files are valid.
 tests/integration/test_tutorial_run.py runs them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Bloom filters of Parquet files, as PyArrow and DuckDB write them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

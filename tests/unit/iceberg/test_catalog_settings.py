@@ -1,7 +1,5 @@
 """The catalog's address for both clients, with time-outs that let a job say that it waits."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The clock that commits go by: no jump of this machine's, while a job runs, reaches a table."""
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Columns that another program drops or renames come back with their values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Commits of other programs on our branches: nightly maintenance of a platform, and statements that
 change rows."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterable

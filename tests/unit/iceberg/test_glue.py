@@ -1,8 +1,6 @@
 """Publishes to AWS Glue, whose client asks again by itself; moto's server with Glue's comparison of
 versions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Lost and late answers of catalogs that are asked over HTTP: each compares something else when a
 request arrives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -6,8 +6,6 @@ table: as a gateway does that gave up waiting for a catalog behind it. What it r
 when it lands, as a REST catalog does.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

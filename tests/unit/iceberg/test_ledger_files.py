@@ -1,8 +1,6 @@
 """The ledger's files: read by hour, few whatever was appended, and merged without changing a
 row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,6 @@
 """Loading a table whose metadata file goes while it is read: publishes of others delete what falls
 out of their log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

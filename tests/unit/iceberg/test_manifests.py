@@ -1,8 +1,6 @@
 """Manifests by hour on a real lake: how many there are, which of them a change reads and writes,
 and what they hold."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files that storage lacks are found in any layout of folders, and no file that is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

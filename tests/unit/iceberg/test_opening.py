@@ -1,8 +1,6 @@
 """A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a
 first day."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier

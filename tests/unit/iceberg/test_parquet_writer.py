@@ -1,8 +1,6 @@
 """Files that PyArrow writes for a later publish: a file for each partition, described as they are,
 nothing lost."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections import Counter

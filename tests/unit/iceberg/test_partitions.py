@@ -1,8 +1,6 @@
 """Partition fields beside those of time: each row in one file of its own partition, as Iceberg's
 transforms say, and readers open few files."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Sequence

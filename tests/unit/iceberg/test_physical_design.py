@@ -1,8 +1,6 @@
 """Physical design by the stream's file: what apply says of it in the table, and what it takes
 back."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """PyIceberg's private names: one module uses them, and each is there in the pinned version."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Changes of a table's metadata copy none of its parts, and leave the metadata before them as it
 was; what PyIceberg builds for each file is built once for each schema, and is what it was."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

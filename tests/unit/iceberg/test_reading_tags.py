@@ -1,7 +1,5 @@
 """Snapshots that a rebuild reads outlive concurrent publishes of the speed layer."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A catalog that lost its tables, or a bucket that lost what the catalog names: noticed, and
 registered again."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from dataclasses import replace

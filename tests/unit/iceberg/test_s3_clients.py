@@ -1,7 +1,5 @@
 """When a process opens another client of S3: for other settings, and for keys that were renewed."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Changes of a table's columns that `apply` makes or refuses, on real tables with rows written
 before and after."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Staged rows are published only while no program can have deleted their files."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """The state of a branch stays small in every snapshot: long values are in table properties,
 once."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

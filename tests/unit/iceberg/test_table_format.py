@@ -1,7 +1,5 @@
 """A table with a feature that our writers do not support is refused, with the way back."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

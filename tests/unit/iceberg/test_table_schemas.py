@@ -1,7 +1,5 @@
 """A stream's columns: Spark DDL as values, and as Iceberg's schemas."""
 
-from __future__ import annotations
-
 import pytest
 from lakes import new_stream
 from pyiceberg.types import (

@@ -1,7 +1,5 @@
 """Keys of S3 that a catalog vends: which request is signed by which, and when they are renewed."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Why an offset is not given, read from the bytes of record batches as a broker sends them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Each identity of `kafka.security`, translated for both clients, and what its source reports."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Behaviour of the Kafka adapter with brokers that do not answer, or refuse to answer us."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

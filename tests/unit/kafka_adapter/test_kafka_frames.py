@@ -1,8 +1,6 @@
 """Reads around bad records: stretches that contain every record that Spark cannot read, and few
 other parts."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

@@ -1,8 +1,6 @@
 """The registry's client against an HTTP server that answers what a test says: what each answer
 means."""
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl

@@ -1,8 +1,6 @@
 """Import of a Delta table: the files and values of one version, as delta-rs reads it, or a refusal
 with the reason."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

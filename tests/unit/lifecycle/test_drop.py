@@ -1,7 +1,5 @@
 """`anabranch drop`: nothing of a stream stays, and nothing of another one goes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

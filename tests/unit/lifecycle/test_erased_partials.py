@@ -1,8 +1,6 @@
 """Partials of views that were computed from erased rows leave with the rows; no certificate
 overlooks them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

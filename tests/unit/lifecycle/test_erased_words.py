@@ -1,7 +1,5 @@
 """Erased values in the bytes of records: found in every format, and not within longer words."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,8 +1,6 @@
 """Erasure: records with some values of a column leave every branch, whatever is killed, and the
 account closes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

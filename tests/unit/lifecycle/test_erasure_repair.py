@@ -1,8 +1,6 @@
 """The ledger is dropped or set back while an erasure is recorded: the layers stop, no certificate is
 given, and the same command repairs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The log of Spark's file sink: which files count, whole, compacted, cut short or damaged."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

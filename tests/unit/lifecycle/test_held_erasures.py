@@ -1,8 +1,6 @@
 """Erasures and holds: a request is refused while held hours have such records, and the later of two
 does not undo the earlier."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Holds: hours that an operator keeps do not expire, and the ledger has the operator's act."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Files of an import's source: the same rows in each format, or a refusal with file and line."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

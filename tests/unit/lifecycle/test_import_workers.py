@@ -1,7 +1,5 @@
 """An import in tasks as executors get them: each task and each result is pickled."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial

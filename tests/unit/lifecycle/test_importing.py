@@ -1,8 +1,6 @@
 """Import: hours before the stream's first come from files, once, whatever is killed, and the
 account closes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

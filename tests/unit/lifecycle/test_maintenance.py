@@ -1,7 +1,5 @@
 """Maintenance removes unreferenced files and no others, with any publisher beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

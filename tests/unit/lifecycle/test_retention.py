@@ -1,8 +1,6 @@
 """Retention: hours leave every branch once they were kept long enough, and the account of each
 stays."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """The scan of every byte for erased values: it finds them wherever they are, and nothing once a
 deadline has ended."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

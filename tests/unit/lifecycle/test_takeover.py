@@ -1,8 +1,6 @@
 """Takeover: what another program's metadata states, its columns with Kafka's places, and a file sink
 whose log is damaged or gone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

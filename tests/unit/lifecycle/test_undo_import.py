@@ -1,7 +1,5 @@
 """Undo of an import: the table is as before it, whatever is killed, unless anything rests on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Decisions of the ledger as OpenLineage runs: sent events, repeated ones, and receivers that
 refuse them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

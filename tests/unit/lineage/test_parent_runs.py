@@ -1,7 +1,5 @@
 """Runs of a scheduler, as they are given to the batch job."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

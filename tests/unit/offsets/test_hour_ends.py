@@ -4,8 +4,6 @@ The central property: a record that is stamped rightly lies in the hour of its o
 its neighbours say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Hours, cuts and the timeline as values."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 

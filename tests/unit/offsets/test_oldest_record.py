@@ -1,7 +1,5 @@
 """Which partitions have the oldest next record, by the index by time alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hypothesis import given

@@ -1,8 +1,6 @@
 """Lookups by partition: text of one size for any number of partitions or hours, whatever the
 offsets."""
 
-from __future__ import annotations
-
 import pytest
 
 from anabranch.records import inside, numbers

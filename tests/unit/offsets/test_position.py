@@ -1,8 +1,6 @@
 """Position arithmetic: whatever ranges arrive, in any overlap, each offset is published once, none
 jumped over."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 """The audit over real files and a Kafka that is only values: nothing that is wrong with an hour
 passes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The audit of a table that another program writes, without Kafka: its columns, its hours, its
 counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The account of a topic's newest records: rows, dead letters, duplicates and the objections."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Dead letters as people read them: reasons counted, bytes of any kind as text."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

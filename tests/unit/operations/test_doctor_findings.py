@@ -1,7 +1,5 @@
 """The doctor's deciders, over facts alone; and what it reads of this machine."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,8 +1,6 @@
 """Drafts of streams' files: what topics have is found at the first try, and no record becomes a dead
 letter that another draft would make a row."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, date, datetime, timedelta

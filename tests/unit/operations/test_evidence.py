@@ -1,8 +1,6 @@
 """An hour's rows in both layers, read from real files: what differs, and which record repeats
 which."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

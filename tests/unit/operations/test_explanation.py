@@ -1,7 +1,5 @@
 """An hour in sentences: true in every state that an hour may be in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Revisions: what changed between them, and whether the one that was replaced can still be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime

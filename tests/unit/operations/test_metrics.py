@@ -1,7 +1,5 @@
 """Metrics: what Prometheus' own parser reads of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The status page: it says what the views say, as of when it says, to those who may read it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

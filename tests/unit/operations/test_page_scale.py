@@ -1,8 +1,6 @@
 """The status page of 50 streams with five years of hours each: what a request sends does not grow
 with the hours."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

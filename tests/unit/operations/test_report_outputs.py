@@ -4,8 +4,6 @@
 `ANABRANCH_WRITE_VIEWS=1`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """When the speed layer is late, and since when a record waits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

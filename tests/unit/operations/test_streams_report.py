@@ -1,8 +1,6 @@
 """`anabranch status --list`: every stream of the folder, whether its table is there, and what is wrong
 with its file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

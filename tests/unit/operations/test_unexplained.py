@@ -1,7 +1,5 @@
 """Explained and unexplained differences of the layers, on values only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

@@ -1,8 +1,6 @@
 """Operators' acts: each is in the ledger with user, host, time and reason; other decisions have
 none."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each record is archived once, also with two writers, and beside an erasure or an expiry."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

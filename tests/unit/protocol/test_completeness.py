@@ -1,7 +1,5 @@
 """Whether all events of a day are there, by the stream's bounds."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Dead letters follow the rows' publish: any process rolls them forward exactly once, each offset
 in one place."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,6 @@
 """Promises without an age are kept without an age: hours that the branches no longer remember one
 by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """The clock of the hours: Kafka's answer and the loaded state may be from different times, without
 wrong cuts."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

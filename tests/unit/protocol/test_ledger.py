@@ -1,8 +1,6 @@
 """The ledger: append-only, in the table's own order, with every decision exactly once from any
 number of writers."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,6 @@
 """Decisions that wait in a branch's properties: tables contain them, and other versions of the code
 read them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """How often the table is loaded: to decide, and for nothing that a step before it knows already."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

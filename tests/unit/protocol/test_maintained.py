@@ -1,7 +1,5 @@
 """The table records the runs of maintenance: bounded, and each run, also beside other commits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

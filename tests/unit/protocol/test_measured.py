@@ -1,8 +1,6 @@
 """Measurements of the jobs: totals in a property of `main`, and the content that is read for the
 metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """The merger: `main` becomes what the layers say, by swaps that copy nothing, and never loses an
 hour's rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """An operator's choice of the layer that serves an hour: complete or refused, honoured by all, with
 its reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A table belongs to one stream: every other one is refused before anything is read or changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

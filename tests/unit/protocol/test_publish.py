@@ -1,8 +1,6 @@
 """The publish protocol on a real lake: landed, refused or unknown, and what each of them leaves
 behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

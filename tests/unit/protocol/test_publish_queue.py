@@ -1,7 +1,5 @@
 """Turns on a real lake: publishers go in request order, and none waits forever."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

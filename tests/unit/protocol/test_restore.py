@@ -1,8 +1,6 @@
 """Lost and recreated state: a branch begins at `main`, accepted hours stay accepted, the ledger is
 written again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Decisions on Kafka's answers, and on a table that moved on since the questions were asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Which shares of dead letters a stream allows, and their most frequent reason."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

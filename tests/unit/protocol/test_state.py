@@ -1,8 +1,6 @@
 """The state that a table holds: overrides, acceptance, forgotten hours, the topic of the
 position."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A stream's columns and its table's: what apply adds, what it refuses, and what a job says that
 finds them apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ The central property: the hour under which the speed layer published an offset i
 cut that holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta

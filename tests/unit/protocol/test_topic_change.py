@@ -1,8 +1,6 @@
 """Adoption: with new offsets no hour mixes two logs, published rows stay served, and losses are
 reported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Promises of a publish to downstream readers: complete through an hour, fresh through a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,6 @@
 """Workers write an hour in one pass: sorted files, dead letters, and a report of each task. Files are
 written again without some rows, and staged in one snapshot."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The changes of a stream: a consumer has the rows of `main`, whatever happens in between."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """The difference of the two layers, by the files of a table: every kind of row, every type that a
 stream may have, and tables that evolved."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Egress to folders: every accepted record once at the other end, whatever ends in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

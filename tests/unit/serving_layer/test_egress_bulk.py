@@ -1,7 +1,5 @@
 """Bulk requests to a search engine: what an answer says of each document. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

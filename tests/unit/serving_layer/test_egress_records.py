@@ -1,8 +1,6 @@
 """The records of an hour in a topic: their order, and the position at which a process continues.
 Pure."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """Files that a condition passes over hold no row that meets it: the answer is that of the rows
 themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Reads by people, with the command and from Python: the time and the hours they select, and the
 provenance of a result."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -1,7 +1,5 @@
 """How far a query has read its files is followed, and changes nothing of what it reads."""
 
-from __future__ import annotations
-
 import io
 import threading
 from pathlib import Path

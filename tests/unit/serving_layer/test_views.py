@@ -1,8 +1,6 @@
 """Views: equal to a GROUP BY over `main` at any moment, whatever was filled, killed, restated or
 given away."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Which secrets executors get over a connection that is not encrypted."""
 
-from __future__ import annotations
-
 import pytest
 
 from anabranch.config import Environment

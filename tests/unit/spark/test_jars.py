@@ -1,7 +1,5 @@
 """The jars' list: the committed list, and the error for a wrong jar."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """The command line that runs a job: where Spark is, what it is sent, and which Python is whose."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """The process that Python workers are forked from leaves Spark's archives out of its path, and
 nothing else."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 import zipimport

@@ -1,7 +1,5 @@
 """Whether executors can decode records: only where every executor has what the driver has."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """The roll-up of small files: what becomes one file, that the one holds the same rows, and when it
 is committed."""
 
-from __future__ import annotations
-
 import math
 import queue
 import random

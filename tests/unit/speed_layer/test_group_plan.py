@@ -1,7 +1,5 @@
 """The next reads of a group's speed layer, and their time."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Contents of the archive of packages for executors."""
 
-from __future__ import annotations
-
 import pytest
 
 from speed_layer.pack import _name_of, needed

@@ -1,8 +1,6 @@
 """Decisions of the speed layer: the hours of a micro-batch, recovery from an outage, chunks of a
 range."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

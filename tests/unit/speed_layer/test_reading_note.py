@@ -1,7 +1,5 @@
 """The note of the offsets that a process reads: what the next start takes from it."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

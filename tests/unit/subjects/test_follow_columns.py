@@ -1,8 +1,6 @@
 """The columns of streams that follow their subjects, while a service does not answer, and which
 call waits."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`schema: registry` in a stream's file: its forms, and its mistakes by file and key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

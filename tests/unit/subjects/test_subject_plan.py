@@ -1,8 +1,6 @@
 """The columns of a stream by its table, its subject and its file: a subject adds and widens, and
 nothing else."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A table that takes up the versions of its subject, and the jobs of a folder that follow it, by
 real tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A subject's schema as columns: every type of Avro and of JSON Schema, or the path of what can be
 none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schemas with references as decoders read them, and what of Protobuf is a column."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

@@ -1,8 +1,6 @@
 """The word list of `make lint` finds what it lists, in names, comments, docstrings, messages and
 pages."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

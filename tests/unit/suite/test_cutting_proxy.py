@@ -1,7 +1,5 @@
 """The front that cuts connections in the midst of what they carry."""
 
-from __future__ import annotations
-
 import random
 import socket
 import socketserver

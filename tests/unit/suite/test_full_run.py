@@ -1,7 +1,5 @@
 """`make test-full` runs every test, in one shard or in several."""
 
-from __future__ import annotations
-
 import full_run
 from full_run import QUICK, ROOT, SHARED, WHOLE
 

@@ -1,8 +1,6 @@
 """Interference of the soak inside a process: it sets the clock, and delays or loses a commit, which
 may land at any time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

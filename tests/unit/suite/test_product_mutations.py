@@ -1,8 +1,6 @@
 """The faults of `make test-mutations` can still be put into the product: each changes a text that
 stands there once."""
 
-from __future__ import annotations
-
 import pytest
 from mutations import MUTATIONS, ROOT, Mutation
 

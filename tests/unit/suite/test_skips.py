@@ -1,7 +1,5 @@
 """No test is skipped, except where a machine lacks what it needs."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The soak's backups: catalog and bucket are afterwards as they were, whatever happened to them."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

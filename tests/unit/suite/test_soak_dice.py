@@ -1,7 +1,5 @@
 """Random choices of the soak: the changes of a stream's file, and the timestamps of records."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

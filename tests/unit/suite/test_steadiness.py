@@ -1,7 +1,5 @@
 """A test that failed while an hour ended runs once more, with the services of its run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
