@@ -29,5 +29,6 @@ def replace(value: T, **changes: Any) -> T:
     own = value.__dict__
     new = object.__new__(type(value))
     # Not what `cached_property` keeps there.
-    new.__dict__.update({name: own[name] for name in names} | changes)
+    fields = own if len(own) == len(names) else {name: own[name] for name in names}
+    object.__setattr__(new, "__dict__", fields | changes)
     return new
