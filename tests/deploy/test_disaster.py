@@ -68,9 +68,7 @@ def live(one: World) -> None:
     one.topic()
     one.send([*spread(past_hour(4), 20, "h4"), (0, _middle_of(4), BAD)])
     one.send(spread(past_hour(3), 30, "h3"))  # levels to 29: refused
-    one.send(spread(past_hour(2), 20, "h2"))
-    one.apply()
-    one.speed()
+    one.serve(spread(past_hour(2), 20, "h2"))
     for ago, decision in ((4, "accepted"), (3, "refused"), (2, "accepted")):
         assert [r.decision for r in one.batch(past_hour(ago))] == [decision]
     assert [r.revision for r in one.batch(past_hour(4), restate=True)] == [2]

@@ -78,8 +78,7 @@ def stream(
         "spark": {"master": "local[2]", "conf": conf},
     }
     one = World(folder / "conf", settings, None, speed={"trigger": "1 second", "roll_up": False})  # type: ignore[arg-type]
-    one.topic()
-    one.apply()
+    one.create()
     return one
 
 

@@ -93,8 +93,7 @@ def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres)
             own["spark"]["conf"] |= conf
             one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
             made.append(one)
-            one.topic()
-            one.apply()
+            one.create()
             return one
 
         yield make

@@ -131,8 +131,7 @@ def test_a_file_outlives_the_keys_with_which_it_was_begun(
     one: World, vending: Vending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vending.lifetime = 3.0
-    one.topic()
-    one.apply()
+    one.create()
     table = one.lake.load(one.job.stream.table)
     target = pickle.loads(pickle.dumps(target_of(table)))
     files = FileWriter(target)
@@ -171,8 +170,7 @@ def test_a_table_bucket_that_lists_and_deletes_nothing(
 
 
 def test_loads_and_writes_share_connections(one: World, vending: Vending) -> None:
-    one.topic()
-    one.apply()
+    one.create()
     before = Counter(vending.s3.connections)
     vending.s3.methods.clear()
     for number in range(20):

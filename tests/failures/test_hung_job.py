@@ -18,8 +18,7 @@ def test_an_idle_job_is_healthy_a_hung_one_and_one_that_is_killed_again_and_agai
     world: Callable[..., World], tmp_path: Path
 ) -> None:
     one, file = world(speed={"trigger": "1 second"}), tmp_path / "speed.health"
-    one.topic()
-    one.apply()
+    one.create()
 
     def found(words: str, **options: float) -> bool:
         return words in str(fault(file, **options))

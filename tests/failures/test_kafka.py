@@ -111,9 +111,7 @@ def test_added_partitions_begin_at_their_first_offset(world: Make) -> None:
 def test_partitions_added_before_a_seal_are_cut_too(world: Make) -> None:
     one = world()
     one.topic(1)
-    one.send(spread(past_hour(2), 10, "a", partitions=1))
-    one.apply()
-    one.speed()
+    one.serve(spread(past_hour(2), 10, "a", partitions=1))
     admin = one.admin()
     admin.create_partitions({one.name: 2})
     admin.close()
@@ -289,9 +287,7 @@ def use_whole_log(one: World, hour: str) -> dict[int, int]:
 def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> None:
     one = world()
     one.topic(1, **{"message.timestamp.type": "LogAppendTime"})
-    one.send(spread(past_hour(5), 20, "e", partitions=1))
-    one.apply()
-    one.speed()
+    one.serve(spread(past_hour(5), 20, "e", partitions=1))
     assert one.contents() == one.acknowledged()
     # Whatever the producer's clock said, Kafka received them in the running hour.
     assert {row["ingest_hour"] for row in one.rows()} == {datetime.now(UTC).strftime("%Y-%m-%dT%H")}
@@ -307,9 +303,7 @@ def test_records_out_of_order_are_in_one_hour_of_both(world: Make) -> None:
         at = boundary + timedelta(seconds=(i * 37) % 240 - 120)
         values.append((i % 2, at, event(f"e-{i}", at)))
     one.send(values)
-    one.send(spread(past_hour(1), 10, "later"))
-    one.apply()
-    one.speed()
+    one.serve(spread(past_hour(1), 10, "later"))
     by_speed = {(r["kafka_partition"], r["kafka_offset"]): r["ingest_hour"] for r in one.rows()}
     one.batch()
     by_batch = {(r["kafka_partition"], r["kafka_offset"]): r["ingest_hour"] for r in one.rows()}
@@ -461,9 +455,7 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
 def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world: Make) -> None:
     one = world()
     one.topic(4)
-    one.send([(2, t, v) for _, t, v in spread(past_hour(2), 10, "e", partitions=1)])
-    one.apply()
-    one.speed()
+    one.serve([(2, t, v) for _, t, v in spread(past_hour(2), 10, "e", partitions=1)])
     one.batch()
     heads = one.state.heads
     for _ in range(2):

@@ -23,8 +23,7 @@ def checkpoints(command: Command) -> list[Path]:
 
 def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(world: Make) -> None:
     one = world(speed=SLOW)
-    one.topic()
-    one.apply()
+    one.create()
     sent, deleted, before = 400, 0, 0
     one.send_now(sent, "e")
     dice = random.Random(1)
@@ -54,8 +53,7 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
 
 def test_another_trigger_and_code_continue_at_the_position(world: Make, tmp_path: Path) -> None:
     one = world(speed=SLOW)
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(200, "e")
     with started(one, "speed", one.name) as speed:
         speed.until(lambda: one.published > 0, "a first micro-batch")
@@ -93,9 +91,7 @@ def test_a_column_added_between_runs_is_null_in_old_rows(world: Make) -> None:
     one.topic(1)
     hour = past_hour(1)
     begin = start_of(hour)
-    one.send([(0, begin, event(f"old-{i}", begin)) for i in range(5)])
-    one.apply()
-    one.speed()
+    one.serve([(0, begin, event(f"old-{i}", begin)) for i in range(5)])
     one.configure(schema=f"{SCHEMA}, colour STRING")
     one.reopen()
     # The hazard: the job knows a column that the table does not have. Nothing is lost by it.

@@ -248,8 +248,7 @@ def served(command: str, address: str, one: World) -> Iterator[Callable[[], str]
 
 def test_the_page_is_started(world: Make) -> None:
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     port = str(free_port())
     page = f"{printed('anabranch page')} --port {port}"
     with served(page, f"http://{HOST}:{port}/metrics", one) as text:

@@ -87,8 +87,7 @@ def test_kafka_cut_under_a_running_speed_job(
     behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(800, "before")
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
@@ -109,8 +108,7 @@ def test_slow_and_throttled_kafka(
     behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small(max_offsets_per_trigger=1000))
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(1000, "slow")
     proxied_kafka.proxy.slow(milliseconds=300)
     proxied_kafka.proxy.throttle(kilobytes_per_second=50)
@@ -126,8 +124,7 @@ def test_kafka_killed_and_started_again_under_a_running_speed_job(
     behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(800, "before")
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
@@ -151,8 +148,7 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     reader: str,
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers)
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     cuts = _once(proxied_kafka.proxy.cut)
@@ -180,8 +176,7 @@ def test_s3_cut_under_a_running_speed_job(
     behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(s3=proxied_s3.port, **_small())
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(800, "before")
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
@@ -199,8 +194,7 @@ def test_s3_cut_under_a_running_speed_job(
 
 def test_slow_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     one = behind(s3=proxied_s3.port, **_small(max_offsets_per_trigger=1000))
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(1000, "slow")
     proxied_s3.slow(milliseconds=200)
     proxied_s3.throttle(kilobytes_per_second=200)
@@ -216,8 +210,7 @@ def test_s3_that_fails_at_random_under_speed_and_batch(
     behind: Behind, flaky_s3: FlakyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(s3=flaky_s3.port, **_small(max_offsets_per_trigger=500))
-    one.topic()
-    one.apply()
+    one.create()
     hours = [past_hour(3), past_hour(2)]
     for hour in hours:
         one.send(spread(hour, 200, hour))
@@ -236,8 +229,7 @@ def test_s3_that_answers_nothing_but_503_is_tried_again_by_both_jobs(
     behind: Behind, flaky_s3: FlakyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = behind(s3=flaky_s3.port)
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     for run in (one.speed, one.batch):
@@ -260,8 +252,7 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}},
         {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
     )
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     # Not the metadata: Iceberg tries to load it twenty times, for two minutes, before Spark hears
@@ -291,8 +282,7 @@ def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = behind(s3=proxied_s3.port)
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     one.batch()
@@ -320,8 +310,7 @@ def test_sqlite_catalog_locked_by_another_process(
 ) -> None:
     database = tmp_path / "locked.db"
     one = behind(catalog=f"sqlite:///{database}", **_small())
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(800, "e")
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
@@ -348,8 +337,7 @@ def proxied_postgres(postgres: Postgres, toxiproxy: object) -> Iterator[Proxy]:
 def _on_postgres(behind: Behind, proxy: Proxy, **stream: object) -> World:
     uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxy.port}/catalog"
     one = behind(catalog=uri, **_small(), **stream)
-    one.topic()
-    one.apply()
+    one.create()
     return one
 
 
@@ -452,8 +440,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
 
 def test_a_wrong_s3_secret_ends_both_jobs(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
     one = behind(**_small())
-    one.topic()
-    one.apply()
+    one.create()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     one.reopen()
     for run in (one.speed, one.batch):
@@ -474,8 +461,7 @@ def test_sigterm_interrupts_the_wait_for_kafka(
     behind: Behind, proxied_kafka: ProxiedBroker, layer: str, code: int
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
-    one.topic()
-    one.apply()
+    one.create()
     proxied_kafka.proxy.cut()
     with started(one, layer, one.name) as command:
         command.until(lambda: TRIED_AGAIN.search(command.log) is not None, "a failure to be logged")
@@ -488,8 +474,7 @@ def test_sigterm_interrupts_the_wait_for_kafka(
 
 def test_a_speed_job_whose_jvm_is_killed_ends(behind: Behind) -> None:
     one = behind(**_small())
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(50, "e")
     with started(one, "speed", one.name) as command:
         command.until(lambda: one.published > 0, "a first micro-batch to be published")
@@ -510,8 +495,7 @@ def test_the_batch_job_gives_up_after_its_time_with_exit_code_75(
         kafka=proxied_kafka.bootstrap_servers,
         batch={"grace": "0 seconds"},
     )
-    one.topic()
-    one.apply()
+    one.create()
     proxied_kafka.proxy.cut()
     with pytest.raises(Transient, match=r"given up after \d+ tries within 0:00:03") as raised:
         one.batch()
@@ -534,8 +518,7 @@ def test_a_command_without_spark_fails_within_seconds(
     commands: list[list[str]],
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, s3=proxied_s3.port)
-    one.topic()
-    one.apply()
+    one.create()
     if away == "s3 says nothing":
         proxied_s3.lose_answers()
     else:

@@ -19,8 +19,7 @@ Make = Callable[..., World]
 @pytest.fixture
 def stream(world: Make) -> World:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 300})
-    one.topic()
-    one.apply()
+    one.create()
     return one
 
 
@@ -106,8 +105,7 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     one = world(
         schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"
     )
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(50, "before")
     real = expiry.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:

@@ -269,9 +269,7 @@ def test_small_hours_open_no_spark(world: Make) -> None:
     one.topic(2)
     one.send(spread(earlier, 20, "e"))
     at = start_of(later) + timedelta(minutes=59, seconds=59)
-    one.send([*spread(later, 20, "f"), (0, at, b"{broken"), (1, at, event("e-3", at))])
-    one.apply()
-    one.speed()
+    one.serve([*spread(later, 20, "f"), (0, at, b"{broken"), (1, at, event("e-3", at))])
     results = [
         result
         for hour in (later, earlier)

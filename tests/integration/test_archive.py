@@ -152,9 +152,7 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
         b'"p1"', f'"{ESCAPED}"'.encode()
     )
     again = next(r.value for r in one.sent if r.value is not None and b'"p1"' in r.value)
-    one.send([(0, late, escaped), (0, late, again)])
-    one.apply()
-    one.speed()
+    one.serve([(0, late, escaped), (0, late, again)])
     assert [r.decision for r in one.batch()] == ["accepted"]
 
     def left() -> list[Any]:

@@ -185,8 +185,7 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
 @pytest.mark.full
 def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., World]) -> None:
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     assert (
         "no hour has dead letters that decode now"
         in _run(one, "dead-letters", one.name, "--replay").stdout

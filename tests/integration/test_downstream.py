@@ -121,8 +121,7 @@ def stamped(snapshot: Snapshot) -> datetime:
 
 def test_records_acknowledged_before_fresh_through_are_in_main(world: Make) -> None:
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     acknowledged: list[tuple[datetime, Record]] = []
 
     def send(count: int, name: str) -> None:

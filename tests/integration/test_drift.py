@@ -185,9 +185,7 @@ def test_rescued_fields_move_to_their_column(world: Callable[..., World]) -> Non
 def test_a_refused_field_makes_a_dead_letter_until_it_is_known(world: Callable[..., World]) -> None:
     one, hour = world(unknown="refuse"), past_hour(1)
     one.topic(1)
-    one.send(drifted(hour))
-    one.apply()
-    one.speed()
+    one.serve(drifted(hour))
     letters = {r["kafka_offset"]: (r["error_code"], r["error_text"]) for r in one.dead()}
     assert {offset: code for offset, (code, _) in letters.items()} == {
         2: "unknown_field", 3: "unknown_field", 4: "missing_required",

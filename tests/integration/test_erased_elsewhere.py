@@ -53,8 +53,7 @@ def keys_with(one: World, player: str) -> list[str]:
 def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[str, str]) -> None:
     one = world()
     one.set_environment(erasure={"key": "a key of the tests, and of no other"})
-    one.topic()
-    one.apply()
+    one.create()
     placed = {key: value.replace("FOLDER", one.name) for key, value in properties.items()}
     set_properties(one, **placed)
     for ago in (3, 2):
@@ -80,8 +79,7 @@ def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[
 
 def test_no_file_of_another_format_is_published(world: Make) -> None:
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     set_properties(one, **{"write.format.default": "orc"})
     one.send(spread(past_hour(2), 20, past_hour(2)))
     before = load_state(one.lake, one.job.stream.table).heads

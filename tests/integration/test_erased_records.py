@@ -102,9 +102,7 @@ def one(world: Make) -> World:
             (0, first[-1][1], b"{other p33"),
         ]
     )
-    one.send(second)
-    one.apply()
-    one.speed()
+    one.serve(second)
     assert [r.decision for r in one.batch(past_hour(2))] == ["accepted"]
     now = datetime.now(UTC)
     one.send(

@@ -33,9 +33,7 @@ def test_events_of_many_dates_are_written_a_date_at_a_time_by_both_layers(world:
     days = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(days=31 * i) for i in range(DATES)] * 2
     random.Random(3).shuffle(days)
     at = start_of(hour) + timedelta(minutes=5)
-    one.send([(0, at + timedelta(seconds=i), event(f"e-{i}", day)) for i, day in enumerate(days)])
-    one.apply()
-    one.speed()
+    one.serve([(0, at + timedelta(seconds=i), event(f"e-{i}", day)) for i, day in enumerate(days)])
     assert one.contents() == one.acknowledged()
     tasks = dates_by_task(one, "speed", hour)
     assert sum(map(len, tasks.values())) >= DATES

@@ -145,8 +145,7 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
 
 def test_a_speed_job_stops_where_apply_evolves_its_table(world: Make) -> None:
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     one.send_now(20, "before")
     with (
         pytest.raises(
@@ -176,9 +175,7 @@ def test_an_hour_built_while_apply_evolves_is_not_published(world: Make) -> None
     one = world()
     one.topic(1)
     hour = past_hour(1)
-    one.send([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
-    one.apply()
-    one.speed()
+    one.serve([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
     sealing.seal(Publisher(one.lake, one.job.stream), one.kafka)
     rebuilder = Rebuilder(one.job, LazySpark.of(one.spark))
     state = one.state

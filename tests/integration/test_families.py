@@ -87,8 +87,7 @@ def test_a_topic_becomes_a_groups_stream(world: Callable[..., World], spark: Spa
     }
     (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     one.configure(group="small")
-    one.topic()
-    one.apply()
+    one.create()
     folder = StreamFolder(str(one.folder), group="small")
     assert list(folder.jobs()) == [one.name]
     with running_beside(GroupJob(spark, one.job.environment.kafka, folder.jobs), "group") as group:

@@ -217,9 +217,7 @@ def test_a_field_elsewhere_and_a_number_are_key_and_event_time(world: Make) -> N
         form % ("e", millis, "1.00"),
     ]
     one.topic(1)
-    one.send([(0, start, value.encode()) for value in values])
-    one.apply()
-    one.speed()
+    one.serve([(0, start, value.encode()) for value in values])
     micros = timedelta(microseconds=500)
     rows = [(0, start, Decimal("1234.56")), (1, start + micros, Decimal("0.01"))]
 
@@ -268,9 +266,7 @@ def test_changes_of_debezium_and_tombstones(world: Make) -> None:
     one.topic(1)
     one.send([(0, start, value.encode()) for value in changes])
     one.send([(0, start, None)], key=b'{"event_id":"a"}')
-    one.send([(0, start, None)], key=b"a")
-    one.apply()
-    one.speed()
+    one.serve([(0, start, None)], key=b"a")
 
     def found() -> list[tuple[Any, ...]]:
         return sorted(

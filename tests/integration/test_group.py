@@ -47,8 +47,7 @@ def _exact(one: World, dead: int = 0) -> None:
 def test_a_group_sets_a_failure_aside(world: Callable[..., World], spark: SparkSession) -> None:
     first, second, third = (world() for _ in range(3))
     for one in (first, second, third):
-        one.topic()
-        one.apply()
+        one.create()
         one.send_now(40, "a")
     streams = _jobs(first, second)
     with _running(spark, streams) as group:
@@ -131,8 +130,7 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
         format={"type": "avro", "subject": subject},
     )
     for one in (plain, avro):
-        one.topic()
-        one.apply()
+        one.create()
     plain.send_now(90, "a")
     schema = {
         "type": "record",

@@ -86,9 +86,7 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
     monkeypatch.setattr(state, "MAX_MAIN_ONLY_HOURS", 2)
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     one.topic()
-    one.send(spread(past_hour(IDLE + 2), 4, "before"))
-    one.apply()
-    one.speed()
+    one.serve(spread(past_hour(IDLE + 2), 4, "before"))
     one.batch()
     costs = []
     for ago in range(IDLE, 0, -1):

@@ -13,8 +13,7 @@ from speed_layer.micro_batch import MicroBatches
 
 def test_idle_triggers_are_progress_and_failures_are_not(world: Callable[..., World]) -> None:
     one, noted = world(speed={"trigger": "1 second"}), list[int]()
-    one.topic()
-    one.apply()
+    one.create()
     with speed_running(one, lambda: noted.append(one.published)):
         wait_for(lambda: len(noted) >= 3, "an idle topic to count as progress")
         one.send_now(40, "a")

@@ -14,8 +14,7 @@ from world import World, past_hour, spread
 @pytest.mark.full
 def test_a_speed_job_killed_at_random_is_exact(world: Callable[..., World]) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 300})
-    one.topic()
-    one.apply()
+    one.create()
     chance = random.Random(7)
     for round_ in range(2):
         one.send_now(1500, f"round{round_}")

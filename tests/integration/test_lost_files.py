@@ -22,9 +22,7 @@ def two_hours(world: Make, **stream: object) -> tuple[World, str, str]:
     one.topic()
     one.send(spread(first, 20, "a"))
     again = start_of(second)
-    one.send([*spread(second, 10, "b"), (0, again, event("a-3", again))])
-    one.apply()
-    one.speed()
+    one.serve([*spread(second, 10, "b"), (0, again, event("a-3", again))])
     return one, first, second
 
 

@@ -33,9 +33,7 @@ def test_an_hour_of_dead_letters_is_refused_and_seen_until_an_operator_accepts_i
         (0, at + timedelta(seconds=i), json.dumps({"event_id": f"e{i}", "event_time": i}).encode())
         for i in range(30)
     ]
-    one.send([*spread(hour, 10, "good", partitions=1), *wrong])
-    one.apply()
-    one.speed()
+    one.serve([*spread(hour, 10, "good", partitions=1), *wrong])
 
     # The hour is not accepted: the share in `main` is counted.
     assert f"run `anabranch dead-letters {one.name}`" in caplog.text
@@ -160,9 +158,7 @@ def test_a_duplicate_of_the_look_back_is_compared_with_the_row_that_is_served(wo
     again, other = event("again", at), event("other", at, level=1)
     later = start_of(hours[1])
     one.send([(0, at, again), (0, at, other)])
-    one.send([(0, later, again), (0, later, event("other", at, level=2))])
-    one.apply()
-    one.speed()
+    one.serve([(0, later, again), (0, later, event("other", at, level=2))])
     one.batch(hours[0])
     one.configure(schema=f"{SCHEMA}, added STRING")
     one.reopen()
@@ -183,9 +179,9 @@ def test_a_wrong_first_type_is_corrected_and_a_stream_dropped(world: Make) -> No
     one, hour = world(schema=wrong), past_hour(1)
     one.topic(1)
     at = start_of(hour)
-    one.send([(0, at + timedelta(seconds=i), event(f"e{i}", at, level=i + 0.5)) for i in range(25)])
-    one.apply()
-    one.speed()
+    one.serve(
+        [(0, at + timedelta(seconds=i), event(f"e{i}", at, level=i + 0.5)) for i in range(25)]
+    )
     [result] = [r for r in one.batch() if r.hour == hour]
     assert result.decision == "refused" and one.rows() == []
 

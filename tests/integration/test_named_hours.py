@@ -92,8 +92,7 @@ def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
 
 def test_hours_that_fail_rules_are_accepted_hour_by_hour(world: Callable[..., World]) -> None:
     accepted = world()
-    accepted.topic()
-    accepted.apply()
+    accepted.create()
     command = (
         "batch",
         accepted.name,

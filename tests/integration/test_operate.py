@@ -50,9 +50,7 @@ def two_hours(world: Make) -> World:
     for ago in (2, 1):
         one.send(spread(past_hour(ago), 20, f"h{ago}"))
     now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"now-{i}", now)) for i in range(6)])
-    one.apply()
-    one.speed()
+    one.serve([(i % 2, now, event(f"now-{i}", now)) for i in range(6)])
     assert [r.decision for r in one.batch(past_hour(2))] == ["accepted"]
     return one
 

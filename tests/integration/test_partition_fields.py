@@ -52,8 +52,7 @@ def send(one: World, hour: str, count: int, prefix: str) -> None:
 @pytest.mark.full
 def test_a_speed_job_that_died_between_its_files_and_their_publish(world: Make) -> None:
     one, hour = world(schema=SCHEMA, partition=FIELDS), past_hour(1)
-    one.topic()
-    one.apply()
+    one.create()
     send(one, hour, 70, "e")
     run_into(one, Step.SPEED_STAGED.label, "speed", one.name)
     assert one.rows() == []
@@ -91,8 +90,7 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     one.configure(location=place)
     one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     hours = [past_hour(2), past_hour(1)]
-    one.topic()
-    one.apply()
+    one.create()
     name = one.job.stream.table
     assert one.state.table.location() == f"{place}/{one.name}/events"
     if more:

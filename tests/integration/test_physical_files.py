@@ -132,8 +132,7 @@ def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: M
         files={"sort": "player", "bloom": ["event_id"]},
         speed={"roll_up": False},
     )
-    one.topic()
-    one.apply()
+    one.create()
     for times in (
         {"column": "event_time", "past": "30 days", "future": "1 hour"},
         {"column": "event_time"},

@@ -47,9 +47,7 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
     one.topic()
     one.send(spread(hour, 8, "masked"))
     one.send([(0, start_of(hour) + timedelta(minutes=9), event("bad", start_of(hour), level=99))])
-    one.send([(0, datetime.now(UTC), event("now", datetime.now(UTC), player="p1", level=4))])
-    one.apply()
-    one.speed()
+    one.serve([(0, datetime.now(UTC), event("now", datetime.now(UTC), player="p1", level=4))])
     by_speed = {r["event_id"]: r for r in one.rows()}
     accept(one, hour)
     for branch in ("speed", "batch"):

@@ -87,8 +87,7 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg(world: Make) -> None:
     one = world(
         schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False}
     )
-    one.topic()
-    one.apply()
+    one.create()
     now = datetime.now(UTC)
     for prefix, schema in (("old", SCHEMA), ("new", MORE)):
         one.configure(schema=schema)
@@ -121,9 +120,7 @@ def test_a_micro_batch_leaves_a_file_for_each_task_that_runs_at_once(world: Make
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
     one.topic(partitions=6)
     one.send_now(60, "now", partitions=6)
-    one.send([(5, datetime.now(UTC), b"{")])
-    one.apply()
-    one.speed()
+    one.serve([(5, datetime.now(UTC), b"{")])
     # Six partitions, two cores.
     assert files(one) == 2
     assert len(one.dead()) == 1

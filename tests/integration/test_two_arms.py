@@ -134,9 +134,7 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) ->
             (0, at[2][1], late),
         ]
     )
-    one.send([(0, at[2][1], first[0][2])])
-    one.apply()
-    one.speed()
+    one.serve([(0, at[2][1], first[0][2])])
     assert len(one.rows()) == 7
     assert Counter(d["error_code"] for d in one.dead()) == {"malformed_json": 1, "null_value": 1}
 

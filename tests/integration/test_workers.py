@@ -71,8 +71,7 @@ class Workers:
 def applied(world: Make) -> World:
     """Return a stream with its topic and its tables."""
     one = world()
-    one.topic()
-    one.apply()
+    one.create()
     return one
 
 
@@ -230,8 +229,7 @@ def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
     world: Make, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 400})
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(1)
     at = start_of(hour).replace(minute=30, microsecond=123456)
     ordinary = spread(hour, 600, "e")
@@ -345,8 +343,7 @@ def test_records_of_many_dates_are_written_in_turn(world: Make, workers: Workers
     one = world(
         event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False}
     )
-    one.topic()
-    one.apply()
+    one.create()
     now, count = datetime.now(UTC), 2 * (MOST_OPEN_FILES + 6)
     one.send([(i % 2, now, event(f"e{i}", now - timedelta(days=i))) for i in range(count)])
     one.speed()
@@ -500,8 +497,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
 )
 def test_all_types_pass_workers_in_both_layers(world: Make, workers: Workers, stream: Any) -> None:
     one = world(**stream)
-    one.topic()
-    one.apply()
+    one.create()
     hour = past_hour(1)
     at = start_of(hour).replace(minute=30)
 

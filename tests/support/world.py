@@ -127,6 +127,17 @@ class World:
     def apply(self) -> list[str]:
         return apply.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
+    def create(self) -> None:
+        self.topic()
+        self.apply()
+
+    def serve(self, values: list[tuple[int, datetime, bytes | None]]) -> None:
+        """Send to the new stream, whose first hour is that of the first record; the speed layer
+        publishes."""
+        self.send(values)
+        self.apply()
+        self.speed()
+
     def send(
         self,
         values: list[tuple[int, datetime, bytes | None]],

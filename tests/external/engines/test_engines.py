@@ -99,8 +99,7 @@ def served(
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     one = World(folder / "conf", copy.deepcopy(environment), spark, schema=EARLIER)
-    one.topic()
-    one.apply()
+    one.create()
     snapshots: list[int] = []
     expected: list[list[dict[str, Any]]] = []
 
