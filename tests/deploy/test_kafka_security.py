@@ -85,9 +85,7 @@ def plain_world(
 
 @pytest.mark.parametrize("how", NAMES)
 @pytest.mark.timeout(1500)
-def test_each_identity_is_exact_over_the_end_of_its_tokens(
-    plain_world: Make, identities: Identities, how: str
-) -> None:
+def test_an_identity_outlives_tokens(plain_world: Make, identities: Identities, how: str) -> None:
     one, hour = plain_world(), past_hour(1)
     identities.broker.allow(one.name, f"anabranch-{one.name}")
     identities.broker.grant(ResourceType.TOPIC, one.name, ACLOperation.WRITE)
@@ -253,9 +251,7 @@ def test_a_job_of_many_streams_reads_on_with_the_renewed_token_of_a_file(
     assert read_topics(spark, kafka, ranges, "reader").count() == 1
 
 
-def test_tickets_of_a_keytab_are_renewed_and_a_kdc_that_is_away_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tickets_of_a_keytab_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(gssapi_folder()))
 
     def tickets(realm: Realm, **changes: str) -> Any:

@@ -42,9 +42,7 @@ def level_below(maximum: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(3600)
-def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clearing_its_task(
-    world: Callable[..., World], tmp_path: Path
-) -> None:
+def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_path: Path) -> None:
     one, hours = world(), [past_hour(3), past_hour(2), past_hour(1)]
     one.topic()
     for hour, count in zip(hours, (20, 60, 30), strict=True):
@@ -169,9 +167,7 @@ def counted(airflow: Scheduler) -> list[tuple[str, dict[str, int]]]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alone(
-    world: Callable[..., World], tmp_path: Path
-) -> None:
+def test_a_groups_streams_fail_each_alone(world: Callable[..., World], tmp_path: Path) -> None:
     hour, before = past_hour(1), past_hour(2)
     one = world(group="small", airflow={"start": hour})
     refused = world(beside=one, group="small", airflow={"start": hour})
@@ -283,9 +279,7 @@ with DAG("daily", schedule=day_schedule("{stream}"), start_date=datetime(2026, 1
 
 
 @pytest.mark.timeout(1800)
-def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_restated_one(
-    world: Callable[..., World], tmp_path: Path
-) -> None:
+def test_a_days_dag_starts_with_its_last_hour(world: Callable[..., World], tmp_path: Path) -> None:
     """The DAG's schedule is the product's `day_schedule`; its hours are announced by the product's
     last task."""
     one = world()

@@ -186,9 +186,7 @@ def test_an_archive_of_our_packages_gives_executors_their_python(
 
 
 @LONG
-def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_secret(
-    on_postgres: Make, cluster: SparkCluster
-) -> None:
+def test_streaming_and_rebuilding_jobs_share(on_postgres: Make, cluster: SparkCluster) -> None:
     one = on_postgres({"spark.cores.max": "1"})
     hour = past_hour(1)
     one.send(spread(hour, 400, "past"))

@@ -145,9 +145,7 @@ def test_a_file_outlives_the_keys_with_which_it_was_begun(
     assert vending.s3.counts["expired"] == 0
 
 
-def test_a_table_bucket_that_lists_and_deletes_nothing(
-    one: World, vending: Vending, tmp_path: Path
-) -> None:
+def test_a_table_bucket_lists_nothing(one: World, vending: Vending, tmp_path: Path) -> None:
     vending.table_buckets = True
     one.topic()
     assert "not examined whether the catalog has lost table" in call(one, "apply", one.name)

@@ -157,9 +157,7 @@ def running_speed_job(one: World) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_decided_again_after_it(
-    world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is
     rebuilt for ever."""
     monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=1))

@@ -14,9 +14,7 @@ def fault(file: Path, within: float | None = None, liveness: bool = False) -> st
     return find_fault(read_record(file), is_running(file), time.time(), within, liveness)
 
 
-def test_an_idle_job_is_healthy_a_hung_one_and_one_that_is_killed_again_and_again_are_not(
-    world: Callable[..., World], tmp_path: Path
-) -> None:
+def test_an_idle_job_is_healthy_a_hung_is_not(world: Callable[..., World], tmp_path: Path) -> None:
     one, file = world(speed={"trigger": "1 second"}), tmp_path / "speed.health"
     one.create()
 

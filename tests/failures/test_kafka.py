@@ -330,9 +330,7 @@ def test_records_out_of_order_are_in_one_hour_of_both(world: Make) -> None:
     ids=["a day ahead", "a day behind", "2030"],
 )
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed alive", "speed down"])
-def test_a_producer_whose_clock_is_wrong_stops_no_hour(
-    world: Make, ahead: timedelta, speed_is_alive: bool
-) -> None:
+def test_a_wrong_clock_stops_no_hour(world: Make, ahead: timedelta, speed_is_alive: bool) -> None:
     one = world(event_time=None)
     one.topic(1, **ANY_TIME)
     lie = start_of(past_hour(3)) + ahead if ahead < timedelta(0) else datetime.now(UTC) + ahead

@@ -244,9 +244,7 @@ def test_without_a_clean_leader_a_partition_waits_and_no_record_is_lost(
 
 
 @pytest.mark.timeout(1500)
-def test_after_an_unclean_election_both_jobs_stop_and_adopt_continues_with_every_row_once(
-    on_cluster: Make, cluster: KafkaCluster
-) -> None:
+def test_after_an_unclean_election_adopt_continues(on_cluster: Make, cluster: KafkaCluster) -> None:
     """`unclean.leader.election.enable`: a follower that lacks 50 published records leads, and new
     records get their offsets."""
     hour = past_hour(PAST)

@@ -37,9 +37,7 @@ def test_topics_of_any_partitions(on_cluster: Make, cluster: KafkaCluster, parti
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_rows_stay_after_compaction_and_retention_remove_their_records(
-    on_cluster: Make, cluster: KafkaCluster, policy: str
-) -> None:
+def test_rows_outlive_their_records(on_cluster: Make, cluster: KafkaCluster, policy: str) -> None:
     """Rows, and the dead letters of tombstones; no gap is allowed for, since none is there."""
     never = {"min.compaction.lag.ms": str(7 * 86_400_000), "retention.ms": "-1"}
     one = on_cluster(2, {"cleanup.policy": policy, "segment.ms": "1000", **never})

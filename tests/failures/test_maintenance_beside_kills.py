@@ -155,9 +155,7 @@ def play(one: World, number: int, plan: Round, oldest: str) -> int:
 
 
 @pytest.mark.timeout(1500)
-def test_maintenance_in_a_loop_beside_kills_of_both_layers_loses_no_file_and_no_record(
-    world: Make, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_no_night_loses_a_file(world: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
     one = world(
         speed={"trigger": "1 second", "max_offsets_per_trigger": 20},
         maintain={"speed_hours": "0 seconds", "orphans_after": "1 day"},

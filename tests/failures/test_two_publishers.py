@@ -95,9 +95,7 @@ def test_a_hung_speed_job_publishes_nothing_twice(stream: World, step: Step) -> 
     assert one.contents() == one.acknowledged()
 
 
-def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
-    world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publisher_paused_stages_again(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch.iceberg import expiry
     from anabranch.protocol import publish
 

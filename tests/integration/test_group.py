@@ -186,9 +186,7 @@ def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
 
 
 @pytest.mark.full
-def test_records_that_workers_leave_are_read_by_a_consumer_that_is_kept(
-    world: Callable[..., World], spark: SparkSession
-) -> None:
+def test_a_kept_consumer_reads_the_rest(world: Callable[..., World], spark: SparkSession) -> None:
     one = world()
     one.topic(1)
     one.apply()

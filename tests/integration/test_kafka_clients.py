@@ -114,9 +114,7 @@ def test_brokers_without_ids_are_out(kafka: config.Kafka, monkeypatch: pytest.Mo
         adapter.describe(topic)
 
 
-def test_the_oldest_of_many_large_records_is_found_by_few_fetches(
-    kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_large_record(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a look at each of 500 partitions fetches 500 MB where records have 1 MB."""
     topic, partitions, size = f"t{uuid.uuid4().hex[:12]}", 40, 100_000
     create_topic(kafka, topic, partitions)

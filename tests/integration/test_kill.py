@@ -39,9 +39,7 @@ def test_a_speed_job_killed_at_random_is_exact(world: Callable[..., World]) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_batch_job_that_opened_spark_ends_on_a_signal_with_its_jvm(
-    world: Callable[..., World], sent: signal.Signals
-) -> None:
+def test_a_batch_job_ends_on_a_signal(world: Callable[..., World], sent: signal.Signals) -> None:
     one, hour = world(), past_hour(1)
     # The quality gate needs Spark.
     one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})

@@ -64,9 +64,7 @@ def exact(one: World) -> None:
 
 
 @pytest.mark.full
-def test_dead_letters_without_their_snapshot_are_published_from_sparks_files(
-    world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_are_published_from_files(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one = world()
     hour = hour_of_ten(one)
     waiting(one, monkeypatch, lambda: one.batch(hour))

@@ -22,9 +22,7 @@ def run(one: World, *command: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_an_hour_of_dead_letters_is_refused_and_seen_until_an_operator_accepts_it(
-    world: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_hour_of_letters_is_refused(world: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A column of a wrong first type: every record is a dead letter."""
     one, hour = world(), past_hour(1)
     one.topic(1)

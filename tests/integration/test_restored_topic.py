@@ -133,9 +133,7 @@ def lake(target: Target, store: ObjectStore) -> StreamLake:
     return one
 
 
-def test_a_lost_restatement_of_which_a_part_was_sent_is_corrected(
-    lake: StreamLake, target: Target, store: ObjectStore
-) -> None:
+def test_half_a_restatement_is_sent(lake: StreamLake, target: Target, store: ObjectStore) -> None:
     """The hazard: the last complete hour of the topic is one that the restored table has, and
     nothing is behind it."""
     accept(lake, FIRST, 7)

@@ -107,9 +107,7 @@ def in_main(lake: StreamLake, *hours: str) -> list[tuple[str, int, int]]:
         Step.EGRESS_RECORDED.label,
     ],
 )
-def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
-    lake: StreamLake, url: str, index: str, at: str
-) -> None:
+def test_a_kill_anywhere_leaves_each_once(lake: StreamLake, url: str, index: str, at: str) -> None:
     accept(lake, FIRST, 7)
     kill_at(at, run, lake.folder, url)
     run(lake.folder, url)
@@ -132,7 +130,7 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     assert run(lake.folder, url) == []
 
 
-def test_the_later_read_stays_whoever_is_last(lake: StreamLake, url: str, index: str) -> None:
+def test_the_later_read_stays_in_any_order(lake: StreamLake, url: str, index: str) -> None:
     accept(lake, FIRST, 7)
     job = job_of(lake.folder, url)
     (change,) = feed.poll(job, Token(job.stream.name))

@@ -45,9 +45,7 @@ def test_shuffles_follow_the_size_and_use_all_cores(offsets: int, at_once: int, 
         (36_000_000, 100, 1000, 214),
     ],
 )
-def test_files_follow_the_bytes_that_the_speed_layers_rows_take(
-    rows: int, row_bytes: int, at_once: int, tasks: int
-) -> None:
+def test_files_follow_the_bytes(rows: int, row_bytes: int, at_once: int, tasks: int) -> None:
     assert (
         write_tasks(rows, files((10, 10 * row_bytes), (30, 30 * row_bytes)), at_once, FILE_BYTES)
         == tasks

@@ -19,9 +19,7 @@ H0, H1, H2 = (shift(FIRST, i) for i in range(3))
 CUTS = {H0: Cut("t", {0: (0, 10)}), H1: Cut("t", {0: (10, 10)}), H2: Cut("t", {0: (10, 20)})}
 
 
-def test_an_hour_that_another_run_accepts_meanwhile_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_accepted_meanwhile_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=dict(CUTS)))
     lake.land(lake.speed(lake.stage([]), {0: 20}))
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)

@@ -506,9 +506,7 @@ def _of(module: str, name: str, *arguments: object) -> Exception:
         ("builtins", "OSError", (28, "No space left on device")),
     ],
 )
-def test_a_clients_error_for_an_unreachable_service_is_classified_by_type(
-    module: str, name: str, arguments: tuple[object, ...]
-) -> None:
+def test_a_clients_error_has_a_type(module: str, name: str, arguments: tuple[object, ...]) -> None:
     assert type(explain("ask", _of(module, name, *arguments))) is Transient
 
 

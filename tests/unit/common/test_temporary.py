@@ -69,9 +69,7 @@ with temporary_folder("checkpoint") as folder:
 """
 
 
-def test_files_of_a_killed_process_are_removed_and_those_in_use_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_dead_process_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     foreign = write(tmp_path / "anabranch-notes" / "mine.txt", 900)

@@ -113,9 +113,7 @@ def test_a_time_in_a_form_is_what_python_reads(form: str, at: datetime) -> None:
     st.integers(0, 40),
     st.sampled_from([*"0123456789: ./-+aZ\n\u0663", ""]),
 )
-def test_any_other_text_is_what_python_reads_or_nothing(
-    form: str, at: datetime, place: int, more: str
-) -> None:
+def test_other_text_is_what_python_reads(form: str, at: datetime, place: int, more: str) -> None:
     text = at.replace(tzinfo=UTC).strftime(form)
     text = text[:place] + more + text[place + (not more) :]
     # Python takes six digits of a fraction, this nine, of which it cuts three.

@@ -185,9 +185,7 @@ def test_when_to_compare() -> None:
     assert should_compare(last, THEN + COMPARED_FOR + S, COMPARED_FOR.total_seconds() + 1)
 
 
-def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_commit_has_a_jumped_clock(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a table stamped ahead stops the batch layer, and Spark's readers, until that time
     has come."""
     publisher = lake.again()

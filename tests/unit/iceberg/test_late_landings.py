@@ -128,9 +128,7 @@ def readable(one: StreamLake, name: str | None = None) -> bool:
 
 
 @pytest.mark.parametrize("error", [ConnectionError, TimeoutError, unreadable])
-def test_a_publish_that_lands_after_it_was_looked_for_has_landed(
-    lake: StreamLake, error: Callable[[str], Exception]
-) -> None:
+def test_a_late_publish_has_landed(lake: StreamLake, error: Callable[[str], Exception]) -> None:
     staged = lake.stage(ROWS)
     with cut_off(lake, error=error) as late:
         outcome = lake.publish(lake.speed(staged, {0: 3}))

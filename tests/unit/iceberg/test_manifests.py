@@ -132,9 +132,7 @@ def test_an_hour_is_swapped_files_unseen(lake: StreamLake, monkeypatch: pytest.M
     assert summary["total-data-files"] == str(180 + 2)
 
 
-def test_an_hour_is_taken_from_another_branch_without_a_look_at_its_files(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hour_is_taken_files_unseen(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_files(lake, FIRST, named_files(lake, FIRST, 5))
     by_speed = names(files_of(lake.table(), "speed", FIRST))
     new = named_files(lake, FIRST, 2)

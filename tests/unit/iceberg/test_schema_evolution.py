@@ -246,9 +246,7 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_changes_that_lose_or_alter_rows_are_refused_completely(
-    tmp_path: Path, before: str, after: str, reason: str
-) -> None:
+def test_what_loses_rows_is_refused(tmp_path: Path, before: str, after: str, reason: str) -> None:
     # Beside it a change that is allowed, which must not be made alone.
     message = refused(
         tmp_path,

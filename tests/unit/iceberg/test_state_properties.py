@@ -422,9 +422,7 @@ def test_a_commit_that_requires_no_heads_removes_no_property(long: StreamLake) -
     assert STATE + "f" * 16 not in state_of(long.table())
 
 
-def test_a_publish_that_needs_files_that_maintenance_removes_is_refused(
-    long: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_files_refuse_a_publish(long: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a publish says again what an older snapshot said, so it sets no property; before
     it lands, another commit expires that snapshot and removes the property."""
     older = long.state().timeline

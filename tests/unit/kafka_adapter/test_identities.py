@@ -161,9 +161,7 @@ def test_a_java_key_stores_error_has_the_commands(tmp_path: Path, content: bytes
         ),
     ],
 )
-def test_java_of_executors_gets_the_properties_of_an_identity_beside_configured_ones(
-    security: dict[str, str], properties: str
-) -> None:
+def test_java_of_executors_gets_the_identity(security: dict[str, str], properties: str) -> None:
     conf = {"spark.executor.extraJavaOptions": "-Xss4m"}
     environment = config.Environment.model_validate(
         {
@@ -214,9 +212,7 @@ def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.Mon
         ),
     ],
 )
-def test_a_mistake_in_the_credentials_is_terminal_and_names_the_key(
-    tmp_path: Path, changes: dict[str, str], found: str
-) -> None:
+def test_a_mistake_in_credentials_ends(tmp_path: Path, changes: dict[str, str], found: str) -> None:
     with (
         running_token_server(tmp_path, 60) as server,
         pytest.raises(ConfigurationError, match=found),

@@ -93,9 +93,7 @@ def test_bytes_may_escape_a_value(payload: bytes, value: str) -> None:
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
 )
-def test_a_value_is_found_in_the_encodings_that_a_certificate_names(
-    value: str, form: Literal["NFC", "NFD"], encoding: str
-) -> None:
+def test_a_value_in_the_encodings(value: str, form: Literal["NFC", "NFD"], encoding: str) -> None:
     def encoded(value: str) -> bytes:
         written = json.dumps({"of": "Zoë", "id": value}, ensure_ascii=False)
         return unicodedata.normalize(form, written).encode(encoding, "ignore")

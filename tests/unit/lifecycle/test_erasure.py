@@ -113,9 +113,7 @@ def test_erased_records_leave_the_archive(
     assert read_statuses(people.job, datetime.now(UTC))[0].is_certificate
 
 
-def test_files_that_are_archived_while_others_are_searched_are_searched_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_archived_meanwhile_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     people, search, searched = People(tmp_path, archive=True), letters.archived_places, list[int]()
 
     def meanwhile(job: Job, table: Table, files: Sequence[DataFile], *of: Any) -> Any:

@@ -121,9 +121,7 @@ def test_a_repaired_erasures_copies_end(people: People, lose: Callable[[People],
 
 
 @LOST
-def test_places_that_nothing_has_any_more_withhold_the_certificate_until_kafka_has_no_record(
-    people: People, lose: Callable[[People], None]
-) -> None:
+def test_places_without_rows_withhold_it(people: People, lose: Callable[[People], None]) -> None:
     """A rebuild from Kafka brings the dead letter back, and the next run removes it."""
 
     def lose_both(people: People) -> None:

@@ -263,9 +263,7 @@ def test_a_batch_branch_set_back_is_imported_again(lake: StreamLake) -> None:
     assert lake.state().timeline.first == OLDEST
 
 
-def test_a_publish_of_another_between_writing_and_publishing_repeats_nothing(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_publish_repeats_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     publish, seen = run._Import._publish, list[str]()
 
     def first_another(self: Any, publisher: Publisher, written: Any) -> bool:
@@ -849,9 +847,7 @@ def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.date32()], ids=str)
 @pytest.mark.parametrize("nested", [False, True])
-def test_times_of_other_columns_outside_of_the_calendar_are_refused(
-    tmp_path: Path, kind: pa.DataType, nested: bool
-) -> None:
+def test_other_times_out_of_range_fail(tmp_path: Path, kind: pa.DataType, nested: bool) -> None:
     """No reader in Python has such values, and an accepted hour is never imported again."""
     for days, fits in ((-719_162, True), (-719_163, False), (2_932_896, True), (2_932_897, False)):
         n = days if kind == pa.date32() else days * 86_400_000_000

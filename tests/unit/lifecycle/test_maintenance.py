@@ -343,9 +343,7 @@ def test_objects_of_tables_that_share_a_folder_have_the_tables_name(lake: Stream
     assert [path.exists() for path in (mine, theirs, plain)] == [False, True, True]
 
 
-def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_published_late_is_spared(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     late, real = orphan(lake), end.list_table
     age(files(lake))
 
@@ -507,9 +505,7 @@ def test_hours_accepted_a_moment_ago_keep_theirs(lake: StreamLake) -> None:
 # Snapshots
 
 
-def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_snapshots_expire_too(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
     monkeypatch.setattr(maintenance, "SNAPSHOTS_KEPT", 5)
     monkeypatch.setattr(ledger_files, "SNAPSHOTS_KEPT", 5)
@@ -635,9 +631,7 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
     assert read_maintenance(job(lake), lake.state(), NOW).letters_wait_since is None
 
 
-def test_a_table_that_is_not_there_hides_nothing_of_the_others(
-    lake: StreamLake, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_table_hides_none(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     lacking = lake.stream.dead_letters_table
     lake.lake.catalog.drop_table(lacking)
     view = read_maintenance(job(lake), lake.state(), NOW)

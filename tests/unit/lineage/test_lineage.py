@@ -412,9 +412,7 @@ def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
     assert receiver.asked == 0
 
 
-def test_without_an_address_nothing_is_asked(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_address_nothing_is_sent(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted")
     )

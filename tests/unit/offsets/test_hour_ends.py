@@ -228,9 +228,7 @@ def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], 
 
 @settings(max_examples=budget(50, 150), deadline=None)
 @given(LOGS, st.integers(1, 3))
-def test_outliers_on_both_sides_move_no_other_record(
-    parts: tuple[list[int], list[Outlier]], partitions: int
-) -> None:
+def test_outliers_move_no_other(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
     log, where = with_outliers(*parts)
     clean = [ts for o, ts in enumerate(log) if o not in where]
     kafka = Kafka(

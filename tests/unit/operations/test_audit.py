@@ -503,9 +503,7 @@ def test_spans_of_offsets() -> None:
     assert spans(np.tile([True, False], 9), 0) == ((0, 1), (2, 3), (4, 5))
 
 
-def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_rows(
-    one: StreamLake, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     table = one.table()
     old = files_of(table, "main", NEXT)

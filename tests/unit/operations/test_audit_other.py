@@ -93,9 +93,7 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
         ({"partition": pa.int32(), "id": pa.string()}, ()),
     ],
 )
-def test_the_columns_of_known_programs_are_found(
-    fields: dict[str, pa.DataType], found: tuple[str, ...]
-) -> None:
+def test_columns_of_known_programs(fields: dict[str, pa.DataType], found: tuple[str, ...]) -> None:
     columns = find_columns(pa.schema(fields), None, None, None)
     assert tuple(column.name for column in columns.all) == found
 

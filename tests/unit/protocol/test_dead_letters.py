@@ -296,9 +296,7 @@ def test_files_about_to_be_deleted_are_published_as_copies(lake: StreamLake) -> 
     assert lake.dead("main") == lake.dead("speed") == D
 
 
-def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expired_letters_refuse_it(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     staged = lake.stage_dead(D, "speed", protected=False)
     state, real, deletes = speed_said(lake, staged), lake.lake.land, list[str]()
 
@@ -398,9 +396,7 @@ def test_missing_files_block_none(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
 
 
-def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
-    lake: StreamLake, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
     staged = lake.stage_dead(D, "batch")
     batch_said(lake, staged, 1)

@@ -60,9 +60,7 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     )
 
 
-def test_a_publish_whose_answer_was_lost_returns_the_tables_state(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_returns_the_state(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     state, commit = lake.state(), lake.lake.catalog.commit_table
 
     def lost(*given: Any) -> Any:

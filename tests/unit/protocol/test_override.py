@@ -294,9 +294,7 @@ def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expe
     return str(done.output if expect else done.stdout)
 
 
-def test_the_command_prints_the_serving_layer_and_refuses_with_exit_code_1(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_and_refuses(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ("override", "events", H[0], "--layer", "speed", "--why", "the gate was wrong")
     assert run(lake, monkeypatch, *chosen) == f"events: {H[0]} is now served by speed, by choice\n"
     assert run(lake, monkeypatch, *chosen) == f"events: {H[0]} is served by speed, by choice\n"

@@ -464,9 +464,7 @@ def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: Strea
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_run_with_turns_pauses_no_longer_however_often_it_is_refused(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_turns_pauses_as_before(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause that doubles with each refusal is no number from the 1,030th on."""
     staged, refusals, land = lake.stage(ROWS), iter(range(1100)), publish_module.land
 

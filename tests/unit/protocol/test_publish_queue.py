@@ -315,9 +315,7 @@ def test_an_abandoned_turn_is_removed_after_its_bound(
     assert "from the publish queue after its timeout of 0 s; continuing" in caplog.text
 
 
-def test_a_turn_with_an_invalid_value_is_waited_for_and_removed(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_turn_is_removed(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_queue, "MALFORMED_BOUND", 0.3)
     lake.lake.commit(lake.table(), Commit(new_id(), {}, (), set_properties={f"{TURN}x": "{"}))
     assert YieldToQueue(lake.lake, lake.name).wait_if_first(lake.table().properties)
@@ -483,9 +481,7 @@ def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_publisher_that_was_too_slow_joins_the_queue_again(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_publisher_joins_again(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
     out, own = threading.Event(), lake.again()
 

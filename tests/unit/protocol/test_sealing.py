@@ -100,9 +100,7 @@ def test_hours_that_ended_meanwhile_are_requested_again() -> None:
     assert resolve_state(state_of({0: 2}, sealed), old) is not None
 
 
-def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: what waits for the ledger is as long as the backlog, in every snapshot of the
     branch."""
     monkeypatch.setattr(sealing, "SEALED_AT_ONCE", 3)

@@ -132,9 +132,7 @@ def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
-def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
-    lake: StreamLake, step: Step
-) -> None:
+def test_a_kill_anywhere_leaves_each_once(lake: StreamLake, step: Step) -> None:
     """Killed with the first content of an hour, with a restated one, and after an erasure in it; a
     reader never sees two of them mixed."""
     accept(lake, FIRST, 7)
@@ -243,9 +241,7 @@ def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None
     assert len(run(lake.folder)) == 1
 
 
-def test_the_refused_one_of_two_processes_deletes_its_files(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_refused_deletes_its_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     accept(lake, FIRST, 3)
     run(lake.folder)
     accept(lake, FIRST, 4)
@@ -260,9 +256,7 @@ def test_the_refused_one_of_two_processes_deletes_its_files(
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
-def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_in_doubt_is_kept(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store answers so when a client repeats a conditional write whose answer was lost. Runs
     twice: with new files, and for a delivery of another process, whose files the manifest names."""
     real = LocalStorage.replace
@@ -484,9 +478,7 @@ def test_a_delivery_that_was_only_finished_has_no_marker(lake: StreamLake, tmp_p
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
-    lake: StreamLake, tmp_path: Path, killed: bool
-) -> None:
+def test_a_lost_restatement_is_sent_again(lake: StreamLake, tmp_path: Path, killed: bool) -> None:
     """The hazard: the restored table lists its earlier content as delivered."""
     for hour in (FIRST, HOURS[0]):
         accept(lake, hour, 7)

@@ -645,9 +645,7 @@ def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path
     assert read(one, view) == before
 
 
-def test_maintenance_ends_with_more_snapshots_of_partials_than_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_snapshots_of_partials_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
     one = new_story(tmp_path).one
     [view] = one.stream.views

@@ -560,9 +560,7 @@ def test_a_compactions_age_is_by_the_tables_clock(lake: StreamLake, rolling: Com
     assert len(files(lake)) == 10
 
 
-def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(
-    lake: StreamLake, rolling: Compaction
-) -> None:
+def test_it_waits_for_a_queue_or_a_merge(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     written(rolling)
     turn = join_queue(lake.lake, lake.name, "batch")

@@ -142,9 +142,7 @@ def test_a_decision_is_made_only_where_the_last_ends(lake: StreamLake, member: M
     assert not handed(one).only_decide
 
 
-def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
-    member: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_failed_reads_alone(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, staged = member(), list[str]()
     group = group_of(events=one)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
@@ -186,9 +184,7 @@ def test_an_error_of_one_plan_is_its_own(member: Make, monkeypatch: pytest.Monke
     assert staged == ["other"]
 
 
-def test_of_two_streams_of_one_topic_the_one_that_waited_longer_is_first(
-    member: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longer_waiting_stream_is_first(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, staged = member(is_started=False), member(is_started=False), list[str]()
     first.last, second.last = 5.0, 1.0
     group = group_of(first=first, second=second)

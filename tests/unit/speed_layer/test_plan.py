@@ -142,9 +142,7 @@ RANGES = st.fixed_dictionaries(
 
 
 @given(RANGES, ENDS)
-def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_contains_it(
-    ranges: Ranges, ends: list[tuple[int, int]]
-) -> None:
+def test_each_offset_has_its_one_hour(ranges: Ranges, ends: list[tuple[int, int]]) -> None:
     hours = [HourRange(H[i], {0: a, 1: b}) for i, (a, b) in enumerate(ends)]
     assigned = assign(ranges, [*hours, HourRange("running", None)])
     for p, (start, end) in ranges.items():
@@ -160,9 +158,7 @@ def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_contains_it(
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 120))
-def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(
-    waiting: list[int], at_most: int
-) -> None:
+def test_a_short_micro_batch_is_no_end_of_the_log(waiting: list[int], at_most: int) -> None:
     """Spark gives each partition its share of what it takes, rounded down, and at least one
     offset."""
     total = sum(waiting)
