@@ -9,6 +9,12 @@ DDL = (
 )
 EVENT_TIME = {"column": "at", "past": "30 days", "future": "1 hour"}
 
+# Verdicts: a code, and text in it.
+DECIMAL = ("wrong_type", "price: expected decimal(10,2)")
+NO_TIME = ("unreadable_timestamp", "at")
+OUT_OF_BOUNDS = ("event_time_out_of_bounds", "at")
+GOOD = (None, "")
+
 # The record's value, the code of its verdict (None: it is good), and text in the verdict.
 Case = tuple[bytes | None, str | None, str]
 
@@ -91,26 +97,10 @@ def cases(start: datetime) -> dict[str, Case]:
         "text for BOOLEAN": (event('"ok":"true"'), "wrong_type", "ok"),
         "number for BOOLEAN": (event('"ok":1'), "wrong_type", "ok"),
         "too large for DECIMAL": (event('"price":123456789.01'), "wrong_type", "price"),
-        "DECIMAL near nothing": (
-            event('"price":1e-99999999'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
-        "DECIMAL far beyond": (
-            event('"price" : -1.5E+0099999999'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
-        "quoted DECIMAL near nothing": (
-            event('"price":"1e-99999999"'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
-        "escaped DECIMAL near nothing": (
-            event('"pr\\u0069ce":1e-99999999'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
+        "DECIMAL near nothing": (event('"price":1e-99999999'), *DECIMAL),
+        "DECIMAL far beyond": (event('"price" : -1.5E+0099999999'), *DECIMAL),
+        "quoted DECIMAL near nothing": (event('"price":"1e-99999999"'), *DECIMAL),
+        "escaped DECIMAL near nothing": (event('"pr\\u0069ce":1e-99999999'), *DECIMAL),
         "DECIMAL near nothing enough": (event('"price":1e-999'), None, ""),
         "near nothing in an unknown field": (event('"x":1e-99999999,"y":["2e99999"]'), None, ""),
         "text that looks like a number": (event('"player":"3e12345678"'), None, ""),
@@ -137,42 +127,24 @@ def cases(start: datetime) -> dict[str, Case]:
         ),
         "date for TIMESTAMP": (event(at='"at":"2026-11-21"'), "unreadable_timestamp", "at"),
         "only a time": (event(at='"at":"T03:00"'), "unreadable_timestamp", "at"),
-        "named zone": (
-            event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'),
-            "unreadable_timestamp",
-            "at",
-        ),
+        "named zone": (event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'), *NO_TIME),
         "no seconds": (event(at='"at":"2026-11-21T03:00Z"'), "unreadable_timestamp", "at"),
         "month 13": (event(at='"at":"2026-13-21T03:00:00Z"'), "unreadable_timestamp", "at"),
         "hour 25": (event(at='"at":"2026-11-21T25:00:00Z"'), "unreadable_timestamp", "at"),
         "year 0": (event(at='"at":"0000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
         "year 10000": (event(at='"at":"10000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
-        "before year 1 in UTC": (
-            event(at='"at":"0001-01-01T00:00:00+01:00"'),
-            "unreadable_timestamp",
-            "at",
-        ),
+        "before year 1 in UTC": (event(at='"at":"0001-01-01T00:00:00+01:00"'), *NO_TIME),
         "year 1": (event(at='"at":"0001-01-01T00:00:00Z"'), "event_time_out_of_bounds", "at"),
-        "year 9999": (
-            event(at='"at":"9999-12-31T23:59:59.999999Z"'),
-            "event_time_out_of_bounds",
-            "at",
-        ),
+        "year 9999": (event(at='"at":"9999-12-31T23:59:59.999999Z"'), *OUT_OF_BOUNDS),
         "30 days ago": (event(at='"at":"' + _written(start - timedelta(days=30)) + '"'), None, ""),
         "a microsecond more": (
             event(at='"at":"' + _written(start - timedelta(days=30, microseconds=1)) + '"'),
-            "event_time_out_of_bounds",
-            "at",
+            *OUT_OF_BOUNDS,
         ),
-        "an hour ahead": (
-            event(at='"at":"' + _written(start + timedelta(hours=2)) + '"'),
-            None,
-            "",
-        ),
+        "an hour ahead": (event(at='"at":"' + _written(start + timedelta(hours=2)) + '"'), *GOOD),
         "a microsecond further": (
             event(at='"at":"' + _written(start + timedelta(hours=2, microseconds=1)) + '"'),
-            "event_time_out_of_bounds",
-            "at",
+            *OUT_OF_BOUNDS,
         ),
         "no such field": (b'{"id":"a"}', "missing_required", "at: expected timestamp NOT NULL"),
         "null in NOT NULL": (event().replace(b'"a"', b"null"), "missing_required", "id"),
@@ -186,16 +158,8 @@ def cases(start: datetime) -> dict[str, Case]:
         "1 MB for INT": (event('"level":"' + "a" * 1_000_000 + '"'), "wrong_type", "level"),
         "1 MB of digits": (event('"level":' + "1" * 1_000_000), "wrong_type", "level"),
         "1 MB of blanks before a DECIMAL": (event('"price":' + " " * 1_000_000 + "1"), None, ""),
-        "1 MB of digits for DECIMAL": (
-            event('"price":"' + "1" * 1_000_000 + '"'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
-        "escaped exponent for DECIMAL": (
-            event('"price":"1\\u0065-99999999"'),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
+        "1 MB of digits for DECIMAL": (event('"price":"' + "1" * 1_000_000 + '"'), *DECIMAL),
+        "escaped exponent for DECIMAL": (event('"price":"1\\u0065-99999999"'), *DECIMAL),
         "escaped sign for DECIMAL": (event('"price":"1E\\u002B3"'), None, ""),
         "1 MB for TIMESTAMP": (event(at='"at":"' + "1" * 1_000_000 + '"'), "wrong_type", "at"),
     }

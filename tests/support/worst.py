@@ -7,6 +7,13 @@ Each may take time in proportion to its length; quadratic time would be an hour 
 from hostile import Case
 
 SIZE = 1_000_000
+# Verdicts: a code, and text in it.
+DECIMAL = ("wrong_type", "decimal(10,2)")
+NO_TIME = ("unreadable_timestamp", "at")
+NO_DAY = ("unreadable_timestamp", "day")
+NO_JSON = ("malformed_json", "")
+GOOD = (None, "")
+NO_CSV = ("malformed_csv", "")
 
 JSON_DDL = (
     "id STRING NOT NULL, at TIMESTAMP, day DATE, n INT, total BIGINT, amount DOUBLE, price "
@@ -36,88 +43,38 @@ def json_cases() -> dict[str, Case]:
             "price",
         ),
         "blanks and no DECIMAL": (event('"price":' + blanks + '"'), "malformed_json", ""),
-        "names of a DECIMAL": (
-            event('"x":{' + '"price" :' * (SIZE // 9) + "1}"),
-            "malformed_json",
-            "",
-        ),
-        "digits in a quoted DECIMAL": (
-            event('"price":"' + digits + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "digits behind the point": (
-            event('"price":"0.' + digits + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
+        "names of a DECIMAL": (event('"x":{' + '"price" :' * (SIZE // 9) + "1}"), *NO_JSON),
+        "digits in a quoted DECIMAL": (event('"price":"' + digits + '"'), *DECIMAL),
+        "digits behind the point": (event('"price":"0.' + digits + '"'), *DECIMAL),
         "digits in a nested DECIMAL": (
             event('"nested":{"cost":"' + digits + '"}'),
             "wrong_type",
             "",
         ),
-        "zeros before a quoted DECIMAL": (
-            event('"price":"' + "0" * SIZE + '1"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "digits in another script": (
-            event('"price":"' + "\u0661" * (SIZE // 2) + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "digits in escapes": (
-            event('"price":"' + "\\u0031" * (SIZE // 6) + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
+        "zeros before a quoted DECIMAL": (event('"price":"' + "0" * SIZE + '1"'), *DECIMAL),
+        "digits in another script": (event('"price":"' + "\u0661" * (SIZE // 2) + '"'), *DECIMAL),
+        "digits in escapes": (event('"price":"' + "\\u0031" * (SIZE // 6) + '"'), *DECIMAL),
         "an exponent in escapes": (
             event('"price":"1\\u0065\\u002d' + "\\u0039" * 8 + '"'),
-            "wrong_type",
-            "decimal(10,2)",
+            *DECIMAL,
         ),
-        "an exponent in another script": (
-            event('"price":"1e-' + "\u0669" * 8 + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
+        "an exponent in another script": (event('"price":"1e-' + "\u0669" * 8 + '"'), *DECIMAL),
         "a sign in an escape": (event('"price":"1E\\u002B3"'), None, ""),
         "a quarter of a megabyte of other escapes": (
             event('"x":"' + "\\u4e2d" * (SIZE // 6) + '"'),
-            None,
-            "",
+            *GOOD,
         ),
         "digits in another field": (event('"x":' + '"' + "1x" + digits + '"'), None, ""),
-        "an exponent of digits": (
-            event('"price":"1e' + digits + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
+        "an exponent of digits": (event('"price":"1e' + digits + '"'), *DECIMAL),
         "an exponent and a letter": (event('"price":"1e' + digits + 'x"'), "wrong_type", "price"),
-        "points and digits": (
-            event('"price":"' + "1." * (SIZE // 2) + '"'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "numbers in an escaped text": (
-            event('"x":"\\u0041' + "1e1 " * (SIZE // 4) + '"'),
-            None,
-            "",
-        ),
+        "points and digits": (event('"price":"' + "1." * (SIZE // 2) + '"'), *DECIMAL),
+        "numbers in an escaped text": (event('"x":"\\u0041' + "1e1 " * (SIZE // 4) + '"'), *GOOD),
         "signs": (event('"x":"\\u0041' + "+-" * (SIZE // 2) + '"'), None, ""),
         "digits for DOUBLE": (event('"amount":"' + digits + '"'), "wrong_type", "amount"),
         "digits for INT": (event('"n":"' + digits + '"'), "wrong_type", "n"),
         "digits for TIMESTAMP": (event('"at":"' + digits + '"'), "wrong_type", "at"),
-        "fractions for TIMESTAMP": (
-            event('"at":"' + "1." * (SIZE // 2) + '"'),
-            "unreadable_timestamp",
-            "at",
-        ),
-        "exponents for TIMESTAMP": (
-            event('"at":"1.' + "1" * SIZE + "e" + digits + 'x"'),
-            "unreadable_timestamp",
-            "at",
-        ),
+        "fractions for TIMESTAMP": (event('"at":"' + "1." * (SIZE // 2) + '"'), *NO_TIME),
+        "exponents for TIMESTAMP": (event('"at":"1.' + "1" * SIZE + "e" + digits + 'x"'), *NO_TIME),
         "brackets for TIMESTAMP": (
             event('"at":"[' + "\\n" * (SIZE // 2) + '"'),
             "wrong_type",
@@ -125,19 +82,10 @@ def json_cases() -> dict[str, Case]:
         ),
         "a long fraction of a second": (
             event('"at":"2026-11-21T03:00:00.' + digits + 'Z"'),
-            "unreadable_timestamp",
-            "at",
+            *NO_TIME,
         ),
-        "zones": (
-            event('"at":"2026-11-21T03:00:00' + "+01:00" * (SIZE // 6) + '"'),
-            "unreadable_timestamp",
-            "at",
-        ),
-        "dates for DATE": (
-            event('"day":"' + "2026-11-21" * (SIZE // 10) + '"'),
-            "unreadable_timestamp",
-            "day",
-        ),
+        "zones": (event('"at":"2026-11-21T03:00:00' + "+01:00" * (SIZE // 6) + '"'), *NO_TIME),
+        "dates for DATE": (event('"day":"' + "2026-11-21" * (SIZE // 10) + '"'), *NO_DAY),
         "times in a map": (
             event('"days":{' + '"k":"2026-02-28",' * (SIZE // 17) + '"k":"2026-02-30"}'),
             "wrong_type",
@@ -172,21 +120,9 @@ def arrays_cases() -> dict[str, Case]:
     digits = "1" * SIZE
     return {
         "digits of an array": (event('"prices":["' + digits + '"]'), "wrong_type", "decimal(10,2)"),
-        "digits of a map": (
-            event('"costs":{"k":"-' + digits + '"}'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "digits in escapes": (
-            event('"prices":["-' + "\\u0661" * (SIZE // 6) + '"]'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
-        "an exponent in escapes": (
-            event('"prices":["1e\\u002d' + "\\u0039" * 8 + '"]'),
-            "wrong_type",
-            "decimal(10,2)",
-        ),
+        "digits of a map": (event('"costs":{"k":"-' + digits + '"}'), *DECIMAL),
+        "digits in escapes": (event('"prices":["-' + "\\u0661" * (SIZE // 6) + '"]'), *DECIMAL),
+        "an exponent in escapes": (event('"prices":["1e\\u002d' + "\\u0039" * 8 + '"]'), *DECIMAL),
         "numbers": (event('"prices":[' + ",".join(["1.25"] * (SIZE // 5)) + "]"), None, ""),
         "numbers in a text": (event('"x":"' + "1e1 " * (SIZE // 4) + '"'), None, ""),
         "other escapes": (event('"x":"' + "\\u4e2d" * (SIZE // 6) + '"'), None, ""),
@@ -207,11 +143,7 @@ def csv_cases() -> dict[str, Case]:
         "delimiters": (("a" + "," * SIZE).encode(), "wrong_field_count", "9"),
         "quoted fields": (('"a"' + ',""' * (SIZE // 3)).encode(), "wrong_field_count", "9"),
         "doubled quotes": (('"' + '""' * (SIZE // 2) + '"' + rest).encode(), None, ""),
-        "doubled quotes left open": (
-            ('"' + '""' * (SIZE // 2) + rest).encode(),
-            "malformed_csv",
-            "",
-        ),
+        "doubled quotes left open": (('"' + '""' * (SIZE // 2) + rest).encode(), *NO_CSV),
         "quotes out of place": (('a"' * (SIZE // 2) + rest).encode(), "malformed_csv", ""),
         "a quote after each delimiter": ((',"a' * (SIZE // 3)).encode(), "malformed_csv", ""),
         "quotes and text": (('"a"b' * (SIZE // 4)).encode(), "malformed_csv", ""),
