@@ -178,80 +178,61 @@ def test_nothing_missing_is_no_gap() -> None:
     assert has_missing({0: (3, 5), 1: (7, 8)}, {0: 2})
 
 
-BEFORE = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"aborted": 1, "control": 1})}
+def before(good: int = 5, dead: int = 1, duplicate: int = 2, **gaps: int) -> dict[int, Account]:
+    """The account of an accepted revision."""
+    return {0: Account(10, good, dead, duplicate, gaps)}
 
 
-def test_offsets_in_no_source_are_lost() -> None:
-    assert classify_unheld({0: 4, 1: 0}, {}, {}, {}, {}) == ({}, {"retention": {0: 4}})
-
-
-def test_offsets_that_an_accepted_revision_explained_are_not_lost() -> None:
-    assert classify_unheld({0: 4}, {}, BEFORE, {0: 6}, {}) == (
-        {0: 2},
-        {"aborted": {0: 1}, "control": {0: 1}},
-    )
+EXPLAINED = before(aborted=1, control=1)
+TWICE = before(compacted=2)
+# Offsets that no source has: how many are lost; gaps by the log; the accepted account; its rows and
+# dead letters that are there; duplicates that are found again. Then the duplicates and the gaps.
+UNHELD: dict[str, tuple[int, dict[str, int], Any, int, int, int, dict[str, int]]] = {
+    "nothing is accepted": (4, {}, {}, 0, 0, 0, {"retention": 4}),
+    "an accepted revision explained them": (
+        4, {}, EXPLAINED, 6, 0, 2, {"aborted": 1, "control": 1},
+    ),
     # Kafka still holds the end of the hour, with the control record, and the table one of the
     # duplicates.
-    gaps = {"control": {0: 1}}
-    assert classify_unheld({0: 2}, gaps, BEFORE, {0: 6}, {0: 1}) == (
-        {0: 1},
-        {"aborted": {0: 1}, "control": {0: 1}},
-    )
-
-
-def test_offsets_beyond_the_accepted_account_are_lost() -> None:
-    assert classify_unheld({0: 5}, {}, BEFORE, {0: 6}, {}) == (
-        {0: 2}, {"aborted": {0: 1}, "control": {0: 1}, "retention": {0: 1}},
-    )  # fmt: skip
-
-
-def test_an_accepted_revision_that_is_not_all_there_accounts_for_nothing() -> None:
-    """The hazard: a row that storage lost would pass for a duplicate."""
-    assert classify_unheld({0: 5}, {}, BEFORE, {0: 5}, {}) == ({}, {"retention": {0: 5}})
-    assert classify_unheld({}, {"compacted": {0: 2}}, BEFORE, {0: 5}, {}) == (
-        {},
-        {"compacted": {0: 2}},
-    )
-
-
-def test_a_gap_that_retention_made_before_stays_one() -> None:
-    before = {0: Account(10, good=6, dead=0, duplicate=0, gaps={"retention": 4})}
-    assert classify_unheld({0: 4}, {}, before, {0: 6}, {}) == ({}, {"retention": {0: 4}})
-
-
-def test_a_duplicate_that_is_compacted_away_stays_one() -> None:
-    before = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"compacted": 2})}
+    "it explained some": (2, {"control": 1}, EXPLAINED, 6, 1, 1, {"aborted": 1, "control": 1}),
+    "more are lost than it accounts for": (
+        5, {}, EXPLAINED, 6, 0, 2, {"aborted": 1, "control": 1, "retention": 1},
+    ),
+    # The hazard: a row that storage lost would pass for a duplicate.
+    "a row of it is lost": (5, {}, EXPLAINED, 5, 0, 0, {"retention": 5}),
+    "a row of it is lost beside gaps": (0, {"compacted": 2}, EXPLAINED, 5, 0, 0, {"compacted": 2}),
+    "retention made the gap before": (
+        4, {}, before(6, 0, 0, retention=4), 6, 0, 0, {"retention": 4},
+    ),
     # Compaction removed four, two of them earlier; an offset that is found again is not a duplicate
     # twice.
-    assert classify_unheld({}, {"compacted": {0: 4}}, before, {0: 6}, {}) == (
-        {0: 2},
-        {"compacted": {0: 2}},
-    )
-    assert classify_unheld({}, {"compacted": {0: 3}}, before, {0: 6}, {0: 1}) == (
-        {0: 1},
-        {"compacted": {0: 2}},
-    )
-    assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == (
-        {},
-        {"compacted": {0: 2}},
-    )
+    "duplicates are compacted away": (0, {"compacted": 4}, TWICE, 6, 0, 2, {"compacted": 2}),
+    "one is found again": (0, {"compacted": 3}, TWICE, 6, 1, 1, {"compacted": 2}),
+    "both are found again": (0, {"compacted": 2}, TWICE, 6, 2, 0, {"compacted": 2}),
+    # The hazard: a revision that took compacted records for control records.
+    "the log's class has precedence": (
+        0, {"control": 1, "compacted": 7}, before(2, 0, 0, control=8), 2, 0, 0,
+        {"control": 1, "compacted": 7},
+    ),
+    "lost and compacted ones count once": (
+        2, {"compacted": 2}, before(6, 0, compacted=1, control=1), 6, 0, 2,
+        {"control": 1, "compacted": 1},
+    ),
+}  # fmt: skip
 
 
-def test_the_logs_class_has_precedence_over_an_earlier_revision() -> None:
-    """The hazard: a revision that took compacted records for control records."""
-    before = {0: Account(10, good=2, dead=0, duplicate=0, gaps={"control": 8})}
-    gaps = {"control": {0: 1}, "compacted": {0: 7}}
-    assert classify_unheld({}, gaps, before, {0: 2}, {}) == (
-        {},
-        {"control": {0: 1}, "compacted": {0: 7}},
+@pytest.mark.parametrize("name", UNHELD)
+def test_offsets_in_no_source(name: str) -> None:
+    lost, seen, accepted, there, again, duplicates, gaps = UNHELD[name]
+    found = classify_unheld(
+        {0: lost} if lost else {},
+        {name: {0: count} for name, count in seen.items()},
+        accepted,
+        {0: there} if accepted else {},
+        {0: again} if again else {},
     )
-
-
-def test_lost_and_compacted_offsets_are_accounted_for_once() -> None:
-    before = {0: Account(10, good=6, dead=0, duplicate=2, gaps={"compacted": 1, "control": 1})}
-    assert classify_unheld({0: 2}, {"compacted": {0: 2}}, before, {0: 6}, {}) == (
-        {0: 2}, {"control": {0: 1}, "compacted": {0: 1}},
-    )  # fmt: skip
+    expected = {name: {0: count} for name, count in gaps.items()}
+    assert found == ({0: duplicates} if duplicates else {}, expected)
 
 
 def test_erased_records_close_the_account() -> None:

@@ -3,6 +3,7 @@ range."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,14 +48,36 @@ def outage(offsets: dict[int, int], accepted: str, forgotten: int = 0, **values:
     return new_state(timeline, offsets, accepted=batch, settled_before=H[forgotten], **values)
 
 
-def test_a_speed_layer_at_the_head_continues_with_the_stream() -> None:
-    assert plan_catch_up(outage({0: 50, 1: 5}, "aaaaa"), {0: 50, 1: 5}) is None
+# By the offsets reached, and which hours are accepted: what comes next.
+CATCH_UP: dict[str, tuple[tuple[int, int], str, dict[str, Any], Skip | HourToRead | None]] = {
+    "at the head: the stream": ((50, 5), "aaaaa", {}, None),
+    "accepted hours: one skip": ((3, 0), "aaaaa", {}, Skip(tuple(H[:5]), {0: 50, 1: 5})),
+    "refused hours behind the last accepted one: the stream": ((30, 3), "aaarr", {}, None),
+    "an hour that an operator gave to the speed layer: read": (
+        (0, 0), "aaaaa", {"overrides": {H[0]: "speed"}}, HourToRead(H[0], {0: (0, 10), 1: (0, 1)}),
+    ),
+    "a refused hour: its missing offsets by partition": (
+        (4, 1), "raaaa", {}, HourToRead(H[0], {0: (4, 10)}),
+    ),
+    "forgotten hours: skipped to the first that is remembered": (
+        (4, 1), "aaaaa", {"forgotten": 2}, Skip((), {0: 20, 1: 2}),
+    ),
+    "behind forgotten hours": (
+        (20, 2), "aaaaa", {"forgotten": 2}, Skip(tuple(H[2:5]), {0: 50, 1: 5}),
+    ),
+    "a partition ahead: never moved back": ((4, 5), "aarrr", {}, Skip(tuple(H[:2]), {0: 20, 1: 5})),
+}  # fmt: skip
 
 
-def test_accepted_hours_are_skipped_in_one_step() -> None:
-    assert plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(
-        tuple(H[:5]), {0: 50, 1: 5}
-    )
+@pytest.mark.parametrize("case", CATCH_UP)
+def test_how_a_speed_layer_comes_back(case: str) -> None:
+    (one, other), accepted, values, expected = CATCH_UP[case]
+    offsets = {0: one, 1: other}
+    assert plan_catch_up(outage(offsets, accepted, **values), offsets) == expected
+
+
+def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
+    assert plan_catch_up(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
 
 
 def test_a_skip_names_the_process_with_the_hours() -> None:
@@ -77,36 +100,6 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
         HourToRead(H[3], {0: (30, 40), 1: (3, 4)}),
         Skip((H[4],), {0: 50, 1: 5}),
     ]
-
-
-def test_refused_hours_behind_the_last_accepted_one_are_for_the_stream() -> None:
-    assert plan_catch_up(outage({0: 30, 1: 3}, "aaarr"), {0: 30, 1: 3}) is None
-
-
-def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
-    state = outage({0: 0, 1: 0}, "aaaaa", overrides={H[0]: "speed"})
-    assert plan_catch_up(state, {0: 0, 1: 0}) == HourToRead(H[0], {0: (0, 10), 1: (0, 1)})
-
-
-def test_the_missing_offsets_of_an_hour_are_read_by_partition() -> None:
-    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == HourToRead(
-        H[0], {0: (4, 10)}
-    )
-
-
-def test_forgotten_hours_are_skipped_to_the_first_that_is_remembered() -> None:
-    state = outage({0: 4, 1: 1}, "aaaaa", forgotten=2)
-    assert plan_catch_up(state, {0: 4, 1: 1}) == Skip((), {0: 20, 1: 2})
-    assert plan_catch_up(state, {0: 20, 1: 2}) == Skip(tuple(H[2:5]), {0: 50, 1: 5})
-
-
-def test_a_skip_never_moves_a_partition_back() -> None:
-    step = plan_catch_up(outage({0: 4, 1: 5}, "aarrr"), {0: 4, 1: 5})
-    assert step == Skip((H[0], H[1]), {0: 20, 1: 5})
-
-
-def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
-    assert plan_catch_up(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
 
 
 def test_a_skip_is_discarded_when_another_publisher_went_further_meanwhile() -> None:
