@@ -88,45 +88,6 @@ def test_a_mistake_names_the_file_that_its_value_is_in(conf: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("defaults", "stream", "said"),
-    [
-        ({"sped": {}}, {}, "defaults.yaml: sped: unknown key 'sped'"),
-        (
-            {"speed": {"triger": "1 second"}},
-            {"speed": {"lost_offsets": "stop"}},
-            "defaults.yaml: speed.triger: unknown key",
-        ),
-        (
-            {"speed": {"trigger": "1 second"}},
-            {"speed": {"lost_offset": "stop"}},
-            "s.yaml: speed.lost_offset: unknown key",
-        ),
-        ({"schema": "id STRIN"}, {"schema": "left out"}, "defaults.yaml: schema: "),
-        ({"schema": "id STRING"}, {"schema": "id STRIN"}, "s.yaml: schema: "),
-        ({"expectations": "none.yaml"}, {}, "defaults.yaml: expectations: expected the file"),
-        ({"group": "small"}, {"key": "left out"}, "s.yaml: key: required key, found none"),
-        ({"topic": "t"}, {}, "defaults.yaml: topic: expected keys that streams share"),
-        ({"table": "raw.t"}, {}, "defaults.yaml: table: expected keys that streams share"),
-        (
-            {"group": "${NOT_THERE}"},
-            {},
-            "defaults.yaml: group: expected the environment variable NOT_THERE",
-        ),
-    ],
-)
-def test_each_mistake(
-    conf: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    defaults: dict[str, Any],
-    stream: dict[str, Any],
-    said: str,
-) -> None:
-    monkeypatch.delenv("NOT_THERE", raising=False)
-    write(conf, defaults, **stream)
-    assert said in refusal(conf)
-
-
 def test_the_defaults_name_a_group(conf: Path) -> None:
     write(conf, {"group": "small"}, keyy="id")
     assert list(select_streams(conf, group="small")) == ["s"]

@@ -35,6 +35,8 @@ def test_a_mistake_has_this_message(tmp_path: Path, base: str, case: dict[str, A
     values = _CASES["bases"].get(base, {}) | case.get("file", {})
     kept = {key: value for key, value in values.items() if value is not None}
     file.write_text(case.get("text", yaml.safe_dump(kept, sort_keys=False)))
+    if "defaults" in case:
+        (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(case["defaults"]))
     with pytest.raises(ConfigurationError) as error:
         _LOADERS.get(base, lambda conf: load_stream("s", conf))(tmp_path)
     message = str(error.value)

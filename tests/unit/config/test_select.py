@@ -1,7 +1,6 @@
 """`select` of a stream's file: which columns its table gets, and which expressions may be among
 them."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -75,48 +74,6 @@ def test_the_columns_of_a_table_by_its_select() -> None:
 def test_an_expression_reads_fields_and_has_a_type(text: str, kind: str, fields: list[str]) -> None:
     [selected] = parse_select([{"x": {"sql": text, "type": kind}}], parse_columns(DDL))
     assert list(selected.fields) == fields
-
-
-@pytest.mark.parametrize(
-    ("item", "found"),
-    [
-        ({"sql": "level", "type": "STRING"}, "of type STRING, found INTEGER; change its type"),
-        ({"sql": "level / 2", "type": "INT"}, "of type INT, found DOUBLE"),
-        ({"sql": "level", "type": "INT NOT NULL"}, "type: expected a type without NOT NULL"),
-        ({"sql": "geo.nothing", "type": "STRING"}, "expected an expression over the record"),
-        ({"sql": "upper(level, 2)", "type": "STRING"}, "expected an expression over the record"),
-        ({"sql": "at + INTERVAL 1 DAY", "type": "DATE"}, "a word of SQL needs double quotes"),
-        ({"sql": "nothing", "type": "STRING"}, "expected a field of the schema or one of kafka_key"),
-        ({"sql": "1; SELECT 2", "type": "INT"}, "expected an expression of SQL"),
-        ({"sql": "1) , (2", "type": "INT"}, "expected one expression"),
-        ({"sql": "1) FROM (SELECT 1", "type": "INT"}, "expected"),
-        ({"sql": "1 FROM read_csv('/etc/passwd')", "type": "INT"}, "expected an expression of SQL"),
-        ({"sql": "(SELECT 1)", "type": "INT"}, "over one record, found subquery"),
-        ({"sql": "row_number() OVER ()", "type": "INT"}, "over one record, found window"),
-        ({"sql": "COLUMNS('x')", "type": "INT"}, "over one record, found star"),
-        ({"sql": "#1", "type": "INT"}, "over one record, found positional_reference"),
-        ({"sql": "?", "type": "INT"}, "over one record, found parameter"),
-        ({"sql": "current_date", "type": "DATE"}, "expected a field of the schema"),
-        ({"hash": "geo"}, "hash: expected a STRING, BINARY"),
-        ({"truncate": "level", "to": 2}, "to: expected a number of characters of a STRING"),
-        ({"truncate": "at", "to": 2}, "to: expected a number of characters of a STRING, or for a"),
-        ({"truncate": "email", "to": 0}, "to: expected a number of characters, found 0"),
-        *(
-            ({"sql": f"{call}", "type": "INT"}, "expected functions with one value for a record")
-            for call in (
-                "now()", "random()", "sum(level)", "count(*)", "unnest(tags)", 'age("at")',
-                "repeat(email, level)", "list_reduce(tags, lambda a, b: a || b)", "uuid()", "ago(1)",
-                "range(level)", "pg_sleep(1)", "nextval('s')", "current_setting('TimeZone')",
-                "levenshtein(email, email)", "list_aggregate(tags, 'reservoir_quantile', 0.5)",
-                "getvariable('x')", "read_text('/etc/passwd')", "lpad(email, level, 'x')",
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_a_wrong_expression_is_named(item: dict[str, Any], found: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(found)) as error:
-        parse_select([{"x": item}], parse_columns(DDL))
-    assert str(error.value).startswith("x: ")
 
 
 def test_what_duckdb_calls_not_deterministic_is_no_function() -> None:

@@ -16,7 +16,6 @@ from brokers import Broker
 from killed import kill_at
 from lakes import StreamLake, new_environment, new_lake, new_state, new_stream
 from named_files import named_file
-from pydantic import ValidationError
 
 from anabranch.cli.render.changes import promise_lines
 from anabranch.common.errors import Refused
@@ -692,30 +691,6 @@ def test_a_promise_in_words() -> None:
         "no run deletes the last byte while a reference to it has no end",
         "the bucket did not report whether it keeps versions of deleted objects",
     ]
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ({"keep": {"rows": "20 hours"}}, "expected 1 day or more, or 'for ever'"),
-        (
-            {"keep": "2 days", "batch": {"lookback_hours": 48}},
-            "expected at least batch.lookback_hours and a day",
-        ),
-        (
-            {"keep": {"rows": "3 days", "ledger": "10 years"}},
-            "keep.ledger: expected a time .* keep.dead_letters: for ever",
-        ),
-        (
-            {"keep": {"rows": "3 days", "dead_letters": "9 days", "ledger": "8 days"}},
-            "at least keep.dead_letters, .* found 8 days and keep.dead_letters: 9 days",
-        ),
-        ({"keep": "soon"}, "expected a duration"),
-    ],
-)
-def test_what_a_file_may_not_say(values: dict[str, Any], found: str) -> None:
-    with pytest.raises(ValidationError, match=found):
-        new_stream(**values)
 
 
 def test_a_duration_alone_is_that_of_rows_and_dead_letters() -> None:

@@ -350,32 +350,6 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
     assert all(0 < len(part) <= 10 for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("targets", "expected"),
-    [
-        ([{"name": "a", "root": "/tmp/x"}], "expected s3://BUCKET/FOLDER or file:///FOLDER"),
-        ([{"name": "a", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
-        ([{"name": "a", "root": "hdfs:///x"}], "expected s3://BUCKET/FOLDER"),
-        ([{"name": "a", "root": "file:///x/../y"}], "expected s3://BUCKET/FOLDER"),
-        ([{"name": "a b", "root": "file:///x"}], "name"),
-        ([{"name": "a"}], "expected one of root, topic and index"),
-        (
-            [{"name": "a", "root": "file:///x", "topic": "t"}],
-            "expected one of root, topic and index",
-        ),
-        ([{"name": n, "root": "file:///x"} for n in "ab"], "expected each place once"),
-        ([{"name": "a", "root": f"file:///{n}"} for n in "xy"], "expected each name once"),
-        (
-            [{"name": n, "root": f"file:///x{r}"} for n, r in (("a", ""), ("b", "/y"))],
-            "expected no target's folder within another's",
-        ),
-    ],
-)
-def test_the_valid_values_of_a_streams_file(targets: list[dict[str, Any]], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        new_stream(egress=targets)
-
-
 def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     with pytest.raises(ConfigurationError, match="expected the target 'other', found export"):

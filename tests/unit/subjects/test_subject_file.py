@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, load_family, load_stream
 from anabranch.config.columns import Column
 
@@ -59,27 +58,3 @@ def test_defaults_and_families_have_it_too(conf: Path) -> None:
     }
     (conf / "streams" / "app.yaml").write_text(yaml.safe_dump(family))
     assert load_family("app", conf).build("app-a.b").subject == "app-a.b-value"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"schema": "registry", "format": "json"},
-            "schema: expected columns with format json, found registry",
-        ),
-        (
-            {"schema": {"column": "n INT"}},
-            "schema: column column: expected a type, perhaps with NOT NULL, found 'n INT'",
-        ),
-        (
-            {"schema": {"columns": "n INTT"}},
-            "schema.columns: column n: unknown type 'INTT', did you mean INT?",
-        ),
-        ({"schema": {"columns": 7}}, "schema.columns: expected a list"),
-    ],
-)
-def test_mistakes(conf: Path, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        load(conf, **values)
-    assert message in str(refused.value) and "streams/orders.yaml: " in str(refused.value)
