@@ -223,16 +223,9 @@ def test_the_image_from_the_wheel_alone_runs_both_layers(project: Project, tmp_p
         sent = produce(mine, 1.5)
         require_exact(mine, sent)
         mine.compose(
-            "run",
-            "--rm",
-            "--no-deps",
-            "-T",
-            "speed",
-            "anabranch",
-            "batch",
-            "game_events",
+            "run", "--rm", "--no-deps", "-T", "speed", "anabranch", "batch", "game_events",
             seconds=600,
-        )
+        )  # fmt: skip
         states = {h["hour"]: h["state"] for h in mine.printed_json("hours", "game_events")}
         assert list(states.values()).count("accepted") >= 1, states
         require_exact(mine, sent)
@@ -252,16 +245,8 @@ def rebuilt_steps(folder: Path, *options: str) -> list[str]:
     cache."""
     tag = f"{NAME}:changed"
     command = (
-        "buildx",
-        "build",
-        "--progress",
-        "plain",
-        "--load",
-        "--tag",
-        tag,
-        *options,
-        str(folder),
-    )
+        "buildx", "build", "--progress", "plain", "--load", "--tag", tag, *options, str(folder),
+    )  # fmt: skip
     done = docker_compose.run(*command, seconds=900)
     assert done.returncode == 0, done.stderr[-3000:]
     docker("image", "rm", "--force", tag)
@@ -367,16 +352,9 @@ def produce(project: Project, hours: float) -> int:
     """Send events from a container of ours beside the others; returns how many Kafka has
     acknowledged."""
     command = [
-        "anabranch",
-        "dev",
-        "produce",
-        "game_events",
-        "--events",
-        str(EVENTS),
-        "--hours",
-        str(hours),
-        "--dirty",
-    ]
+        "anabranch", "dev", "produce", "game_events", "--events", str(EVENTS), "--hours",
+        str(hours), "--dirty",
+    ]  # fmt: skip
     printed = project.compose(
         "run", "--rm", "--no-deps", "-T", "apply", *command, "--output", "json", seconds=300
     )
@@ -392,16 +370,9 @@ class Flow:
 
     def __init__(self, project: Project) -> None:
         command = [
-            "anabranch",
-            "dev",
-            "produce",
-            "game_events",
-            "--events",
-            "100000000",
-            "--rate",
-            "50",
+            "anabranch", "dev", "produce", "game_events", "--events", "100000000", "--rate", "50",
             "--dirty",
-        ]
+        ]  # fmt: skip
         self._container = project.compose(
             "run", "--detach", "--no-deps", "apply", *command, "--output", "json"
         ).strip()  # fmt: skip

@@ -17,14 +17,9 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 # The policies of Glue for those of S3.
 GLUE = {"apply": "apply", "reader": "reader"}
 ASKING = (
-    ["hours"],
-    ["history", "--hour", "HOUR"],
-    ["status"],
-    ["explain", "HOUR"],
-    ["audit"],
-    ["explain", "HOUR", "--rows"],
-    ["dead-letters"],
-)
+    ["hours"], ["history", "--hour", "HOUR"], ["status"], ["explain", "HOUR"], ["audit"],
+    ["explain", "HOUR", "--rows"], ["dead-letters"],
+)  # fmt: skip
 
 
 @pytest.fixture

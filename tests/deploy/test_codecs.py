@@ -65,13 +65,9 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
         for v in p.values("java", at)
     ]
     command = [
-        require_java(),
-        "-cp",
-        ":".join(map(str, ensure_jars().broker)),
-        PRODUCE,
-        bootstrap_servers,
+        require_java(), "-cp", ":".join(map(str, ensure_jars().broker)), PRODUCE, bootstrap_servers,
         stamp,
-    ]
+    ]  # fmt: skip
     done = subprocess.run(
         [str(c) for c in command], input=b"\n".join(lines), capture_output=True, timeout=120
     )
@@ -116,15 +112,9 @@ def test_the_wheel_alone_reads_every_codec(
     run(installed, "speed", "codecs", "--available-now", "--conf", conf)
     run(installed, "batch", "codecs", "--conf", conf)
     accepted = run(
-        installed,
-        "query",
-        "SELECT event_id FROM codecs.events",
-        "--only-accepted",
-        "--conf",
-        conf,
-        "--output",
-        "json",
-    )
+        installed, "query", "SELECT event_id FROM codecs.events", "--only-accepted", "--conf", conf,
+        "--output", "json",
+    )  # fmt: skip
     expected = sorted(
         f"{codec}-{by}-{i}" for codec in CODECS for by in ("c", "java") for i in range(RECORDS)
     )

@@ -31,24 +31,13 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
     values = compose_file.filled()
     services = compose_file.config(values, tmp_path)["services"]
     assert {
-        "kafka",
-        "s3",
-        "postgres",
-        "spark-master",
-        "spark-worker",
-        "speed",
-        "page",
-        "prometheus",
+        "kafka", "s3", "postgres", "spark-master", "spark-worker", "speed", "page", "prometheus",
         "grafana",
-    } < set(services)
+    } < set(services)  # fmt: skip
     speed = services["speed"]
     assert speed["command"] == [
-        "anabranch",
-        "speed",
-        "game_events",
-        "--health",
-        "/tmp/speed.health",
-    ]
+        "anabranch", "speed", "game_events", "--health", "/tmp/speed.health",
+    ]  # fmt: skip
     assert speed["environment"]["AWS_SECRET_ACCESS_KEY"] == values["AWS_SECRET_ACCESS_KEY"]
     assert values["POSTGRES_PASSWORD"] in speed["environment"]["ANABRANCH_CATALOG"]
     assert services["spark-worker"]["deploy"]["replicas"] == 2

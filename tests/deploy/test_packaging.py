@@ -59,13 +59,9 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "NOTICE",
-        "tests/support/world.py",
+        "pyproject.toml", "README.md", "LICENSE", "NOTICE", "tests/support/world.py",
         "conf/jvm/ivy.xml",
-    } <= names
+    } <= names  # fmt: skip
 
 
 def test_the_installed_command_has_no_heavy_imports(installed: Path, tmp_path: Path) -> None:
@@ -81,15 +77,9 @@ def test_the_installed_command_has_no_heavy_imports(installed: Path, tmp_path: P
     }
     assert "click" in imported
     assert not imported & {
-        "pyspark",
-        "pyiceberg",
-        "pyarrow",
-        "boto3",
-        "kafka",
-        "duckdb",
-        "great_expectations",
+        "pyspark", "pyiceberg", "pyarrow", "boto3", "kafka", "duckdb", "great_expectations",
         "pydantic",
-    }
+    }  # fmt: skip
 
 
 def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: Path) -> None:
@@ -100,22 +90,12 @@ def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: 
         if file.is_file()
     }
     assert {
-        "conf/anabranch.yaml",
-        "conf/streams/game_events.yaml",
-        "dags/anabranch_hourly.py",
-        "dags/anabranch_conf.py",
-        "docker-compose.yml",
-        "README.md",
-        "Dockerfile",
-        ".dockerignore",
-        ".gitignore",
-        ".env.example",
-        "deploy/dotenv.sh",
-        "deploy/kubernetes/speed.yaml",
-        "deploy/prometheus/alerts.yml",
-        "deploy/postgres/airflow.sql",
+        "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py",
+        "dags/anabranch_conf.py", "docker-compose.yml", "README.md", "Dockerfile", ".dockerignore",
+        ".gitignore", ".env.example", "deploy/dotenv.sh", "deploy/kubernetes/speed.yaml",
+        "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql",
         "deploy/grafana/dashboards/anabranch.json",
-    } <= places
+    } <= places  # fmt: skip
     loaded = run(
         installed / "python", "-c",
         "from anabranch import config; config.load_environment('mine/conf'); "
@@ -182,14 +162,9 @@ def test_the_commands_of_the_new_readme_run_in_order(built: Path, tmp_path: Path
             # The first commands after an installation also compile what they import.
             for _ in range(5):
                 done = subprocess.run(
-                    line,
-                    shell=True,
-                    cwd=folder,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
+                    line, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
                     timeout=300,
-                )
+                )  # fmt: skip
                 if "the same command with a larger --limit" not in done.stdout:
                     break
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"

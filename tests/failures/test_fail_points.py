@@ -78,13 +78,9 @@ SPEED = [
 ]
 # From the second micro-batch on, each is staged while the one before it is being published.
 AHEAD = [
-    Step.SPEED_DECIDED,
-    Step.SPEED_STAGED,
-    Step.COMMIT_PREPARED,
-    Step.COMMIT_LANDED,
-    Step.SPEED_PUBLISHED,
-    Step.SPEED_OFFSETS_COMMITTED,
-]
+    Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED, Step.COMMIT_LANDED,
+    Step.SPEED_PUBLISHED, Step.SPEED_OFFSETS_COMMITTED,
+]  # fmt: skip
 # The rows are published long before; what lands is the roll-up of their files.
 ROLLUP = [
     Case(Step.ROLLUP_WRITTEN, False),
@@ -181,19 +177,9 @@ OTHERS = {s for s in Step if s.label.startswith(("hold.", "import.", "undo.", "a
 
 def test_every_step_has_a_case() -> None:
     cases = [
-        *SPEED,
-        *ROLLUP,
-        *SKIP,
-        *SEAL,
-        *BATCH,
-        *ARCHIVING,
-        *FILL,
-        *EMPTY,
-        *REFUSE,
-        *MERGE,
-        *LEDGER,
+        *SPEED, *ROLLUP, *SKIP, *SEAL, *BATCH, *ARCHIVING, *FILL, *EMPTY, *REFUSE, *MERGE, *LEDGER,
         *MAINTAIN,
-    ]
+    ]  # fmt: skip
     assert {case.step for case in cases} == set(Step) - EGRESS - EXPIRE - ERASE - OTHERS
 
 

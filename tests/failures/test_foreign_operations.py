@@ -210,18 +210,10 @@ def alter_properties(s: Stream) -> None:
 
 
 OPERATIONS: list[Operation] = [
-    rewrite_data_files,
-    rewrite_manifests,
-    expire_snapshots,
-    remove_orphans_of_a_day,
-    remove_orphans_of_an_hour,
-    compute_table_stats,
-    roll_main_back,
-    set_main,
-    use_a_foreign_branch,
-    expire_by_pyiceberg,
-    alter_properties,
-]
+    rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day,
+    remove_orphans_of_an_hour, compute_table_stats, roll_main_back, set_main, use_a_foreign_branch,
+    expire_by_pyiceberg, alter_properties,
+]  # fmt: skip
 NIGHT: list[Operation] = [
     rewrite_data_files,
     rewrite_manifests,

@@ -46,15 +46,9 @@ def shell(command: str, tools: Path, folder: Path, **environment: str) -> str:
     """Run a command in a shell, in a folder, and return what it prints."""
     path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=os.environ | path | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        command, shell=True, cwd=folder, env=os.environ | path | environment, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

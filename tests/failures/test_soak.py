@@ -168,15 +168,9 @@ def rebuild(one: World, hours: list[str], master: str, done: threading.Event) ->
     while not done.is_set():
         restate = ("--restate",) if number >= len(hours) else ()
         run(
-            one,
-            "batch",
-            one.name,
-            "--hour",
-            hours[number % len(hours)],
-            *restate,
-            "--master",
+            one, "batch", one.name, "--hour", hours[number % len(hours)], *restate, "--master",
             master,
-        )
+        )  # fmt: skip
         number += 1
     return number
 

@@ -28,18 +28,11 @@ HERE = (
 LOST = Step.COMMIT_REQUEST_LOST.label
 # In the order in which an hour reaches them. Each run reaches one, and goes on behind the last.
 STEPS = [
-    Step.IMPORT_WRITTEN.label,
-    Step.IMPORT_DECIDED.label,
-    Step.COMMIT_PREPARED.label,
-    f"{LOST},{Step.COMMIT_DOUBTED.label}",
-    f"{LOST},{Step.COMMIT_FENCED.label}",
-    Step.COMMIT_LANDED.label,
-    Step.IMPORT_PUBLISHED.label,
-    Step.LEDGER_PREPARED.label,
-    Step.LEDGER_APPENDED.label,
-    Step.IMPORT_RECORDED.label,
-    Step.COMMIT_ANSWER_LOST.label,
-]
+    Step.IMPORT_WRITTEN.label, Step.IMPORT_DECIDED.label, Step.COMMIT_PREPARED.label,
+    f"{LOST},{Step.COMMIT_DOUBTED.label}", f"{LOST},{Step.COMMIT_FENCED.label}",
+    Step.COMMIT_LANDED.label, Step.IMPORT_PUBLISHED.label, Step.LEDGER_PREPARED.label,
+    Step.LEDGER_APPENDED.label, Step.IMPORT_RECORDED.label, Step.COMMIT_ANSWER_LOST.label,
+]  # fmt: skip
 UNDO = [Step.UNDO_DECIDED.label, Step.COMMIT_LANDED.label, Step.UNDO_PUBLISHED.label]
 
 

@@ -162,15 +162,9 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
     one.apply()
     one.expect(entry("expect_column_values_to_be_between", column="level", max_value=3))
     _run(
-        one,
-        "batch",
-        one.name,
-        "--hour",
-        past_hour(1),
-        "--accept",
-        "--why",
+        one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why",
         "the game has more levels now",
-    )
+    )  # fmt: skip
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == (
         "accepted",

@@ -225,16 +225,8 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
     code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [
-        sys.executable,
-        "-c",
-        code,
-        "up",
-        "--home",
-        str(home.path),
-        *ports,
-        "--output",
-        "json",
-    ]
+        sys.executable, "-c", code, "up", "--home", str(home.path), *ports, "--output", "json",
+    ]  # fmt: skip
     # A session of its own replaces a terminal: Ctrl-C there goes to the whole foreground group.
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         answer = json.loads(process.communicate(timeout=180)[0])

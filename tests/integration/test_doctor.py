@@ -83,15 +83,9 @@ class Patient:
             return
         environment = os.environ | {"PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
-            remedy,
-            shell=True,
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+            remedy, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, f"{remedy}: {done.stdout}\n{done.stderr}"
 
     def set(self, key: str, value: str) -> None:

@@ -96,15 +96,9 @@ def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None
     ]  # fmt: skip
     assert not list(changes(one.name, lines[-1]["token"], conf=str(one.folder)))
     asked = [
-        "complete",
-        one.name,
-        "--event-time",
-        older[:10],
-        "--output",
-        "json",
-        "--conf",
+        "complete", one.name, "--event-time", older[:10], "--output", "json", "--conf",
         str(one.folder),
-    ]
+    ]  # fmt: skip
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 1, "records of the next thirty days may contain an event of today"
     assert json.loads(done.stdout)["accepted"] == 2

@@ -41,14 +41,8 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
     erased = find_erased(frame, ErasureFilter(hours))
     # Not offset 10, whose player is p1: it was accepted after the request.
     assert sorted(map(tuple, erased.collect())) == [
-        (0, 0),
-        (0, 1),
-        (0, 4),
-        (0, 5),
-        (0, 7),
-        (0, 11),
-        (1, 2),
-    ]
+        (0, 0), (0, 1), (0, 4), (0, 5), (0, 7), (0, 11), (1, 2),
+    ]  # fmt: skip
     assert without(frame, erased).count() == 8
     nothing = find_erased(frame, ErasureFilter((HourFilter("H1", (of_player,), frozenset()),)))
     assert (nothing.count(), without(frame, nothing).count()) == (0, 15)

@@ -36,17 +36,10 @@ LATER = (
 )
 # What the producer sends from the beginning, whatever the stream's schema takes of it.
 FULL: dict[str, Any] = {
-    "player": "p",
-    "level": 1,
-    "ratio": 0.1,
-    "price": 1.5,
-    "place": {"x": 2, "name": "here"},
-    "scores": [1, 2],
-    "bonus": {"k": 3},
-    "items": [{"n": 4, "of": "gold"}],
-    "colour": "red",
+    "player": "p", "level": 1, "ratio": 0.1, "price": 1.5, "place": {"x": 2, "name": "here"},
+    "scores": [1, 2], "bonus": {"k": 3}, "items": [{"n": 4, "of": "gold"}], "colour": "red",
     "home": {"city": "Ulm"},
-}
+}  # fmt: skip
 
 
 def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes]]:

@@ -78,13 +78,9 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
 def test_a_topic_becomes_a_groups_stream(world: Callable[..., World], spark: SparkSession) -> None:
     one = world()
     family: dict[str, Any] = {
-        "topics": {"pattern": f"{one.name}-(.*)"},
-        "table": f"{one.name}_raw.{{1}}",
-        "schema": SCHEMA,
-        "key": "event_id",
-        "group": "small",
-        "speed": {"trigger": "1 second"},
-    }
+        "topics": {"pattern": f"{one.name}-(.*)"}, "table": f"{one.name}_raw.{{1}}",
+        "schema": SCHEMA, "key": "event_id", "group": "small", "speed": {"trigger": "1 second"},
+    }  # fmt: skip
     (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     one.configure(group="small")
     one.create()

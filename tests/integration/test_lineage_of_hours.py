@@ -48,13 +48,8 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     assert facts["topicId"] == cut.topic_id
     assert facts["offsetRanges"] == {str(p): list(r) for p, r in cut.ranges.items()}
     assert facts["balance"] == {
-        "offsets": 20,
-        "good": 20,
-        "dead": 0,
-        "duplicate": 0,
-        "gap": 0,
-        "gaps": {},
-    }
+        "offsets": 20, "good": 20, "dead": 0, "duplicate": 0, "gap": 0, "gaps": {},
+    }  # fmt: skip
     table = one.lake.load(one.job.stream.table)
     [output] = complete["outputs"]
     assert (output["namespace"], output["name"]) == table_name(table.location())

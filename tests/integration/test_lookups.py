@@ -133,13 +133,8 @@ def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
     """Around the ends of the 64 neighbours in one number, and with no offsets at all."""
     rng = random.Random(6)
     ranges = {
-        0: (0, 1),
-        1: (63, 65),
-        2: (64, 128),
-        3: (1 << 40, (1 << 40) + 500),
-        4: (5, 900),
-        5: (7, 9),
-    }
+        0: (0, 1), 1: (63, 65), 2: (64, 128), 3: (1 << 40, (1 << 40) + 500), 4: (5, 900), 5: (7, 9),
+    }  # fmt: skip
     there = sorted(place for place in offsets_of(ranges) if rng.random() < 0.8 and place[0] != 5)
     outside = [(0, 1), (1, 62), (2, 63), (2, 128), (9, 0)]
     held = places(spark, there + outside + there[:9], AT)

@@ -224,14 +224,7 @@ def test_the_command_names_each_stream_and_one_code(world: Callable[..., World])
 
 def _batch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable,
-        "-m",
-        "anabranch.cli",
-        "batch",
-        *arguments,
-        "--conf",
-        str(folder),
-        "--output",
-        "json",
-    ]
+        sys.executable, "-m", "anabranch.cli", "batch", *arguments, "--conf", str(folder),
+        "--output", "json",
+    ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -39,15 +39,9 @@ def revisions(one: World) -> dict[str, int]:
 def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     one, before = accepted, accepted.contents()
     said = run(
-        one,
-        "batch",
-        one.name,
-        "--hour",
-        f"{OLDEST}..{MIDDLE}",
-        "--restate",
-        "--why",
+        one, "batch", one.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--why",
         "a wider schema",
-    )
+    )  # fmt: skip
     assert [
         line.split()[:3] for line in said.splitlines() if line.startswith((OLDEST, MIDDLE, NEWEST))
     ] == [
@@ -94,15 +88,9 @@ def test_hours_that_fail_rules_are_accepted_hour_by_hour(world: Callable[..., Wo
     accepted = world()
     accepted.create()
     command = (
-        "batch",
-        accepted.name,
-        "--hour",
-        f"{OLDEST}..{MIDDLE}",
-        "--restate",
-        "--accept",
-        "--why",
+        "batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why",
         "known",
-    )
+    )  # fmt: skip
     assert "accept hours one by one" in call(accepted, *command, expect=2)
     assert "expected the earlier hour first" in call(
         accepted, "batch", accepted.name, "--hour", f"{MIDDLE}..{OLDEST}", expect=2

@@ -71,14 +71,9 @@ def test_each_pass_over_an_hour_names_its_spark_jobs(
     assert named == [
         f"hour {HOUR}: {doing}"
         for doing in (
-            "read, decode and write",
-            "find duplicates",
-            "write the rows",
-            "count what was staged",
-            "compare with the speed layer",
-            "judge the quality",
-            "count unknown fields",
+            "read, decode and write", "find duplicates", "write the rows", "count what was staged",
+            "compare with the speed layer", "judge the quality", "count unknown fields",
         )
-    ]
+    ]  # fmt: skip
     # A job that comes after it is not the hour's.
     assert one.spark.sparkContext.getLocalProperty("spark.job.description") is None

@@ -231,16 +231,9 @@ def test_ctrl_c_prints_the_account_exits_130(conf: Path, kafka: config.Kafka, to
     acks = conf.parent / "acks.jsonl"
     code = "from anabranch.cli.dev import produce; produce()"
     arguments = [
-        "game_events",
-        "--events",
-        "1000000",
-        "--rate",
-        "300",
-        "--acks",
-        str(acks),
-        "--output",
+        "game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output",
         "json",
-    ]
+    ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--conf", str(conf)],
         stdout=subprocess.PIPE,

@@ -150,12 +150,8 @@ def said_by_every_view(one: World, hour: str) -> None:
     ]
     differing = rows["difference"]
     assert differing["diff"] == {
-        "missing": 0,
-        "extra": 0,
-        "changed": 0,
-        "duplicate": DUPLICATE,
-        "unread": 0,
-    }
+        "missing": 0, "extra": 0, "changed": 0, "duplicate": DUPLICATE, "unread": 0,
+    }  # fmt: skip
     assert differing["when_accepted"] == differing["diff"], "Spark and DuckDB judge alike"
     letters = shown(one, "dead-letters", one.name, "--hours", hour)
     assert [(r["reason"], r["count"], r["samples"][0]["value"]) for r in letters["reasons"]] == [
@@ -190,17 +186,11 @@ def said_by_page(one: World, hour: str) -> None:
         find("/", "in order", f'href="/streams/{one.name}/hours/{hour}"')
         find(f"/streams/{one.name}?month={hour[:7]}", f"{hour}: accepted, served by batch")
         find(
-            f"/streams/{one.name}/hours/{hour}",
-            "It closes",
-            f"all of the {OFFSETS} offsets",
-            "gap: aborted",
-            "Nothing is left unexplained",
-            f"{DUPLICATE} counted by the ledger, {DUPLICATE} found now",
-            "event_id e-1",
-            "malformed_json: 1",
-            "{not json",
-            "null_value: 1",
-        )
+            f"/streams/{one.name}/hours/{hour}", "It closes", f"all of the {OFFSETS} offsets",
+            "gap: aborted", "Nothing is left unexplained",
+            f"{DUPLICATE} counted by the ledger, {DUPLICATE} found now", "event_id e-1",
+            "malformed_json: 1", "{not json", "null_value: 1",
+        )  # fmt: skip
 
 
 def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> None:

@@ -30,16 +30,10 @@ def _rows(spark: SparkSession, *changed: dict[str, Any], good: int = 4) -> DataF
     rows = []
     for i, change in enumerate([{}] * good + list(changed)):
         row = {
-            "event_id": f"e{i}",
-            "event_type": "purchase",
-            "amount": float(i),
-            "player_id": f"p{i}",
-            "occurred_at": AT,
-            "price": Decimal("1.50"),
-            "tags": ["a"],
-            "kafka_partition": 0,
+            "event_id": f"e{i}", "event_type": "purchase", "amount": float(i), "player_id": f"p{i}",
+            "occurred_at": AT, "price": Decimal("1.50"), "tags": ["a"], "kafka_partition": 0,
             "kafka_offset": i,
-        } | change
+        } | change  # fmt: skip
         rows.append(tuple(row[c] for c in columns))
     return spark.createDataFrame(rows, SCHEMA)
 
@@ -48,25 +42,17 @@ def test_good_rows_pass(spark: SparkSession) -> None:
     record = run_suite(_rows(spark), GAME_EVENTS).as_dict()
     met = record.pop("met")
     assert record == {
-        "passed": True,
-        "failed": [],
-        "warnings": [],
-        "evaluated": 5,
-        "suite": "game_events",
+        "passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events",
         "not_applicable": [],
-    }
+    }  # fmt: skip
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 
 
 def test_bad_rows_fail_with_counts_and_a_warning_lets_pass(spark: SparkSession) -> None:
     bad = _rows(
-        spark,
-        {"amount": -5.0},
-        {"event_id": None, "amount": None},
-        {"event_type": "refund"},
-        {"event_id": "e0"},
-        {"player_id": "unknown"},
-    )
+        spark, {"amount": -5.0}, {"event_id": None, "amount": None}, {"event_type": "refund"},
+        {"event_id": "e0"}, {"player_id": "unknown"},
+    )  # fmt: skip
     quality = run_suite(bad, GAME_EVENTS)
     assert [f["message"] for f in quality.failed] == [
         (

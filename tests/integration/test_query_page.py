@@ -22,15 +22,9 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     one, day = queried_world(world)
     sections = sections_of_page(one, day)
     assert list(sections) == [
-        "Command line",
-        "Python",
-        "Rows, then the topic",
-        "DuckDB",
-        "PyIceberg",
-        "Spark SQL",
-        "Trino",
-        "Athena (not executed)",
-    ]
+        "Command line", "Python", "Rows, then the topic", "DuckDB", "PyIceberg", "Spark SQL",
+        "Trino", "Athena (not executed)",
+    ]  # fmt: skip
 
     python = {title: sections[title] for title in (*_IN_PYTHON, _TOPIC)}
     answers: dict[str, Any] = run_python(one, python)

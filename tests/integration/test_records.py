@@ -30,15 +30,10 @@ SOURCE = (
 def make_stream(ddl: str, key: str, event_time: dict[str, Any] | None = None) -> Stream:
     return Stream.model_validate(
         {
-            "name": "events",
-            "topic": "events",
-            "table": "lake.events",
-            "schema": ddl,
-            "columns": parse_columns(ddl),
-            "key": key,
-            "event_time": event_time,
+            "name": "events", "topic": "events", "table": "lake.events", "schema": ddl,
+            "columns": parse_columns(ddl), "key": key, "event_time": event_time,
         }
-    )
+    )  # fmt: skip
 
 
 EVENTS = make_stream(hostile.DDL, "id", hostile.EVENT_TIME)
@@ -95,18 +90,10 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
         assert words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
     assert set(codes.values()) - {None} == {
-        "missing_required",
-        "event_time_out_of_bounds",
-        "null_value",
-        "empty_value",
-        "invalid_utf8",
-        "malformed_json",
-        "too_deep",
-        "not_an_object",
-        "wrong_type",
-        "unreadable_timestamp",
+        "missing_required", "event_time_out_of_bounds", "null_value", "empty_value", "invalid_utf8",
+        "malformed_json", "too_deep", "not_an_object", "wrong_type", "unreadable_timestamp",
         "lone_surrogate",
-    }
+    }  # fmt: skip
 
 
 def test_columns_and_values(session: SparkSession) -> None:
@@ -124,12 +111,8 @@ def test_columns_and_values(session: SparkSession) -> None:
     assert row.error_code is None and row.error_text is None
     assert row.at == micros + 600_123_456
     assert (row.id, row.level, row.total, row.amount, row.ok) == (
-        "aéé",
-        -7,
-        9007199254740993,
-        100.0,
-        False,
-    )
+        "aéé", -7, 9007199254740993, 100.0, False,
+    )  # fmt: skip
     assert (row.price, row.day, row.small, bytes(row.raw)) == (
         Decimal("1.50"),
         date(2024, 2, 29),
@@ -224,20 +207,11 @@ def test_good_and_dead_split_every_record(spark: SparkSession) -> None:
         letters[0].asDict().keys()
         == dict.fromkeys(
             [
-                "topic_id",
-                "kafka_partition",
-                "kafka_offset",
-                "kafka_timestamp",
-                "ingest_hour",
-                "key",
-                "value",
-                "headers",
-                "error_code",
-                "error_text",
-                "layer",
+                "topic_id", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour",
+                "key", "value", "headers", "error_code", "error_text", "layer",
             ]
         ).keys()
-    )
+    )  # fmt: skip
     for row in letters:
         value = values[row.kafka_offset]
         assert (row.topic_id, row.layer, bytes(row.key)) == ("topic-1", "batch", b"k")

@@ -113,12 +113,8 @@ def test_a_new_schema_id_is_listed_and_each_record_is_published_once(stream: Str
     stream.publish()
     assert stream.events() == ["a", "b", "c", "d", "e"] and stream.one.dead() == []
     assert {row["event_id"]: row["level"] for row in stream.one.rows()} == {
-        "a": None,
-        "b": 7,
-        "c": None,
-        "d": None,
-        "e": 7,
-    }
+        "a": None, "b": 7, "c": None, "d": None, "e": 7,
+    }  # fmt: skip
 
 
 def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(stream: Stream) -> None:

@@ -23,21 +23,11 @@ SCHEMA = (
 )
 MORE = SCHEMA + ", more STRING"
 VALUES = {
-    "small": 1.25,
-    "mid": -3.125,
-    "large": 12345678901234567890,
-    "day": "2026-11-01",
-    "raw": "eA==",
-    "f": 0.1,
-    "d": -0.0,
-    "yes": True,
-    "i": 7,
-    "l": -5,
-    "list": [1.5, None],
+    "small": 1.25, "mid": -3.125, "large": 12345678901234567890, "day": "2026-11-01", "raw": "eA==",
+    "f": 0.1, "d": -0.0, "yes": True, "i": 7, "l": -5, "list": [1.5, None],
     "map": {"k": {"x": 0.5, "y": ["z", None]}, "n": None},
-    "deep": {"a": {"b": 2.5}, "c": [[1, None], [], None]},
-    "more": "later",
-}
+    "deep": {"a": {"b": 2.5}, "c": [[1, None], [], None]}, "more": "later",
+}  # fmt: skip
 
 
 def files(one: World, branch: str = "main") -> int:

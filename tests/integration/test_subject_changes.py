@@ -158,14 +158,10 @@ def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
 ) -> None:
     one = world(registry.url)
     family: dict[str, Any] = {
-        "topics": {"pattern": f"{one.name}-(.*)"},
-        "table": f"{one.name}_raw.{{1}}",
-        "format": "avro",
-        "schema": "registry",
-        "key": "event_id",
-        "group": "small",
+        "topics": {"pattern": f"{one.name}-(.*)"}, "table": f"{one.name}_raw.{{1}}",
+        "format": "avro", "schema": "registry", "key": "event_id", "group": "small",
         "speed": {"trigger": "1 second"},
-    }
+    }  # fmt: skip
     (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     first, late, kafka = (
         Topic(one, registry, f"{one.name}-a"),

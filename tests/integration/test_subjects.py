@@ -99,14 +99,10 @@ def test_apply_takes_up_what_a_subject_adds(world: Make, registry: SchemaRegistr
 def test_each_topic_of_a_family_has_its_columns(world: Make, registry: SchemaRegistry) -> None:
     one = world(registry.url)
     family: dict[str, Any] = {
-        "topics": {"pattern": f"{one.name}-(.*)"},
-        "table": f"{one.name}_raw.{{1}}",
-        "format": "json_schema",
-        "schema": {"columns": "at TIMESTAMP NOT NULL"},
-        "event_time": {"column": "at"},
-        "key": "event_id",
-        "group": "small",
-    }
+        "topics": {"pattern": f"{one.name}-(.*)"}, "table": f"{one.name}_raw.{{1}}",
+        "format": "json_schema", "schema": {"columns": "at TIMESTAMP NOT NULL"},
+        "event_time": {"column": "at"}, "key": "event_id", "group": "small",
+    }  # fmt: skip
     (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     for end, fields in (
         ("a", {"n": {"type": "integer"}}),

@@ -117,13 +117,9 @@ def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_
         "spark.range(3).count()\n    finally:\n        close_session(spark)\nmain(run, [])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
         check=False,
-    )
+    )  # fmt: skip
     assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
     assert done.returncode == JvmGone("").exit_code == 75, done.stderr[-2000:]
     # py4j logs the broken connection before.

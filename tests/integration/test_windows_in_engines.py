@@ -23,18 +23,13 @@ VIEWS = {
         "window": "5 minutes",
         "group": ["player"],
         "aggregates": {
-            "events": "count",
-            "levels": "count(level)",
-            "spent": "sum(price)",
-            "climbed": "sum(level)",
-            "least": "min(price)",
-            "highest": "max(level)",
-            "middle": "average(level)",
-            "who": "approx_distinct(event_id)",
+            "events": "count", "levels": "count(level)", "spent": "sum(price)",
+            "climbed": "sum(level)", "least": "min(price)", "highest": "max(level)",
+            "middle": "average(level)", "who": "approx_distinct(event_id)",
             "steps": "approx_distinct(level)",
         },
     }
-}
+}  # fmt: skip
 DIRECT = """
     SELECT window(event_time, '5 minutes').start AS window_start, player, count(*) AS events, count(level) AS levels,
         sum(price) AS spent, sum(level) AS climbed, min(price) AS least, max(level) AS highest, avg(level) AS middle,

@@ -508,13 +508,9 @@ class RollUp(Publisher):
         assert self.lake is not None
         id = self.lake.new_id(f"{self.name}-{self.at}")
         return compaction.plan_replacement(
-            self.lake.state,
-            self.done,
-            self.there(self.lake),
-            NOW + self.began,
-            NOW + self.checked,
+            self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked,
             id,
-        )
+        )  # fmt: skip
 
     def there(self, lake: Lake) -> Any:
         main = set(lake.files("main"))
@@ -689,12 +685,8 @@ class Batch(Publisher):
 
     def following(self, todo: tuple[str, ...]) -> Publisher:
         forgotten: dict[str, Any] = {
-            "cut": (),
-            "before": 0,
-            "lookback": frozenset(),
-            "unread": (),
-            "seen": frozenset(),
-        }
+            "cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset(),
+        }  # fmt: skip
         forgotten |= {"read": frozenset()}
         ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
         ended = replace(ended, topic_id="t", counts="{}", dead=None)

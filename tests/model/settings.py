@@ -136,12 +136,8 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     actors: list[Actor] = [
         Broker("kafka", script=script_at_random(chance)),
         Speed(
-            "speed",
-            at_most=at_most,
-            at_once=at_once,
-            skew=skew(chance),
-            early=chance.random() < 0.7,
-            **staging[0],
+            "speed", at_most=at_most, at_once=at_once, skew=skew(chance),
+            early=chance.random() < 0.7, **staging[0],
         ),
         Batch(
             "batch",
@@ -150,7 +146,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
             restates=chance.choice([0, 1, 3]),
             skew=skew(chance),
         ),
-    ]
+    ]  # fmt: skip
     others = [
         Speed("rival", at_most=at_most, skew=skew(chance), **staging[1]),
         Batch("backlog", grace=grace, restates=chance.choice([0, 1]), skew=skew(chance)),
@@ -164,15 +160,11 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     ]
     actors += [other for other in others if chance.random() < 0.6]
     world = new_world(
-        partitions=2,
-        orphans=True,
-        crashes=chance.choice([0, 1, 4]),
+        partitions=2, orphans=True, crashes=chance.choice([0, 1, 4]),
         answers_to_lose=chance.choice([0, 1, 3]),
-        bad=frozenset(h for h in hours if chance.random() < 0.2),
-        late=chance.random() < 0.5,
-        turns=chance.choice([0, 0, 1, 4]),
-        retries=chance.choice([0, 1, 3]),
-    )
+        bad=frozenset(h for h in hours if chance.random() < 0.2), late=chance.random() < 0.5,
+        turns=chance.choice([0, 0, 1, 4]), retries=chance.choice([0, 1, 3]),
+    )  # fmt: skip
     if chance.random() < 0.4:
         world, actors = with_accounts(chance, world, actors)
     return world, [*actors, Network("network")]
@@ -225,14 +217,9 @@ def script_at_random(chance: random.Random) -> tuple[Event, ...]:
         events.insert(chance.randrange(len(events) + 1), ("restore",))
     # Records at the end, so that a speed layer finds out what became of its branch.
     return (
-        *events,
-        ("tick", 60),
-        ("mend",),
-        ("record", 0, 0),
-        ("record", 1, 0),
-        ("record", 2, 0),
+        *events, ("tick", 60), ("mend",), ("record", 0, 0), ("record", 1, 0), ("record", 2, 0),
         ("tick", 150),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -623,14 +623,8 @@ class Request:
         )
         heads = tuple(sorted(commit.heads.items()))
         return (
-            id(self.loaded),
-            commit.id,
-            changes,
-            heads,
-            commit.tags,
-            commit.expire,
-            self.made_ms,
-        )
+            id(self.loaded), commit.id, changes, heads, commit.tags, commit.expire, self.made_ms,
+        )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self._key == other._key

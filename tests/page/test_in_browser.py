@@ -55,13 +55,9 @@ def an_hour_accepted_by_choice(one: StreamLake) -> None:
     accept(one, HOUR, BEFORE, before)
     why = "accepted by choice: the game sends no level on this day"
     accepted(
-        one,
-        [event(0, 4), event(0, 7, n=2), event(0, 9)],
-        1,
-        snapshot_id=6012433512345678901,
-        reason=why,
-        **ACCOUNT,
-    )
+        one, [event(0, 4), event(0, 7, n=2), event(0, 9)], 1, snapshot_id=6012433512345678901,
+        reason=why, **ACCOUNT,
+    )  # fmt: skip
     bury(one, [(NEXT, 0, 6)])
 
 
@@ -74,12 +70,8 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
         an_hour_accepted_by_choice(one)
         full = replace(job(one), kafka=kafka())
         groups = {
-            "orders": "shop",
-            "payments": "shop",
-            "clicks": "web",
-            "flights": None,
-            "logins": "web",
-        }
+            "orders": "shop", "payments": "shop", "clicks": "web", "flights": None, "logins": "web",
+        }  # fmt: skip
         jobs = [full, *(named(full, name, group) for name, group in groups.items())]
         made = StatusPage(folder_of(*jobs), Settings(every=timedelta(seconds=1)), CLOCK)
         made.readers["events"].refresh()

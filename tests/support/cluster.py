@@ -50,15 +50,9 @@ class SparkCluster:
             os.killpg(self.processes[host].pid, signal.SIGKILL)  # a decommissioned worker
             self.processes[host].wait(30)
         size = (
-            "--cores",
-            str(CORES),
-            "--memory",
-            "1g",
-            "--webui-port",
-            "0",
-            "--work-dir",
+            "--cores", str(CORES), "--memory", "1g", "--webui-port", "0", "--work-dir",
             str(self.folder / host),
-        )
+        )  # fmt: skip
         self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
         deadline = time.monotonic() + 90
         while host not in self.alive():

@@ -34,12 +34,8 @@ class Feed:
         keys: int = 0,
     ) -> None:
         self._topic, self._rate, self._partitions, self._size, self._keys = (
-            topic,
-            rate,
-            partitions,
-            size,
-            keys,
-        )
+            topic, rate, partitions, size, keys,
+        )  # fmt: skip
         self.rows: list[tuple[int, int, str]] = []
         self.tombstones: list[tuple[int, int]] = []
         self.failures: list[KafkaError] = []

@@ -24,27 +24,16 @@ FILES: dict[str, type[BaseModel]] = {
 }
 # What a file has where the model has another type.
 _WRITTEN = {
-    "schema": "text, or mapping",
-    "schema.columns": "text, or mapping",
-    "from": "text, or list",
-    "quality.max_dead": "share",
-    "quality.max_conflicts": "share",
-    "views": "mapping",
+    "schema": "text, or mapping", "schema.columns": "text, or mapping", "from": "text, or list",
+    "quality.max_dead": "share", "quality.max_conflicts": "share", "views": "mapping",
     "views.NAME.aggregates": "mapping",
-}
+}  # fmt: skip
 _PREFIXES = {"subject_schema": "schema", "views": "views.NAME"}
 _TYPES: dict[Any, str] = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "`true`, `false`",
-    timedelta: "duration",
-    ByteSize: "size",
-    Path: "file",
-    SecretStr: "secret",
-    dict: "mapping",
+    str: "text", int: "whole number", float: "number", bool: "`true`, `false`",
+    timedelta: "duration", ByteSize: "size", Path: "file", SecretStr: "secret", dict: "mapping",
     tuple: "list",
-}
+}  # fmt: skip
 _LIMITS = {"gt": "more than {:,}", "ge": "{:,} or more", "le": "{:,} at most"}
 _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 

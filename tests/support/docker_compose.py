@@ -29,15 +29,9 @@ def run(
     *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["docker", *arguments],
-        cwd=cwd,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-    )
+        ["docker", *arguments], cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, errors="replace", timeout=seconds,
+    )  # fmt: skip
 
 
 def find_missing() -> str | None:

@@ -111,14 +111,9 @@ def send_by_librdkafka(servers: str, topic: str, records: Sequence[Sent]) -> lis
     for record in records:
         headers: Any = [(name.decode(), value) for name, value in record.headers]
         producer.produce(
-            topic,
-            record.value,
-            record.key,
-            record.partition,
-            timestamp=record.timestamp_ms,
-            headers=headers,
-            on_delivery=delivered,
-        )
+            topic, record.value, record.key, record.partition, timestamp=record.timestamp_ms,
+            headers=headers, on_delivery=delivered,
+        )  # fmt: skip
         producer.flush(30)
     return sent
 
@@ -129,26 +124,18 @@ def send_by_kafka_python(
     producer = new_producer(config.Kafka(bootstrap_servers=servers), compression_type="snappy")
     sent = [
         producer.send(
-            topic,
-            r.value,
-            r.key,
-            [(n.decode(), v) for n, v in r.headers],
-            r.partition,
+            topic, r.value, r.key, [(n.decode(), v) for n, v in r.headers], r.partition,
             r.timestamp_ms,
         ).get(timeout=30)
         for r in records
-    ]
+    ]  # fmt: skip
     producer.close()
     return [(metadata.partition, metadata.offset) for metadata in sent]
 
 
 CLIENTS: dict[str, Send] = {
-    "java": send_by_java,
-    "librdkafka": send_by_librdkafka,
-    "kafka-python": send_by_kafka_python,
-    "franz-go": send_by_franz_go,
-    "sarama": send_by_sarama,
-    "kafkajs": send_by_kafkajs,
-}
+    "java": send_by_java, "librdkafka": send_by_librdkafka, "kafka-python": send_by_kafka_python,
+    "franz-go": send_by_franz_go, "sarama": send_by_sarama, "kafkajs": send_by_kafkajs,
+}  # fmt: skip
 ANY_HEADER_NAME = ("franz-go", "sarama")
 """Clients that accept any bytes as header names; the others accept text."""

@@ -40,12 +40,8 @@ def command(folders: Sequence[str], *arguments: str) -> list[str]:
     if added := WHOLE.get(folders[0], ()):
         with_added = [word for name in added for word in ("--with", name)]
         python = [
-            str(Path(sys.executable).with_name("uv")),
-            "run",
-            "--no-sync",
-            *with_added,
-            "python",
-        ]
+            str(Path(sys.executable).with_name("uv")), "run", "--no-sync", *with_added, "python",
+        ]  # fmt: skip
     processes = ("-n", "2", "--dist", "loadfile", "--max-worker-restart", "0")
     parallel = processes if folders == QUICK else ()
     return [*python, "-m", "pytest", *parallel, *arguments, *(f"tests/{name}" for name in folders)]

@@ -131,18 +131,14 @@ class HourFiles(ScaledStream):
         for file in range(files):
             rows = [
                 {
-                    "id": f"{hour}-{file}-{i}",
-                    "at": start_of(hour) + timedelta(minutes=5 * i),
-                    "n": i,
-                    "kafka_partition": 0,
-                    "kafka_offset": file * ROWS + i,
-                    "kafka_timestamp": start_of(hour),
-                    "ingest_hour": hour,
+                    "id": f"{hour}-{file}-{i}", "at": start_of(hour) + timedelta(minutes=5 * i),
+                    "n": i, "kafka_partition": 0, "kafka_offset": file * ROWS + i,
+                    "kafka_timestamp": start_of(hour), "ingest_hour": hour,
                     "event_date": start_of(hour).date(),
                 }
                 for hour in hours
                 for i in range(ROWS)
-            ]
+            ]  # fmt: skip
             for made in write_files(table, pa.Table.from_pylist(rows, schema=schema), {}):
                 by_hour[str(made.partition[1])].append(made)
         return by_hour

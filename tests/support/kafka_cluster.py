@@ -312,13 +312,9 @@ class KafkaCluster:
         java = str(require_java())
         logs = f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}"
         return [
-            java,
-            "-Xmx320m",
-            "-XX:TieredStopAtLevel=1",
-            "-Djava.awt.headless=true",
-            self._daemon(node).marker(self.ports[node].plain),
-            logs,
-        ]
+            java, "-Xmx320m", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true",
+            self._daemon(node).marker(self.ports[node].plain), logs,
+        ]  # fmt: skip
 
 
 def rack(node: int) -> str:

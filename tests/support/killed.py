@@ -10,21 +10,11 @@ from anabranch.common import fail_points
 from anabranch.common.fail_points import FAIL_AT
 
 _PRELOADED = [
-    "anabranch.cli",
-    "anabranch.operations.audit",
-    "anabranch.lifecycle.maintenance",
-    "batch_layer.plan",
-    "click.testing",
-    "hypothesis.strategies",
-    "psutil",
-    "pyarrow.acero",
-    "pyiceberg.catalog.sql",
-    "pytest",
-    "serving_layer.egress",
-    "serving_layer.views",
-    "sqlalchemy.connectors",
-    "unittest.mock",
-]
+    "anabranch.cli", "anabranch.operations.audit", "anabranch.lifecycle.maintenance",
+    "batch_layer.plan", "click.testing", "hypothesis.strategies", "psutil", "pyarrow.acero",
+    "pyiceberg.catalog.sql", "pytest", "serving_layer.egress", "serving_layer.views",
+    "sqlalchemy.connectors", "unittest.mock",
+]  # fmt: skip
 
 
 def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | None:

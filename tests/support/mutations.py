@@ -130,35 +130,18 @@ def failing(folder: Path, *tests: str) -> list[str]:
         []
         if len(tests) < len(TESTS)
         else [
-            "-n",
-            "2",
-            "--dist",
-            "loadfile",
-            "--no-loadscope-reorder",
-            "--max-worker-restart",
-            "0",
+            "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0",
         ]
-    )
+    )  # fmt: skip
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--no-header",
-            "--tb=no",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not full",
-            "--maxfail=3",
-            *processes,
-            *tests,
+            sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p",
+            "no:cacheprovider", "-m", "not full", "--maxfail=3", *processes, *tests,
         ],
         cwd=folder,
         capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     if done.returncode not in (0, 1, 2):
         raise SystemExit(
             "pytest: expected exit code 0 or 1, found "

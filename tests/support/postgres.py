@@ -73,23 +73,15 @@ class Postgres:
             f"fsync={'on' if self.fsync else 'off'}",
         ]
         command = [
-            str(self.binaries / "postgres"),
-            "-D",
-            str(self.folder / "data"),
-            "-p",
-            str(self.port),
-        ]
+            str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port),
+        ]  # fmt: skip
         for setting in settings:
             command += ["-c", setting]
         with log:
             self.process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 user=self.owner,
-            )
+            )  # fmt: skip
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -191,15 +183,9 @@ def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
         if owner is not None:
             shutil.chown(password, owner)
         command = [
-            str(binaries / "initdb"),
-            "-D",
-            str(folder / "data"),
-            "-U",
-            USER,
-            "-A",
-            "scram-sha-256",
+            str(binaries / "initdb"), "-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256",
             "--no-sync",
-        ]
+        ]  # fmt: skip
         command += [f"--pwfile={password}"]
         made = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, user=owner, timeout=120

@@ -49,14 +49,8 @@ class Authority:
         the Java options for it."""
         keytool = require_java().resolve().with_name("keytool")
         command = [
-            str(keytool),
-            "-importcert",
-            "-noprompt",
-            "-alias",
-            "s3",
-            "-file",
-            str(self.file),
-        ]
+            str(keytool), "-importcert", "-noprompt", "-alias", "s3", "-file", str(self.file),
+        ]  # fmt: skip
         command += ["-keystore", str(store), "-storepass", STORE_PASSWORD]
         subprocess.run(command, check=True, capture_output=True)
         return (

@@ -145,14 +145,9 @@ class ScaledStream:
             )
             tag = new_tag(state, f"main-{done[-1]}", "main", datetime.now(UTC))
             publish = Publish(
-                new_id(),
-                (Change("speed"),),
-                sealed,
-                state.position,
-                decisions=rows,
-                confirmed=_waiting(state),
-                tags=(tag,) if is_tagged else (),
-            )
+                new_id(), (Change("speed"),), sealed, state.position, decisions=rows,
+                confirmed=_waiting(state), tags=(tag,) if is_tagged else (),
+            )  # fmt: skip
             return Decision(state, publish, None)
 
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
@@ -226,17 +221,11 @@ class ScaledStream:
             "severity": "critical",
         }
         return HourAccount(
-            good=100_000,
-            dead=3,
-            duplicate=12,
-            gap=0,
-            gaps={},
-            speed_rows=100_012,
+            good=100_000, dead=3, duplicate=12, gap=0, gaps={}, speed_rows=100_012,
             diff=Diff(0, 0, 0, 12, 0, ()),
             quality=QualityResult(True, (), (), 5, "events", (met,) * 5),
-            partitions=dict.fromkeys(range(self.partitions), account),
-            sources={"kafka": 100_003},
-        )
+            partitions=dict.fromkeys(range(self.partitions), account), sources={"kafka": 100_003},
+        )  # fmt: skip
 
 
 def _waiting(state: State) -> Confirmed:

@@ -125,19 +125,10 @@ class Scheduler:
     def backfill(self, dag: str, first: str, last: str) -> None:
         """Backfill hours, also completed ones, oldest first, as an operator does."""
         self.command(
-            "backfill",
-            "create",
-            "--dag-id",
-            dag,
-            "--from-date",
-            f"{first}:00:00+00:00",
-            "--to-date",
-            f"{last}:00:00+00:00",
-            "--reprocess-behavior",
-            "completed",
-            "--max-active-runs",
-            "1",
-        )
+            "backfill", "create", "--dag-id", dag, "--from-date", f"{first}:00:00+00:00",
+            "--to-date", f"{last}:00:00+00:00", "--reprocess-behavior", "completed",
+            "--max-active-runs", "1",
+        )  # fmt: skip
 
     def is_backfilling(self) -> bool:
         """Return whether a backfill runs. The scheduler checks every 30 s whether it has ended;
@@ -161,18 +152,9 @@ class Scheduler:
             dag, f"{hour}:00:00+00:00",
         )  # fmt: skip
         self.command(
-            "tasks",
-            "clear",
-            dag,
-            "-t",
-            task,
-            "-d",
-            "-y",
-            "-s",
+            "tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical.isoformat(), "-e",
             logical.isoformat(),
-            "-e",
-            logical.isoformat(),
-        )
+        )  # fmt: skip
 
     def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
         """Clear one instance of a mapped task, by name, with its downstream tasks, as an operator

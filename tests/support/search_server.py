@@ -40,12 +40,8 @@ def running_search(folder: Path) -> Iterator[str]:
     does not create indexes automatically."""
     url = f"http://{HOST}:{(port := free_port())}"
     command = [
-        str(require_java()),
-        "-Xmx400m",
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        f"{ensure_jars()}/*",
-    ]
+        str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*",
+    ]  # fmt: skip
     command += [str(Path(__file__).with_name("Search.java")), str(folder), str(port)]
 
     def answers() -> bool:

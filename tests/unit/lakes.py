@@ -73,12 +73,8 @@ def new_environment(
 
 def new_stream(**values: Any) -> config.Stream:
     given: dict[str, Any] = {
-        "name": "events",
-        "topic": "events",
-        "table": "games.events",
-        "schema": DDL,
-        "key": "id",
-    }
+        "name": "events", "topic": "events", "table": "games.events", "schema": DDL, "key": "id",
+    }  # fmt: skip
     return config.Stream(**(given | {"columns": parse_columns(DDL)} | values))
 
 
@@ -411,20 +407,11 @@ def waiting(state: State, branch: str, key: str) -> list[str]:
 def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **values: Any) -> State:
     """A state of no table, for what decides over values alone."""
     given: dict[str, Any] = {
-        "table": None,
-        "heads": {},
-        "position": Position("t", offsets or {}),
-        "timeline": timeline,
-        "accepted": {},
-        "settled_before": timeline.first,
-        "overrides": {},
-        "decisions": (),
-        "dead_letters": (),
-        "merged": {},
-        "retained_hours": (),
-        "content": {},
+        "table": None, "heads": {}, "position": Position("t", offsets or {}), "timeline": timeline,
+        "accepted": {}, "settled_before": timeline.first, "overrides": {}, "decisions": (),
+        "dead_letters": (), "merged": {}, "retained_hours": (), "content": {},
         "branch_properties": {},
-    }
+    }  # fmt: skip
     return State(**(given | values))
 
 

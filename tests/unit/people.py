@@ -71,17 +71,12 @@ class People:
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
         values = [
             {
-                "id": NAMES[o % 4],
-                "n": o,
-                "kafka_partition": 0,
-                "kafka_offset": o,
-                "kafka_timestamp": NOW,
-                "at": NOW,
-                "ingest_hour": hour,
+                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o,
+                "kafka_timestamp": NOW, "at": NOW, "ingest_hour": hour,
                 "event_date": date(2026, 11, 21),
             }
             for hour, o in rows
-        ]
+        ]  # fmt: skip
         return stage(self.lake.lake, self.lake.name, values)
 
     def _dead(self, letters: Letters, layer: str) -> Any:
@@ -107,24 +102,14 @@ class People:
         )
         partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
         account = HourAccount(
-            offsets=8,
-            good=4,
-            dead=3,
-            duplicate=0,
-            gap=1,
-            gaps={"control": 1},
+            offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1},
             partitions=partitions,
-        )
+        )  # fmt: skip
         row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
         accepted = self.lake.accept(
-            staged,
-            FIRST,
-            Accepted(1, CUT),
-            state,
-            decisions=(row,),
-            timeline=replace(state.timeline, sealed={}),
-            dead_letters=waiting,
-        )
+            staged, FIRST, Accepted(1, CUT), state, decisions=(row,),
+            timeline=replace(state.timeline, sealed={}), dead_letters=waiting,
+        )  # fmt: skip
         self.lake.land(accepted, state)
 
     def _archive(self) -> None:

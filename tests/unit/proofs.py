@@ -30,14 +30,10 @@ BEFORE = Cut("t", {0: (0, 4), 1: (0, 0)})
 def event(p: int, o: int, hour: str = NEXT, **values: Any) -> dict[str, Any]:
     """A row as the table has it; its key is its place unless said otherwise."""
     return {
-        "id": f"{p}-{o}",
-        "n": o,
-        "kafka_partition": p,
-        "kafka_offset": o,
-        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC),
-        "ingest_hour": hour,
+        "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
+        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour,
         "event_date": date(2026, 11, 21),
-    } | values
+    } | values  # fmt: skip
 
 
 def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:

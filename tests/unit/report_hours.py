@@ -51,11 +51,7 @@ ACCOUNT = {
     "sources": {"kafka": 4, "speed": 1},
     "speed_rows": 5,
     "diff": {
-        "missing": 2,
-        "extra": 1,
-        "changed": 1,
-        "duplicate": 1,
-        "unread": 1,
+        "missing": 2, "extra": 1, "changed": 1, "duplicate": 1, "unread": 1,
         "sample": [{"kind": "changed", "partition": 0, "offset": 7}],
     },
     "quality": _QUALITY,
@@ -64,17 +60,13 @@ ACCOUNT = {
         "others": 3,
         "fields": [
             {
-                "name": "colour",
-                "records": 2,
-                "first": [0, 4],
-                "last": [0, 7],
-                "sample": '"aaaa"',
+                "name": "colour", "records": 2, "first": [0, 4], "last": [0, 7], "sample": '"aaaa"',
                 "type": "STRING",
             },
             {"name": "<b>\x1b", "records": 1, "first": [0, 7], "last": [0, 7]},
         ],
     },
-}
+}  # fmt: skip
 
 
 def kafka() -> Any:

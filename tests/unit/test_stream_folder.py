@@ -110,12 +110,8 @@ def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(c
     # One that is added later takes no table from a stream that runs.
     write(conf, "a_first", table="games.b")
     assert kinds(folder.jobs()) == {
-        "a": "job",
-        "a_first": "error",
-        "b": "job",
-        "c": "job",
-        "d": "error",
-    }
+        "a": "job", "a_first": "error", "b": "job", "c": "job", "d": "error",
+    }  # fmt: skip
     (conf / "streams" / "c.yaml").unlink()
     assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "d": "job"}
     found = StreamFolder(str(conf)).jobs()

@@ -52,14 +52,9 @@ class Project:
         }
         command = ["dbt", *arguments, "--vars", "{day: '2026-11-21'}"]
         return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120,
             check=False,
-        )
+        )  # fmt: skip
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         with duckdb.connect(str(self.folder / "warehouse.duckdb"), read_only=True) as connection:

@@ -59,14 +59,9 @@ LATER = (
     "ARRAY<STRUCT<n: INT>>, colour STRING"
 )
 FIELDS: dict[str, Any] = {
-    "level": 1,
-    "price": 12.25,
-    "place": {"x": 2, "name": "here"},
-    "scores": [1, 2],
-    "bonus": {"k": 3},
-    "items": [{"n": 4}],
-    "colour": "red",
-}
+    "level": 1, "price": 12.25, "place": {"x": 2, "name": "here"}, "scores": [1, 2],
+    "bonus": {"k": 3}, "items": [{"n": 4}], "colour": "red",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

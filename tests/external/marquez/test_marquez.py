@@ -95,18 +95,13 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
             HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, served="batch", account=account(parent)
         ),
         ledger.decision(
-            HOURS[1],
-            "refused",
-            1,
-            cut(HOURS[1]),
-            NOW,
-            reason="quality: no",
+            HOURS[1], "refused", 1, cut(HOURS[1]), NOW, reason="quality: no",
             account=account(parent),
         ),
         ledger.decision(
             HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)
         ),
-    ]
+    ]  # fmt: skip
     Receiver(settings).send([task_started(parent)])
     with report_lineage(job):
         lake.ledger.record(rows)

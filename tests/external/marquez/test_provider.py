@@ -111,13 +111,9 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
             "anabranch_hourly__events",
         ]
         done = subprocess.run(
-            [*run, "2026-11-21T04:00:00+00:00"],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+            [*run, "2026-11-21T04:00:00+00:00"], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=200,
+        )  # fmt: skip
     assert "'rebuild': 'success'" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     [rebuild] = [line for line in reported.read_text().splitlines() if "--parent-run" in line]
     given = dict(word.lstrip("-").split("=", 1) for word in rebuild.split() if "=" in word)

@@ -221,14 +221,8 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
         # The hour's ten places, nine rows and one that has none: four bulks of three at most, and
         # one more for each time that some were not known to be taken.
         assert front.did == [
-            "refused",
-            "halved",
-            "lost",
-            "answered",
-            "answered",
-            "answered",
-            "answered",
-        ]
+            "refused", "halved", "lost", "answered", "answered", "answered", "answered",
+        ]  # fmt: skip
         assert found(index) == in_main(lake, FIRST)
         accept(lake, FIRST, 4)
         for key, ca, expected in (

@@ -65,14 +65,9 @@ def _run(
     until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
     create_topic(job.environment.kafka, job.stream.topic, PARTITIONS, TOPIC_CONFIGS | ANY_STAMP)
     past = produce_events(
-        job.environment.kafka,
-        job.stream.topic,
-        events=count * EVENTS_AN_HOUR,
-        hours=count,
-        until=until,
-        seed=seed,
-        dirty=True,
-    )
+        job.environment.kafka, job.stream.topic, events=count * EVENTS_AN_HOUR, hours=count,
+        until=until, seed=seed, dirty=True,
+    )  # fmt: skip
     story.say(
         f"Kafka acknowledged {past.acknowledged:,} records of {count} past hours; {RATE} a second "
         "are added live"

@@ -6,13 +6,9 @@ from dataclasses import dataclass, field
 
 _WIDER = {"INT": "BIGINT", "FLOAT": "DOUBLE", "DECIMAL(6, 2)": "DECIMAL(9, 2)"}
 _NEW = (
-    *_WIDER,
-    "STRING",
-    "TIMESTAMP",
-    "ARRAY<INT>",
-    "MAP<STRING, INT>",
+    *_WIDER, "STRING", "TIMESTAMP", "ARRAY<INT>", "MAP<STRING, INT>",
     "STRUCT<x: INT, name: STRING>",
-)
+)  # fmt: skip
 
 Columns = tuple[tuple[str, str], ...]
 

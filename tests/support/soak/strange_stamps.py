@@ -31,25 +31,14 @@ def strange_stamp(now_ms: int, dice: random.Random) -> int:
     readers."""
     return dice.choice(
         (
-            now_ms * 1_000 + dice.randrange(1_000),
-            now_ms * 1_000_000 + dice.randrange(1_000_000),
-            now_ms // 1_000,
-            9_223_372_036_854_775,
-            9_223_372_036_854_776,
-            2**63 - 1,
-            -(2**63),
-            -9_223_372_036_854_775,
-            -1,
-            0,
-            -dice.randrange(10**12),
-            now_ms + dice.randrange(_HOUR),
-            now_ms + dice.randrange(24 * _HOUR),
-            now_ms + 10 * 365 * 24 * _HOUR,
-            now_ms - dice.randrange(_HOUR),
-            now_ms - dice.randrange(48 * _HOUR),
+            now_ms * 1_000 + dice.randrange(1_000), now_ms * 1_000_000 + dice.randrange(1_000_000),
+            now_ms // 1_000, 9_223_372_036_854_775, 9_223_372_036_854_776, 2**63 - 1, -(2**63),
+            -9_223_372_036_854_775, -1, 0, -dice.randrange(10**12), now_ms + dice.randrange(_HOUR),
+            now_ms + dice.randrange(24 * _HOUR), now_ms + 10 * 365 * 24 * _HOUR,
+            now_ms - dice.randrange(_HOUR), now_ms - dice.randrange(48 * _HOUR),
             now_ms - 30 * 365 * 24 * _HOUR,
         )
-    )
+    )  # fmt: skip
 
 
 def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:

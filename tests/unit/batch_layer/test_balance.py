@@ -32,14 +32,9 @@ TRUE = Balance(
 def test_the_true_balance_closes_with_its_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
     assert TRUE.counts == HourAccount(
-        offsets=14,
-        good=9,
-        dead=1,
-        duplicate=2,
-        gap=2,
-        conflicts=1,
+        offsets=14, good=9, dead=1, duplicate=2, gap=2, conflicts=1,
         gaps={"aborted": 1, "control": 1},
-    )
+    )  # fmt: skip
     assert [account.conflicts for account in TRUE.partitions.values()] == [None, 1, None]
 
 
@@ -150,13 +145,9 @@ def test_an_unexplained_offset_is_not_a_control_record() -> None:
     gaps = classify_gaps({0: 3, 1: 1}, {"control": {0: 1}, "present": {0: 2}})
     assert gaps == {"control": {0: 1}, "unexplained": {0: 2, 1: 1}}
     balance = Balance(
-        Cut("t", {0: (0, 5), 1: (0, 1)}),
-        Counted({0: 2}, rows=2),
-        Counted(),
-        {},
-        gaps,
+        Cut("t", {0: (0, 5), 1: (0, 1)}), Counted({0: 2}, rows=2), Counted(), {}, gaps,
         {0: ((2, 3), (4, 5))},
-    )
+    )  # fmt: skip
     assert balance.counts.gap == 4
     assert balance.problems() == [
         (

@@ -164,14 +164,9 @@ def test_a_failed_expectation_is_one_sentence(
 
 def test_the_verdict_is_json_whatever_was_observed() -> None:
     seen = [
-        Decimal("1.50"),
-        datetime(2026, 11, 21, tzinfo=UTC),
-        float("nan"),
-        b"\x00",
-        {"a": (1, None)},
-        True,
-        0.5,
-    ]
+        Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00",
+        {"a": (1, None)}, True, 0.5,
+    ]  # fmt: skip
     failed = FailedExpectation(
         "expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence"
     )
@@ -181,20 +176,14 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
         "type": "expect_x",
         "kwargs": {"column": "c", "min_value": "2026-01-01"},
         "observed": [
-            "1.50",
-            "2026-11-21 00:00:00+00:00",
-            "nan",
-            "b'\\x00'",
-            {"a": [1, None]},
-            True,
-            0.5,
+            "1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5,
         ],
         "unexpected_count": 7,
         "element_count": None,
         "rows": [],
         "severity": "critical",
         "message": "a sentence",
-    }
+    }  # fmt: skip
 
 
 FOUND = {

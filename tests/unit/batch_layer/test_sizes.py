@@ -18,14 +18,10 @@ def files(*sizes: tuple[int, int]) -> list[Any]:
 @pytest.mark.parametrize(
     ("offsets", "at_once", "parts"),
     [
-        (0, 2, 2),
-        (1, 2, 2),
-        (500_000, 2, 2),
-        (500_001, 2, 3),
-        (36_000_000, 2, 144),
+        (0, 2, 2), (1, 2, 2), (500_000, 2, 2), (500_001, 2, 3), (36_000_000, 2, 144),
         (36_000_000, 400, 400),
     ],
-)
+)  # fmt: skip
 def test_shuffles_follow_the_size_and_use_all_cores(offsets: int, at_once: int, parts: int) -> None:
     assert shuffle_partitions(offsets, at_once) == parts
 

@@ -137,22 +137,13 @@ def test_without_drift_nothing_is_to_be_done(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (None, None),
-        (True, "BOOLEAN"),
-        (1, "BIGINT"),
-        (2**63, "DECIMAL(38,0)"),
-        (1.0, "DOUBLE"),
-        ("x", "STRING"),
-        ("2026-11-21T03:00:00Z", "TIMESTAMP"),
-        ("2026-11-21", "DATE"),
-        ([1, 2.5, None], "ARRAY<DOUBLE>"),
-        ([], "ARRAY<STRING>"),
-        ([[1], ["x"]], "ARRAY<ARRAY<STRING>>"),
-        ({"a": 1}, "STRING"),
-        (1795860000, "BIGINT"),
+        (None, None), (True, "BOOLEAN"), (1, "BIGINT"), (2**63, "DECIMAL(38,0)"), (1.0, "DOUBLE"),
+        ("x", "STRING"), ("2026-11-21T03:00:00Z", "TIMESTAMP"), ("2026-11-21", "DATE"),
+        ([1, 2.5, None], "ARRAY<DOUBLE>"), ([], "ARRAY<STRING>"),
+        ([[1], ["x"]], "ARRAY<ARRAY<STRING>>"), ({"a": 1}, "STRING"), (1795860000, "BIGINT"),
         ("28.11.2026", "STRING"),
     ],
-)
+)  # fmt: skip
 def test_a_type_is_guessed_wide(value: object, kind: str | None) -> None:
     assert guess_type([value]) == kind
 

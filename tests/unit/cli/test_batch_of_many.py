@@ -110,14 +110,10 @@ def test_what_names_no_work_or_that_of_too_many_is_refused(
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([], 0),
-        ([0, 0], 0),
-        ([0, 75], 75),
-        ([75, 1, 0], 1),
-        ([75, 1, 2], 2),
+        ([], 0), ([0, 0], 0), ([0, 75], 75), ([75, 1, 0], 1), ([75, 1, 2], 2),
         ([70, 2, 1, 75, 0], 70),
     ],
-)
+)  # fmt: skip
 def test_one_exit_code_names_what_to_look_at_first(codes: list[int], expected: int) -> None:
     assert combined_exit_code(codes) == expected
 
@@ -137,15 +133,9 @@ OUTCOMES = [
     StreamOutcome("idle"),
 ]
 CODES = {
-    "good": 0,
-    "refused": 1,
-    "beside": 0,
-    "away": 75,
-    "recreated": 1,
-    "broken": 2,
-    "bug": 70,
+    "good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "broken": 2, "bug": 70,
     "idle": 0,
-}
+}  # fmt: skip
 
 
 def test_the_output_names_each_hour_error_and_code(capsys: pytest.CaptureFixture[str]) -> None:

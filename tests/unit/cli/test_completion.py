@@ -30,12 +30,7 @@ echo "${{COMPREPLY[@]}}"
 def test_bash_completes_commands_options_and_streams(words: str, completed: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "--norc", "-c", _ASK.format(words=words)],
-        cwd=ROOT,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+        ["bash", "--norc", "-c", _ASK.format(words=words)], cwd=ROOT,
+        env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == (completed, "")

@@ -138,13 +138,9 @@ def test_a_broken_install_is_no_refusal(tmp_path: Path, library: str, begin: lis
     (tmp_path / f"{library}.py").write_text("import a_library_that_is_not_there\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(
-        [sys.executable, *begin],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, *begin], env=environment, capture_output=True, text=True, timeout=120,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 70, done.stderr
     assert "a_library_that_is_not_there" in done.stderr
 

@@ -14,29 +14,10 @@ from anabranch.config import load_environment, load_stream
 from anabranch.offsets.hours import start_of
 
 HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "a-b",
-    "a\n",
-    "a\x00b",
-    "a;b",
-    "a'b",
-    'a"b',
-    "a`b",
-    "a/b",
-    "../a",
-    "..",
-    "/etc/passwd",
-    "${HOME}",
-    "%s",
-    "a' OR 1=1 --",
-    "a`; DROP TABLE events; --",
-    "-rf",
-    "--conf",
-    "\uff41",
-    "1a",
-]
+    "", " ", "a b", "a-b", "a\n", "a\x00b", "a;b", "a'b", 'a"b', "a`b", "a/b", "../a", "..",
+    "/etc/passwd", "${HOME}", "%s", "a' OR 1=1 --", "a`; DROP TABLE events; --", "-rf", "--conf",
+    "\uff41", "1a",
+]  # fmt: skip
 STREAM: dict[str, Any] = {
     "topic": "events", "table": "games.events", "format": "json", "key": "id",
     "schema": "id STRING NOT NULL, at TIMESTAMP",
@@ -46,21 +27,9 @@ ENVIRONMENT: dict[str, Any] = {
     "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
 }
 COMMANDS = [
-    ["apply"],
-    ["speed"],
-    ["batch"],
-    ["merge"],
-    ["hours"],
-    ["history"],
-    ["status"],
-    ["complete"],
-    ["check"],
-    ["erasures"],
-    ["adopt"],
-    ["maintain"],
-    ["audit"],
-    ["dead-letters"],
-]
+    ["apply"], ["speed"], ["batch"], ["merge"], ["hours"], ["history"], ["status"], ["complete"],
+    ["check"], ["erasures"], ["adopt"], ["maintain"], ["audit"], ["dead-letters"],
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -55,31 +55,14 @@ from serving_layer.egress.hour import SenderPosition
 TIME = "2026-11-20T13:00:00+00:00"
 FILE = "2026-11-20T13-r1-5f0c1e92-00000.parquet"
 DELIVERY = {
-    "delivery_id": "a",
-    "hour": "2026-11-20T13",
-    "target": "t",
-    "place": "p",
-    "revision": 1,
-    "served": "batch",
-    "snapshot_id": 1,
-    "rows": 1,
-    "files": 1,
-    "token": "t",
-    "delivered_at": TIME,
-}
+    "delivery_id": "a", "hour": "2026-11-20T13", "target": "t", "place": "p", "revision": 1,
+    "served": "batch", "snapshot_id": 1, "rows": 1, "files": 1, "token": "t", "delivered_at": TIME,
+}  # fmt: skip
 MANIFEST = {
-    "stream": "s",
-    "hour": "2026-11-20T13",
-    "revision": 1,
-    "served": "batch",
-    "snapshot": 1,
-    "sequence": 1,
-    "source": "a",
-    "rows": 1,
-    "files": [{"name": FILE, "rows": 1, "bytes": 1}],
-    "delivery": "5f0c1e92",
-    "version": 1,
-}
+    "stream": "s", "hour": "2026-11-20T13", "revision": 1, "served": "batch", "snapshot": 1,
+    "sequence": 1, "source": "a", "rows": 1, "files": [{"name": FILE, "rows": 1, "bytes": 1}],
+    "delivery": "5f0c1e92", "version": 1,
+}  # fmt: skip
 AVRO = {
     "type": "record",
     "name": "r",
@@ -267,42 +250,17 @@ DECODERS: dict[str, Decoder] = {
 REFUSED = (AnabranchError, NotAColumn)
 
 TEXTS = {
-    "brackets": "[" * 100_000,
-    "objects": '{"a":' * 100_000,
-    "closed brackets": "[" * 100_000 + "]" * 100_000,
-    "a number of 100,000 digits": "9" * 100_000,
-    "nothing": "",
-    "no JSON": "x",
-    "a path": '"../../x"',
-    "zero": "0",
-    "null": "null",
-    "Infinity": "Infinity",
-    "an empty list": "[]",
-    "an empty object": "{}",
+    "brackets": "[" * 100_000, "objects": '{"a":' * 100_000,
+    "closed brackets": "[" * 100_000 + "]" * 100_000, "a number of 100,000 digits": "9" * 100_000,
+    "nothing": "", "no JSON": "x", "a path": '"../../x"', "zero": "0", "null": "null",
+    "Infinity": "Infinity", "an empty list": "[]", "an empty object": "{}",
     "a surrogate": '"\\ud800"',
-}
+}  # fmt: skip
 VALUES = [
-    None,
-    -1,
-    1.5,
-    float("inf"),
-    float("nan"),
-    10**400,
-    True,
-    "",
-    "../../../etc/passwd",
-    "/etc/passwd",
-    f"../{FILE}",
-    f"{FILE}/..",
-    f"sub/{FILE}",
-    f"{FILE}\n",
-    "\0",
-    [],
-    [[]],
-    ["../x"],
-    {},
-    {"a": {}},
-]
+    None, -1, 1.5, float("inf"), float("nan"), 10**400, True, "", "../../../etc/passwd",
+    "/etc/passwd", f"../{FILE}", f"{FILE}/..", f"sub/{FILE}", f"{FILE}\n", "\0", [], [[]], ["../x"],
+    {}, {"a": {}},
+]  # fmt: skip
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:

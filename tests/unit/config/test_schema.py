@@ -71,13 +71,9 @@ def test_columns_of_a_subject_keep_where_and_how() -> None:
 
 
 FORMS = (
-    "%d/%b/%Y:%H:%M:%S %z",
-    "%Y-%m-%d %H:%M:%S.%f",
-    "%Y%m%d%H%M%S",
-    "%a, %d %B %Y %I:%M:%S %p",
-    "%m/%d/%y %H:%M",
-    "%A %d.%m.%Y",
-)
+    "%d/%b/%Y:%H:%M:%S %z", "%Y-%m-%d %H:%M:%S.%f", "%Y%m%d%H%M%S", "%a, %d %B %Y %I:%M:%S %p",
+    "%m/%d/%y %H:%M", "%A %d.%m.%Y",
+)  # fmt: skip
 ZONES = st.integers(-17 * 60, 17 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 
 

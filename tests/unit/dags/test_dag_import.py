@@ -487,13 +487,9 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
     dag = parsed["dags"]["anabranch_hourly__flights"]
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["downstream"] == {
-        "grace": ["seal"],
-        "seal": ["rebuild", "verify"],
-        "rebuild": ["merge", "verify"],
-        "merge": ["verify"],
-        "verify": ["backlog"],
-        "backlog": [],
-    }
+        "grace": ["seal"], "seal": ["rebuild", "verify"], "rebuild": ["merge", "verify"],
+        "merge": ["verify"], "verify": ["backlog"], "backlog": [],
+    }  # fmt: skip
     assert dag["arguments"]["seal"] == ["batch", "flights", "--hour", hour, "--seal-only"]
     assert dag["arguments"]["rebuild"] == ["batch", "flights", "--hour", hour, *BACKLOG]
     assert dag["arguments"]["merge"] == ["merge", "flights"]
@@ -737,13 +733,9 @@ def test_a_group_that_does_not_answer_is_asked_again(parsed: Any) -> None:
 def test_a_groups_rebuild_gives_each_outcome_and_fails_for_none(parsed: Any) -> None:
     [[done, refused], [command]] = parsed["group"]["done"]
     assert done == {
-        "stream": "orders",
-        "exit_code": 0,
-        "state": "accepted",
-        "revision": 1,
-        "reason": "",
+        "stream": "orders", "exit_code": 0, "state": "accepted", "revision": 1, "reason": "",
         "cleared": 0,
-    }
+    }  # fmt: skip
     assert (refused["stream"], refused["exit_code"]) == ("t", 1)
     assert command == "batch --group small --hour 2026-11-21T03 --backlog 24 --output json"
     [[cleared], [command]] = parsed["group"]["cleared"]
@@ -894,13 +886,9 @@ def test_parsing_a_file_is_in_proportion_to_reading_200_streams(tmp_path: Path) 
     }
     env |= {"AIRFLOW_HOME": str(tmp_path), "ANABRANCH_CONF": str(streams.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", _MANY, str(DAGS), str(streams)],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [sys.executable, "-c", _MANY, str(DAGS), str(streams)], env=env, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ratios = json.loads(done.stdout.rpartition("RESULT")[2])
     assert {name: ratio for name, ratio in ratios.items() if ratio >= MOST} == {}

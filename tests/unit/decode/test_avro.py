@@ -30,15 +30,10 @@ MICROS = of("timestamp-micros")
 DATE = of("date", "int")
 DDL = columns_ddl(COLUMNS)
 EVENT = record(
-    ("id", "string"),
-    ("at", ["null", MICROS]),
-    ("level", ["int", "null"]),
-    ("total", ["null", "long"]),
-    ("amount", ["null", "double"]),
-    ("ok", ["null", "boolean"]),
-    ("day", ["null", DATE]),
-    ("name", ["null", "string"]),
-)
+    ("id", "string"), ("at", ["null", MICROS]), ("level", ["int", "null"]),
+    ("total", ["null", "long"]), ("amount", ["null", "double"]), ("ok", ["null", "boolean"]),
+    ("day", ["null", DATE]), ("name", ["null", "string"]),
+)  # fmt: skip
 # The same, and an array, so that its values are read one by one.
 ONE_BY_ONE = {
     **EVENT,
@@ -68,15 +63,10 @@ def encoded(value: dict[str, Any], schema: Any = EVENT, id: int = 7) -> bytes:
 
 def good(i: int) -> dict[str, Any]:
     return {
-        "id": f"a{i}",
-        "at": micros(AT) + i,
-        "level": i - 3,
-        "total": 10**12 * i,
-        "amount": i / 7 + 1,
-        "ok": i % 2 == 0,
-        "day": 20_000 + i,
+        "id": f"a{i}", "at": micros(AT) + i, "level": i - 3, "total": 10**12 * i,
+        "amount": i / 7 + 1, "ok": i % 2 == 0, "day": 20_000 + i,
         "name": None if i % 3 == 0 else "é😀" * i,
-    }
+    }  # fmt: skip
 
 
 def expected(value: dict[str, Any]) -> dict[str, Any]:
@@ -485,12 +475,8 @@ def test_texts_and_paths() -> None:
         "payload": {"after": inner},
     }  # fmt: skip
     others = [
-        {"payload": None},
-        {"payload": {"after": None}},
-        {"time": 1.5},
-        {"time": "x"},
-        {"n": "1.5"},
-    ]
+        {"payload": None}, {"payload": {"after": None}}, {"time": 1.5}, {"time": "x"}, {"n": "1.5"},
+    ]  # fmt: skip
     result = decoded(spec, [encoded(value | one, schema) for one in ({}, *others)])
     rows = result.rows.select(list(columns)).to_pylist()
     at = EPOCH + timedelta(seconds=1.5)

@@ -86,14 +86,9 @@ def test_fields_of_the_row_are_counted_and_kept() -> None:
 
 def test_a_tombstone_is_a_row_of_its_key() -> None:
     keys = [
-        b'{"id":7}',
-        b'{"schema":{"type":"struct"},"payload":{"id":7}}',
-        b"7",
-        b"\xff",
-        None,
-        b'{"id":"x"}',
-        b'{"other":7}',
-    ]
+        b'{"id":7}', b'{"schema":{"type":"struct"},"payload":{"id":7}}', b"7", b"\xff", None,
+        b'{"id":"x"}', b'{"other":7}',
+    ]  # fmt: skip
     result = decoded([None] * len(keys), keys)
     nothing = dict.fromkeys(SCHEMA)
     assert rows(result) == [nothing | {"id": 7}] * 2 + [nothing] * 5

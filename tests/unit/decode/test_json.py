@@ -53,19 +53,11 @@ def test_columns_and_kafkas_own() -> None:
     )
     [row] = rows(ddl, value)
     assert row == {
-        "id": 'é"}{',
-        "at": datetime(2026, 11, 21, 2, 10, 0, 123456, tzinfo=UTC),
-        "level": -7,
-        "total": 9007199254740993,
-        "amount": 100.0,
-        "ok": True,
-        "day": date(2024, 2, 29),
-        "kafka_partition": 3,
-        "kafka_offset": 100,
-        "kafka_timestamp": START,
-        "ingest_hour": HOUR,
+        "id": 'é"}{', "at": datetime(2026, 11, 21, 2, 10, 0, 123456, tzinfo=UTC), "level": -7,
+        "total": 9007199254740993, "amount": 100.0, "ok": True, "day": date(2024, 2, 29),
+        "kafka_partition": 3, "kafka_offset": 100, "kafka_timestamp": START, "ingest_hour": HOUR,
         "event_date": START.date(),
-    }
+    }  # fmt: skip
 
 
 def test_nested_values() -> None:
@@ -203,16 +195,11 @@ def test_what_can_be_read_of_a_dead_letter_is_there() -> None:
 
 
 NOTATIONS = {
-    "2026-11-21T03:04:05Z": 0,
-    "2026-11-21T03:04:05.5Z": 500_000,
-    "2026-11-21T03:04:05": 0,
-    "2026-11-21 03:04:05.123456": 123_456,
-    "2026-11-21 03:04:05.123456789Z": 123_456,
-    "2026-11-21T05:04:05+02:00": 0,
-    "2026-11-21T05:04:05+0200": 0,
-    "2026-11-21 05:04:05+02": 0,
+    "2026-11-21T03:04:05Z": 0, "2026-11-21T03:04:05.5Z": 500_000, "2026-11-21T03:04:05": 0,
+    "2026-11-21 03:04:05.123456": 123_456, "2026-11-21 03:04:05.123456789Z": 123_456,
+    "2026-11-21T05:04:05+02:00": 0, "2026-11-21T05:04:05+0200": 0, "2026-11-21 05:04:05+02": 0,
     "2026-11-20T22:34:05-04:30": 0,
-}
+}  # fmt: skip
 
 
 def test_notations_of_times() -> None:

@@ -186,13 +186,8 @@ def test_every_command_of_ours_exists() -> None:
     ]
     ours = [line for line in lines if line[0] == "anabranch"]
     assert sorted(line[1] for line in ours) == [
-        "apply",
-        "health",
-        "health",
-        "page",
-        "speed",
-        "speed",
-    ]
+        "apply", "health", "health", "page", "speed", "speed",
+    ]  # fmt: skip
     for line in ours:
         command = main.commands[line[1]]
         arguments = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in line[2:]]

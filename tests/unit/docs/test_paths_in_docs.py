@@ -71,16 +71,9 @@ def test_every_block_of_yaml_can_be_read() -> None:
 
 def test_every_page_that_code_names_exists() -> None:
     folders = (
-        "anabranch",
-        "speed_layer",
-        "batch_layer",
-        "serving_layer",
-        "dags",
-        "conf",
-        "deploy",
-        "tests",
-        "benchmarks",
-    )
+        "anabranch", "speed_layer", "batch_layer", "serving_layer", "dags", "conf", "deploy",
+        "tests", "benchmarks",
+    )  # fmt: skip
     files = [
         file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in _TEXTS
     ]

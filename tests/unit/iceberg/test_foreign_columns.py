@@ -111,14 +111,10 @@ def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "added"),
     [
-        ("n", None),
-        ("s", None),
-        ("s.b", None),
-        ("kafka_offset", None),
-        ("id", StringType()),
+        ("n", None), ("s", None), ("s.b", None), ("kafka_offset", None), ("id", StringType()),
         ("kafka_offset", LongType()),
     ],
-)
+)  # fmt: skip
 def test_a_column_of_a_table_without_rows_comes_back(
     tmp_path: Path, name: str, added: IcebergType | None
 ) -> None:

@@ -431,17 +431,11 @@ def test_many_decisions_in_few_commits(lake: StreamLake, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("sizes", "count"),
     [
-        ([], 0),
-        ([1] * 15, 0),
-        ([1] * 16, 16),
-        ([1] * 15 + [32], 16),
-        ([1] * 16 + [33], 16),
-        ([2] * 16 + [32, 64, 128], 19),
-        ([2] * 16 + [32, 65], 17),
-        ([2] * 16 + [32, 40], 17),
+        ([], 0), ([1] * 15, 0), ([1] * 16, 16), ([1] * 15 + [32], 16), ([1] * 16 + [33], 16),
+        ([2] * 16 + [32, 64, 128], 19), ([2] * 16 + [32, 65], 17), ([2] * 16 + [32, 40], 17),
         ([7_000, 8_000], 0),
     ],
-)
+)  # fmt: skip
 def test_many_files_of_about_one_size_are_merged_once(sizes: list[int], count: int) -> None:
     assert tiered(sizes, 16, 32, 100) == count or (
         count == 19 and tiered(sizes, 16, 32, 8_192) == 19

@@ -67,22 +67,14 @@ def wide_rows(table: Table, count: int, first: int = 0) -> pa.Table:
     """Rows of two hours and two days, with nulls among them."""
     values = [
         {
-            "id": f"é{i:05}",
-            "at": AT + timedelta(microseconds=i),
-            "level": None if i % 3 else -i,
-            "total": 2**40 + i,
-            "amount": None if i % 5 == 0 else i / 3,
-            "ok": bool(i % 2),
-            "day": date(1900, 1, 1) + timedelta(days=i),
-            "never": None,
-            "kafka_partition": 3,
-            "kafka_offset": i,
-            "kafka_timestamp": AT,
-            "ingest_hour": (FIRST, NEXT)[i % 2],
+            "id": f"é{i:05}", "at": AT + timedelta(microseconds=i), "level": None if i % 3 else -i,
+            "total": 2**40 + i, "amount": None if i % 5 == 0 else i / 3, "ok": bool(i % 2),
+            "day": date(1900, 1, 1) + timedelta(days=i), "never": None, "kafka_partition": 3,
+            "kafka_offset": i, "kafka_timestamp": AT, "ingest_hour": (FIRST, NEXT)[i % 2],
             "event_date": DAY - timedelta(days=i // 2 % 2),
         }
         for i in range(first, first + count)
-    ]
+    ]  # fmt: skip
     return pa.Table.from_pylist(
         values, schema=schema_to_pyarrow(table.schema(), include_field_ids=False)
     )
@@ -132,12 +124,8 @@ def test_rows_of_several_partitions_go_to_a_file_in_each_folder(tmp_path: Path) 
     lake = new_lake(tmp_path)
     before = DAY - timedelta(days=1)
     partitions = [
-        (DAY, FIRST),
-        (before, FIRST),
-        (DAY, NEXT),
-        (DAY, FIRST),
-        (date(1969, 12, 31), NEXT),
-    ]
+        (DAY, FIRST), (before, FIRST), (DAY, NEXT), (DAY, FIRST), (date(1969, 12, 31), NEXT),
+    ]  # fmt: skip
     outputs = write(lake.table(), narrow_rows(partitions), narrow_rows(partitions[:1], first=5))
 
     folder = f"{lake.table().location()}/data"
@@ -216,16 +204,12 @@ def test_files_follow_the_spec_of_apply_after_another_program_set_another(
     rows = pa.Table.from_pylist(
         [
             {
-                "topic_id": "t",
-                "kafka_partition": 0,
-                "kafka_offset": 1,
-                "ingest_hour": FIRST,
-                "error_code": "malformed",
-                "layer": "speed",
+                "topic_id": "t", "kafka_partition": 0, "kafka_offset": 1, "ingest_hour": FIRST,
+                "error_code": "malformed", "layer": "speed",
             }
         ],
         schema=schema_to_pyarrow(letters.schema()),
-    )
+    )  # fmt: skip
     [file] = write_files(letters, rows, {})
     assert file.spec_id == 0 and f"ingest_hour={FIRST}/" in file.file_path
     assert "code_bucket" not in file.file_path

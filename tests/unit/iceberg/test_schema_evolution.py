@@ -99,14 +99,9 @@ def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
 def test_all_that_may_change_changes_in_one_commit_and_is_read(tmp_path: Path) -> None:
     lake, table = table_of(tmp_path, BEFORE)
     old = {
-        "n": 7,
-        "f": 0.5,
-        "d": Decimal("1.50"),
-        "s": {"a": 1, "deep": {"x": 2}},
-        "tags": [1, 2],
-        "items": [{"a": 3}],
-        "scores": {"k": 4},
-    }
+        "n": 7, "f": 0.5, "d": Decimal("1.50"), "s": {"a": 1, "deep": {"x": 2}}, "tags": [1, 2],
+        "items": [{"a": 3}], "scores": {"k": 4},
+    }  # fmt: skip
     append(lake, **old)
     assert evolve(lake, "games.other", rows_columns(stream_of(AFTER))) == [
         "added column colour to games.other",
@@ -128,17 +123,10 @@ def test_all_that_may_change_changes_in_one_commit_and_is_read(tmp_path: Path) -
     assert evolved.schema().column_names[-5:] == OWN
     big = 2**40
     append(
-        lake,
-        id="y",
-        n=None,
-        f=0.1,
-        d=Decimal("9999999999.99"),
-        colour="red",
-        tags=[big],
-        items=[{"a": big, "b": "z"}],
-        s={"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"},
+        lake, id="y", n=None, f=0.1, d=Decimal("9999999999.99"), colour="red", tags=[big],
+        items=[{"a": big, "b": "z"}], s={"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"},
         scores={"k": big},
-    )
+    )  # fmt: skip
     reloaded = lake.load("games.other")
     wanted = [
         old
@@ -149,17 +137,11 @@ def test_all_that_may_change_changes_in_one_commit_and_is_read(tmp_path: Path) -
             "items": [{"a": 3, "b": None}],
         },
         {
-            "id": "y",
-            "n": None,
-            "f": 0.1,
-            "d": Decimal("9999999999.99"),
-            "colour": "red",
-            "tags": [big],
-            "items": [{"a": big, "b": "z"}],
-            "s": {"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"},
-            "scores": {"k": big},
+            "id": "y", "n": None, "f": 0.1, "d": Decimal("9999999999.99"), "colour": "red",
+            "tags": [big], "items": [{"a": big, "b": "z"}],
+            "s": {"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"}, "scores": {"k": big},
         },
-    ]
+    ]  # fmt: skip
 
     def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [{k: v for k, v in row.items() if k not in OWN} for row in rows]

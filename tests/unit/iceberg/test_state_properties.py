@@ -122,14 +122,10 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
 @pytest.mark.parametrize(
     ("hours", "partitions"),
     [
-        (744, 12),
-        pytest.param(8_760, 12, marks=pytest.mark.full),
-        (744, 100),
-        (48, 500),
-        (48, 1_000),
-        (1, 3_000),
+        (744, 12), pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100), (48, 500),
+        (48, 1_000), (1, 3_000),
     ],
-)
+)  # fmt: skip
 def test_waiting_hours_leave_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     lake = new_lake(tmp_path, partitions, Timeline(FIRST, FIRST, offsets_at(0, partitions)))
     assert max(sizes(lake.table()).values()) <= ALLOWED
@@ -251,13 +247,9 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", account=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
     letters = {
-        "id": new_id(),
-        "at": NOW.isoformat(),
-        "layer": "batch",
-        "hour": FIRST,
-        "revision": 1,
+        "id": new_id(), "at": NOW.isoformat(), "layer": "batch", "hour": FIRST, "revision": 1,
         "paths": [path],
-    }
+    }  # fmt: skip
     publish(
         lake,
         changes=(Change("batch", properties=accepted), Change("main")),

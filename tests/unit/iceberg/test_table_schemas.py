@@ -108,23 +108,10 @@ def test_iceberg_types(spark: str, expected: IcebergType) -> None:
 
 def test_every_type_that_configuration_accepts_has_one_in_iceberg() -> None:
     types = (
-        "STRING",
-        "INT",
-        "BIGINT",
-        "SMALLINT",
-        "TINYINT",
-        "FLOAT",
-        "DOUBLE",
-        "BOOLEAN",
-        "DATE",
-        "TIMESTAMP",
-        "BINARY",
-        "DECIMAL(9,2)",
-        "DECIMAL",
-        "ARRAY<DOUBLE>",
-        "MAP<STRING,DATE>",
+        "STRING", "INT", "BIGINT", "SMALLINT", "TINYINT", "FLOAT", "DOUBLE", "BOOLEAN", "DATE",
+        "TIMESTAMP", "BINARY", "DECIMAL(9,2)", "DECIMAL", "ARRAY<DOUBLE>", "MAP<STRING,DATE>",
         "STRUCT<a:ARRAY<STRUCT<b:TIMESTAMP>>,c:BINARY>",
-    )
+    )  # fmt: skip
     ddl = ", ".join(f"c{i} {kind}" for i, kind in enumerate(types))
     stream = new_stream(schema=ddl, columns=parse_columns(ddl), key="c0")
     schema = rows_schema(stream)
@@ -136,26 +123,16 @@ def test_every_type_that_configuration_accepts_has_one_in_iceberg() -> None:
 def test_rows_carry_where_they_came_from() -> None:
     fields = rows_schema(new_stream()).fields
     assert [(f.name, f.required) for f in fields] == [
-        ("id", True),
-        ("n", False),
-        ("kafka_partition", True),
-        ("kafka_offset", True),
-        ("kafka_timestamp", False),
-        ("ingest_hour", True),
-        ("event_date", True),
-    ]
+        ("id", True), ("n", False), ("kafka_partition", True), ("kafka_offset", True),
+        ("kafka_timestamp", False), ("ingest_hour", True), ("event_date", True),
+    ]  # fmt: skip
 
 
 def test_dead_letters_keep_the_records_bytes_position_and_reason() -> None:
     required = {f.name for f in dead_letters_schema().fields if f.required}
     assert required == {
-        "topic_id",
-        "kafka_partition",
-        "kafka_offset",
-        "ingest_hour",
-        "error_code",
-        "layer",
-    }
+        "topic_id", "kafka_partition", "kafka_offset", "ingest_hour", "error_code", "layer",
+    }  # fmt: skip
     assert {"key", "value", "headers", "kafka_timestamp"} < {
         f.name for f in dead_letters_schema().fields
     }

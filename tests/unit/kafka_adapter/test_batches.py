@@ -42,14 +42,10 @@ def batch(
     `end`: as the broker stores it, also after compaction took records out of it."""
     held = list(offsets)
     builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=producer is not None,
-        producer_id=producer if producer is not None else -1,
-        producer_epoch=0,
-        base_sequence=0,
+        magic=2, compression_type=codec, is_transactional=producer is not None,
+        producer_id=producer if producer is not None else -1, producer_epoch=0, base_sequence=0,
         batch_size=1 << 20,
-    )
+    )  # fmt: skip
     for offset in held:
         key = struct.pack(">hh", 0, control) if control is not None else b"k" * 20
         builder.append(offset - first, timestamp=1, key=key, value=b"v" * 50, headers=headers or [])

@@ -32,15 +32,9 @@ STREAM = new_stream(schema=DDL, columns=parse_columns(DDL))
 NAMES = [column.name for column in STREAM.columns]
 AT = datetime(2026, 11, 21, 1, 0, 0, 250_000, tzinfo=UTC)
 ROW = {
-    "id": "a",
-    "n": 1,
-    "x": 2.0,
-    "price": Decimal("1.50"),
-    "day": date(2026, 11, 21),
-    "at": AT,
-    "days": [date(2026, 11, 22)],
-    "part": {"text": "é", "day": date(2026, 11, 23)},
-}
+    "id": "a", "n": 1, "x": 2.0, "price": Decimal("1.50"), "day": date(2026, 11, 21), "at": AT,
+    "days": [date(2026, 11, 22)], "part": {"text": "é", "day": date(2026, 11, 23)},
+}  # fmt: skip
 GOOD = (
     b'{"id":"a","n":1,"x":2,"price":1.5,"day":"2026-11-21","at":"2026-11-21T03:00:00.25+02:00",'
     b'"days":["2026-11-22"],"part":{"text":"\xc3\xa9","day":"2026-11-23","other":0},"other":{}}'

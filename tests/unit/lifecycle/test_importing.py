@@ -674,15 +674,9 @@ def test_a_second_import_of_earlier_hours_goes_on_before_the_first(lake: StreamL
 def test_duplicates_are_found_by_the_key_within_the_look_back() -> None:
     hours = [1, 1, 2, 2, 3, 5, 6, 6]
     keys = [
-        ("a", None),
-        ("b", 1),
-        ("a", None),
-        ("x", 1),
-        ("b", 1),
-        ("a", None),
+        ("a", None), ("b", 1), ("a", None), ("x", 1), ("b", 1), ("a", None), (None, None),
         (None, None),
-        (None, None),
-    ]
+    ]  # fmt: skip
     rows = pa.table(
         {"k": [k for k, _ in keys], "l": pa.array([v for _, v in keys], pa.int32()), HOUR: hours}
     )

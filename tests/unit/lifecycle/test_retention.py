@@ -264,13 +264,9 @@ def test_an_hour_stays_while_a_publish_of_it_is_incomplete() -> None:
     state = replace(state, accepted=state.accepted | accepted)
     assert set(H[:60]) - set(due_hours(state, LATER)) == {H[3], H[4], H[54], H[55]}
     done = plan_due(
-        state,
-        timedelta(days=2),
-        LATER,
-        1,
-        {},
+        state, timedelta(days=2), LATER, 1, {},
         Confirmed(frozenset({"row"}), frozenset({"letters"})),
-    ).leaving
+    ).leaving  # fmt: skip
     assert set(H[:60]) - set(done) == {H[54], H[55]}
 
 

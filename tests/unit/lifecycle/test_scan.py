@@ -95,15 +95,11 @@ ELSEWHERE = {"write.data.path": "file://FOLDER/elsewhere/{table}"}
 @pytest.mark.parametrize(
     "properties",
     [
-        OBJECTS,
-        FLAT,
-        ELSEWHERE,
-        ELSEWHERE | OBJECTS,
-        ELSEWHERE | FLAT,
+        OBJECTS, FLAT, ELSEWHERE, ELSEWHERE | OBJECTS, ELSEWHERE | FLAT,
         {"write.metadata.path": "file://FOLDER/of-metadata/{table}"},
     ],
     ids=("objects", "flat objects", "data", "data, objects", "data, flat objects", "metadata"),
-)
+)  # fmt: skip
 @pytest.mark.parametrize("is_unset", [False, True], ids=("", "unset"))
 def test_no_file_of_a_value_is_left_wherever_properties_place_it(
     tmp_path: Path, properties: dict[str, str], is_unset: bool

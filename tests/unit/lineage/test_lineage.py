@@ -103,12 +103,8 @@ def accepted(
 
 def refused(hour: str, reason: str, at: datetime = NOW) -> LedgerRow:
     failed = UNIQUE | {
-        "observed": ["7"],
-        "unexpected_count": 2,
-        "element_count": 8,
-        "rows": [],
-        "message": reason,
-    }
+        "observed": ["7"], "unexpected_count": 2, "element_count": 8, "rows": [], "message": reason,
+    }  # fmt: skip
     account = replace(ACCOUNT, quality=QualityResult(False, (failed,), (), 1, "events", ()))
     return ledger.decision(
         hour, "refused", 1, cut(hour), at, reason=reason, served="speed", account=account

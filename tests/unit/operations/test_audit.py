@@ -78,15 +78,9 @@ def test_an_hour_that_equals_its_ledger_row_agrees(one: StreamLake) -> None:
     assert view["agrees"]
     second = view["hours"][1]
     assert second["partitions"]["0"] == {
-        "cut": [4, 10],
-        "rows": 3,
-        "batch": 3,
-        "dead": 1,
-        "twice": 0,
-        "outside": 0,
-        "misplaced": 0,
+        "cut": [4, 10], "rows": 3, "batch": 3, "dead": 1, "twice": 0, "outside": 0, "misplaced": 0,
         "kafka": None,
-    }
+    }  # fmt: skip
     assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
     assert [
         h.audited.hour for h in count_again(job(one), (HOUR, HOUR), with_kafka=False).hours
@@ -343,18 +337,9 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
 # What Kafka gives is values here: the adapter is tested on a real broker.
 RANGES = {0: (4, 10)}
 ROW = decide(
-    NEXT,
-    "accepted",
-    1,
-    None,
-    NOW,
-    offsets=6,
-    good=3,
-    dead=1,
-    duplicate=1,
-    gap=1,
+    NEXT, "accepted", 1, None, NOW, offsets=6, good=3, dead=1, duplicate=1, gap=1,
     gaps={"control": 1},
-)
+)  # fmt: skip
 
 
 def kafka(

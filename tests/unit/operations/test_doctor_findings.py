@@ -63,29 +63,12 @@ UNREAD = kafka.Unread("2026-11-21T10", {0: 60})
 PLACE = s3.Warehouse("lake", "warehouse/")
 STORE = s3.StoreFacts(True, NOW, NOW)
 STATUS = StreamStatus(
-    stream="events",
-    topic="events",
-    topic_id="t",
-    topic_recreated=False,
-    position={0: 5},
-    position_since=NOW,
-    late=None,
-    lag=Lag(0, {}),
-    last_publish={},
-    first_hour="2026-11-21T00",
-    open_hour="2026-11-21T12",
-    newest_accepted=None,
-    complete_through=None,
-    to_seal=(),
-    backlog=(),
-    refused=(),
-    hours={},
-    unexplained={},
-    dead_letters=0,
-    lost={},
-    accepted_at=None,
+    stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5},
+    position_since=NOW, late=None, lag=Lag(0, {}), last_publish={}, first_hour="2026-11-21T00",
+    open_hour="2026-11-21T12", newest_accepted=None, complete_through=None, to_seal=(), backlog=(),
+    refused=(), hours={}, unexplained={}, dead_letters=0, lost={}, accepted_at=None,
     waiting_since=None,
-)
+)  # fmt: skip
 
 
 def checks(findings: list[Finding]) -> dict[Issue, Severity]:

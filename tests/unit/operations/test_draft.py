@@ -147,18 +147,9 @@ def test_numbers_without_loss() -> None:
 
 def test_names_that_are_no_columns() -> None:
     names = [
-        "@timestamp",
-        "event.action",
-        "ID",
-        "id",
-        "kafka_offset",
-        "9",
-        "ключ",
-        "on",
-        "${A}",
-        '"',
+        "@timestamp", "event.action", "ID", "id", "kafka_offset", "9", "ключ", "on", "${A}", '"',
         "a\nb",
-    ]
+    ]  # fmt: skip
     values: list[object] = [dict.fromkeys(names, "x")]
     assert (file := file_of(values))["schema"] == {
         "ID": "STRING",

@@ -30,12 +30,8 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     # 4 is the same, 5 repeats a row of the hour before, 6 one of its own hour, 7 changed, 8 in
     # speed alone, 9 in batch.
     speed = [
-        event(0, 4),
-        event(0, 5, id="0-2"),
-        event(0, 6, id="0-4"),
-        event(0, 7, n=1),
-        event(0, 8),
-    ]
+        event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, n=1), event(0, 8),
+    ]  # fmt: skip
     read(one, speed, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
 
@@ -46,12 +42,8 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     assert view.unexplained == {"missing": 1, "extra": 1, "changed": 1}
     shown = {(s.kind, s.offset): s for s in view.samples}
     assert [*shown] == [
-        ("changed", 7),
-        ("extra", 8),
-        ("missing", 9),
-        ("duplicate", 5),
-        ("duplicate", 6),
-    ]
+        ("changed", 7), ("extra", 8), ("missing", 9), ("duplicate", 5), ("duplicate", 6),
+    ]  # fmt: skip
     changed = shown["changed", 7]
     assert changed.columns == ("n",)
     assert ((changed.speed or {})["n"], (changed.batch or {})["n"]) == (1, 2)

@@ -193,13 +193,9 @@ ADOPTED = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
         (HOUR, {"timeline": replace(TIMELINE, covered_from=NEXT)}),
     ],
     ids=[
-        "kafka lost it",
-        "kafka lost it once accepted",
-        "the ledger lost it",
-        "skipped",
-        "dropped",
+        "kafka lost it", "kafka lost it once accepted", "the ledger lost it", "skipped", "dropped",
     ],
-)
+)  # fmt: skip
 def test_an_hour_of_which_something_is_gone(
     hour: str, values: dict[str, Any], recorded: Recorded
 ) -> None:

@@ -47,13 +47,9 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2), event(0, 5, n=3)])
     rebuild(
-        one,
-        3,
-        [event(0, 4, n=4)],
-        gap=1,
-        gaps={"control": 1},
+        one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1},
         reason="decided again after 2026-11-21T00",
-    )
+    )  # fmt: skip
 
     first, second, third = recorded(one, NEXT)
 

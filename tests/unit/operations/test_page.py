@@ -310,20 +310,9 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             calm,
         )
     ] == [
-        "no topic",
-        "recreated",
-        "differs",
-        "refused",
-        "restatement refused",
-        "dead letters",
-        "late",
-        "lost offsets",
-        "retention near",
-        "waiting",
-        "new",
-        "in order",
-        "in order",
-    ]
+        "no topic", "recreated", "differs", "refused", "restatement refused", "dead letters",
+        "late", "lost offsets", "retention near", "waiting", "new", "in order", "in order",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("took", "rests"), [(0.1, 10), (5, 20), (60, 30)])
@@ -755,15 +744,8 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         return "events \u25cb new" in shown and "anabranch apply events" in shown
 
     command = [
-        sys.executable,
-        "-m",
-        "anabranch.cli",
-        "page",
-        "--conf",
-        str(conf),
-        "--port",
-        str(port),
-    ]
+        sys.executable, "-m", "anabranch.cli", "page", "--conf", str(conf), "--port", str(port),
+    ]  # fmt: skip
     with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
         (conf / "streams" / "clicks.yaml").write_text(
             json.dumps(stream | {"table": "games.clicks"})

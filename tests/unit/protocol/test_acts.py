@@ -71,16 +71,10 @@ def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
     ]
     rows.append(
         decision(
-            shift(FIRST, 2),
-            "refused",
-            2,
-            CUT,
-            NOW,
-            "r",
-            act=ACT,
+            shift(FIRST, 2), "refused", 2, CUT, NOW, "r", act=ACT,
             reason="the balance does not close",
         )
-    )
+    )  # fmt: skip
     lake.ledger.record([*rows, decision(shift(FIRST, 3), "accepted", 1, CUT, NOW, "by itself")])
     [record] = act_records(lake.ledger.acts())
     assert record.hours == (FIRST, SECOND, shift(FIRST, 2))

@@ -58,14 +58,9 @@ def with_all_tables(stream: Stream) -> Stream:
     columns = parse_columns("id STRING NOT NULL, at TIMESTAMP, n INT")
     view = {"daily": {"window": "1 hour", "aggregates": {"n": "count"}}}
     return new_stream(
-        name=stream.name,
-        topic=stream.topic,
-        table=stream.table,
-        columns=columns,
-        event_time={"column": "at"},
-        views=view,
-        archive={"raw": "30 days"},
-    )
+        name=stream.name, topic=stream.topic, table=stream.table, columns=columns,
+        event_time={"column": "at"}, views=view, archive={"raw": "30 days"},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

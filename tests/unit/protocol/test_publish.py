@@ -454,13 +454,9 @@ def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.Monk
 def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
     with pytest.raises(Transient, match="expected a publish within 0:00:01, found 0 refusals"):
         run(
-            lake.lake,
-            lake.name,
-            lambda: Again.AGAIN,
-            "test",
-            take_turns=True,
+            lake.lake, lake.name, lambda: Again.AGAIN, "test", take_turns=True,
             timeout=timedelta(seconds=1),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_pause")

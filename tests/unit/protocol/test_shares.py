@@ -19,16 +19,11 @@ from speed_layer.reading_note import DeadShare
 @pytest.mark.parametrize(
     ("count", "records", "most", "expected"),
     [
-        (0, 0, 0.05, False),
-        (0, 10, 0.0, False),
-        (19, 19, 0.05, False),
-        (20, 20, 0.05, True),
-        (20, 400, 0.05, False),
-        (21, 400, 0.05, True),
-        (1, 1_000_000, 0.0, True),
+        (0, 0, 0.05, False), (0, 10, 0.0, False), (19, 19, 0.05, False), (20, 20, 0.05, True),
+        (20, 400, 0.05, False), (21, 400, 0.05, True), (1, 1_000_000, 0.0, True),
         (38_094, 38_094, 1.0, False),
     ],
-)
+)  # fmt: skip
 def test_too_many_by_share_and_20(count: int, records: int, most: float, expected: bool) -> None:
     assert is_too_many(count, records, most) is expected
     assert (objection("dead letters", count, records, most) is not None) is expected

@@ -339,17 +339,9 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     assert (second.revision, second.rows, second.replaces, second.removed) == (3, 5, 1, first.added)
     printed = plain(second)
     assert list(printed) == [
-        "hour",
-        "kind",
-        "revision",
-        "served",
-        "snapshot",
-        "rows",
-        "replaces",
-        "files",
-        "erasures",
+        "hour", "kind", "revision", "served", "snapshot", "rows", "replaces", "files", "erasures",
         "token",
-    ]
+    ]  # fmt: skip
     assert (first.kind, second.kind, printed["kind"]) == ("completed", "replaced", "replaced")
     assert printed["erasures"] == []
     assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}

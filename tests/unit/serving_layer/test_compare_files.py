@@ -73,15 +73,9 @@ class Layers:
         erased: Sequence[Place] = (),
     ) -> Difference:
         return compare_files(
-            speed,
-            batch,
-            RowReader.of(self.table),
-            [*self.content(speed).values()],
-            places(removed),
-            places(erased),
-            unread or {},
-            in_tasks,
-        )
+            speed, batch, RowReader.of(self.table), [*self.content(speed).values()],
+            places(removed), places(erased), unread or {}, in_tasks,
+        )  # fmt: skip
 
 
 def in_tasks(tasks: Sequence[Callable[[], pa.Table]]) -> list[pa.Table]:
@@ -205,13 +199,9 @@ AFTER = (
 )
 OLD: Values = {"n": 1, "f": 0.1, "s": {"a": 1}, "items": [{"a": 0.1}], "m": {"k": 1}}
 NEW: Values = {
-    **OLD,
-    "s": {"a": 1, "b": "b"},
-    "items": [{"a": 0.1, "b": 1}],
-    "colour": "red",
-    "home": {"city": "Ulm"},
-    "g": 1.0,
-}
+    **OLD, "s": {"a": 1, "b": "b"}, "items": [{"a": 0.1, "b": 1}], "colour": "red",
+    "home": {"city": "Ulm"}, "g": 1.0,
+}  # fmt: skip
 
 
 def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(tmp_path: Path) -> None:

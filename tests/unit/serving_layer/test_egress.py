@@ -38,15 +38,9 @@ from serving_layer.egress.folder import (
 )
 
 FOLDER_STEPS = [
-    Step.EGRESS_BEGUN,
-    Step.EGRESS_WRITTEN,
-    Step.EGRESS_NAMED,
-    Step.EGRESS_CLEARED,
-    Step.EGRESS_DELIVERED,
-    Step.LEDGER_PREPARED,
-    Step.LEDGER_APPENDED,
-    Step.EGRESS_RECORDED,
-]
+    Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED, Step.EGRESS_CLEARED,
+    Step.EGRESS_DELIVERED, Step.LEDGER_PREPARED, Step.LEDGER_APPENDED, Step.EGRESS_RECORDED,
+]  # fmt: skip
 
 
 def test_every_step_of_egress_is_killed_at() -> None:

@@ -146,21 +146,11 @@ _LITERALS = {
     "flag": ["true", "false"], "id": ["203", "0"],
 }  # fmt: skip
 _OTHERS = [
-    "t::DATE = '2026-11-21'",
-    "date_trunc('hour', t) = '2026-11-21 02:00+00'",
-    "n + 1 > 20",
-    "-n < 3",
-    "flag",
-    "coalesce(n, 20) > 15",
-    "lower(s) = 'p11'",
-    "year(event_date) = 2026",
-    "n > x",
-    "t > local",
-    "isnan(x)",
-    "n IN (SELECT id / 10 FROM games.events)",
-    "x > (SELECT min(x) FROM games.events)",
-    "starts_with(s, 'p')",
-]
+    "t::DATE = '2026-11-21'", "date_trunc('hour', t) = '2026-11-21 02:00+00'", "n + 1 > 20",
+    "-n < 3", "flag", "coalesce(n, 20) > 15", "lower(s) = 'p11'", "year(event_date) = 2026",
+    "n > x", "t > local", "isnan(x)", "n IN (SELECT id / 10 FROM games.events)",
+    "x > (SELECT min(x) FROM games.events)", "starts_with(s, 'p')",
+]  # fmt: skip
 _PATTERNS = ["'p1%'", "'%1'", "'a_a%'", "''", "'2026-11-21T0_'", "'é%'"]
 
 

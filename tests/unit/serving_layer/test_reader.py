@@ -364,17 +364,10 @@ def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
     configure(made, ddl)
     at = datetime(2026, 11, 21, 0, 0, 0, 123456, tzinfo=UTC)
     full = {
-        "id": "a",
-        "n": 1,
-        "x": -0.5,
-        "price": Decimal("123456789012345678.25"),
-        "at": at,
-        "day": date(1969, 12, 31),
-        "flag": False,
-        "raw": b"\x00\xff",
-        "place": {"lat": 48.2, "tags": ["x", None]},
-        "marks": {"k": 2**40},
-    }
+        "id": "a", "n": 1, "x": -0.5, "price": Decimal("123456789012345678.25"), "at": at,
+        "day": date(1969, 12, 31), "flag": False, "raw": b"\x00\xff",
+        "place": {"lat": 48.2, "tags": ["x", None]}, "marks": {"k": 2**40},
+    }  # fmt: skip
     empty = {"place": {"lat": None, "tags": []}, "marks": {}}
     nulls = dict.fromkeys(full)
     rows = [full, nulls | empty | {"id": "b"}, nulls | {"id": "c"}]

@@ -78,18 +78,11 @@ PER_MINUTE = {
     "window": "5 minutes",
     "group": "country",
     "aggregates": {
-        "events": "count",
-        "named": "count(country)",
-        "spent": "sum(amount)",
-        "whole": "sum(n)",
-        "least": "min(amount)",
-        "last": "max(at)",
-        "mean": "average(amount)",
-        "ratios": "sum(ratio)",
-        "who": "approx_distinct(id)",
-        "numbers": "approx_distinct(n)",
+        "events": "count", "named": "count(country)", "spent": "sum(amount)", "whole": "sum(n)",
+        "least": "min(amount)", "last": "max(at)", "mean": "average(amount)",
+        "ratios": "sum(ratio)", "who": "approx_distinct(id)", "numbers": "approx_distinct(n)",
     },
-}
+}  # fmt: skip
 PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}}
 
 

@@ -37,13 +37,9 @@ def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path", [kept[0], gone[0], *kept[1:3], *gone[1:], *kept[3:]])
     found = {path: zipimport.zipimporter(path) for path in (*gone, kept[1])}
     cached = {
-        **found,
-        f"{gone[0]}/pyspark": None,
-        f"{gone[0]}/pyspark/sql": None,
-        str(spark): None,
-        kept[2]: None,
-        f"{kept[1]}/package": None,
-    }
+        **found, f"{gone[0]}/pyspark": None, f"{gone[0]}/pyspark/sql": None, str(spark): None,
+        kept[2]: None, f"{kept[1]}/package": None,
+    }  # fmt: skip
     monkeypatch.setattr(sys, "path_importer_cache", dict(cached))
     forget_archives()
     assert sys.path == kept
