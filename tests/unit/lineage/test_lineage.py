@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,68 +143,26 @@ def events_of(lake: StreamLake) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_accepted_hour_is_an_allowed_run(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_an_accepted_hour_is_an_allowed_run(
+    lake: StreamLake, receiver: LineageReceiver, recorded: Callable[[Any], None]
+) -> None:
     snapshot = lake.state().heads["main"]
     with report_lineage(job_of(lake, receiver.url)):
         record(lake, accepted(HOURS[0], snapshot_id=snapshot))
     start, end = receiver.events
     assert receiver.problems == []
-    assert (start["eventType"], start["eventTime"]) == ("START", BEGAN.isoformat())
-    assert (end["eventType"], end["eventTime"]) == ("COMPLETE", NOW.isoformat())
     assert start["run"]["runId"] == end["run"]["runId"]
-    for event in (start, end):
-        facets = event["run"]["facets"]
-        assert (event["job"]["namespace"], event["job"]["name"]) == ("anabranch", "events.batch")
-        assert facets["nominalTime"]["nominalStartTime"] == "2026-11-21T00:00:00+00:00"
-        assert facets["nominalTime"]["nominalEndTime"] == "2026-11-21T01:00:00+00:00"
-        assert facets["parent"]["job"] == {
-            "namespace": "team/a",
-            "name": "anabranch_hourly__events.rebuild",
-            "facets": {},
-        }
-        assert facets["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
-        assert facets["parent"]["root"]["job"]["name"] == "anabranch_hourly__events"
-        assert facets["parent"]["root"]["run"]["runId"] == DAG.rpartition("/")[2]
-        assert facets["processing_engine"]["name"] == "spark"
-        assert facets["processing_engine"]["version"] == "4.1.3"
-        assert [(d["namespace"], d["name"]) for d in event["inputs"]] == [
-            ("kafka://127.0.0.1:1", "events")
-        ]
-        assert event["outputs"][0]["namespace"] == "file"
-        assert event["outputs"][0]["name"] == lake.table().location().removeprefix("file://")
-    hour = {
-        k: v for k, v in end["run"]["facets"]["anabranch_hour"].items() if not k.startswith("_")
-    }
-    assert hour == {
-        "hour": HOURS[0], "decision": "accepted", "revision": 1, "served": "batch", "topicId": "t",
-        "offsetRanges": {"0": [0, 10]}, "sources": {"kafka": 10}, "speedRows": 9,
-        "balance": {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}},
-        "difference": {"missing": 0, "extra": 0, "changed": 0, "duplicate": 1, "unread": 0},
-    }  # fmt: skip
-    topic, (table, letters) = end["inputs"][0], end["outputs"]
-    assert topic["inputFacets"]["inputStatistics"]["rowCount"] == 10
-    statistics = table["outputFacets"]["outputStatistics"]
-    assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (8, 4321, 2)
-    assert table["outputFacets"]["subset"]["outputCondition"]["partitions"] == [
-        {"dimensions": {"ingest_hour": HOURS[0]}}
-    ]
-    assert letters["outputFacets"]["outputStatistics"]["rowCount"] == 1
-    assert letters["name"] == table["name"] + "_dead_letters"
-    facets = table["facets"]
-    assert facets["version"]["datasetVersion"] == str(snapshot)
-    assert [(f["name"], f["type"]) for f in facets["schema"]["fields"]][:2] == [
-        ("id", "string"),
-        ("n", "int"),
-    ]
-    assert [f["field"] for f in facets["columnLineage"]["fields"]["id"]["inputFields"]] == ["id"]
-    assert "kafka_offset" not in facets["columnLineage"]["fields"]
-    checked = {a["assertion"]: a for a in facets["dataQualityAssertions"]["assertions"]}
-    assert {k: (a["success"], a["severity"], a.get("column")) for k, a in checked.items()} == {
-        "balance": (True, "error", None),
-        "expect_column_values_to_be_unique": (True, "error", "id"),
-        "expect_column_values_to_not_be_null": (False, "warn", "n"),
-    }
-    assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
+    assert start["run"]["facets"]["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
+    assert start["run"]["facets"]["parent"]["root"]["run"]["runId"] == DAG.rpartition("/")[2]
+    text = json.dumps(receiver.events).replace(str(snapshot), "SNAPSHOT")
+    for changing, name in (
+        (lake.table().location().removeprefix("file://"), "TABLE"),
+        (str(lake.folder), "FOLDER"),
+        (start["run"]["runId"], "RUN"),
+        (version("anabranch"), "VERSION"),
+    ):
+        text = text.replace(changing, name)
+    recorded(json.loads(text))
 
 
 def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> None:
