@@ -3,6 +3,7 @@ before and after."""
 
 import re
 import shlex
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -175,60 +176,29 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "reason"),
+    ("before", "after"),
     [
-        ("n INT", "m INT", "column n: expected it in the schema, found it gone; put it back"),
-        (
-            "n INT, s STRUCT<a: INT>",
-            "n INT, s STRUCT<b: INT>",
-            "column s.a: expected it in the schema, found it gone",
-        ),
-        ("n BIGINT", "n INT", "column n: expected bigint, found int; put the type back"),
-        (
-            "n INT",
-            "n DOUBLE",
-            "column n: expected int or bigint, found double; put the type back, and add a new "
-            "column",
-        ),
-        ("n INT", "n STRING", "column n: expected int or bigint, found string"),
-        ("n FLOAT", "n DECIMAL(10,2)", r"column n: expected float or double, found decimal(10,2)"),
-        (
-            "n DECIMAL(10,2)",
-            "n DECIMAL(12,3)",
-            "column n: expected decimal(10,2) or more digits before the point",
-        ),
-        ("n DECIMAL(10,2)", "n DECIMAL(8,2)", "(decimal(N,2)), found decimal(8,2)"),
-        ("n DATE", "n TIMESTAMP", "column n: expected date, found timestamp"),
-        ("n INT", "n ARRAY<INT>", "column n: expected int or bigint, found array<int>"),
-        (
-            "n STRUCT<a: INT>",
-            "n STRUCT<a: STRING>",
-            "column n.a: expected int or bigint, found string",
-        ),
-        ("n ARRAY<BIGINT>", "n ARRAY<INT>", "column n.element: expected bigint, found int"),
-        (
-            "n MAP<STRING, BIGINT>",
-            "n MAP<STRING, INT>",
-            "column n.value: expected bigint, found int",
-        ),
-        (
-            "n MAP<INT, INT>",
-            "n MAP<BIGINT, INT>",
-            "column n: expected map<int,int>, found map<bigint,int>",
-        ),
-        (
-            "n INT",
-            "n INT NOT NULL",
-            "column n: expected it to stay nullable, found NOT NULL; leave out NOT NULL",
-        ),
-        (
-            "n INT",
-            "n INT, m INT NOT NULL",
-            "column m: expected the new column to be nullable, found NOT NULL; leave",
-        ),
+        ("n INT", "m INT"),
+        ("n INT, s STRUCT<a: INT>", "n INT, s STRUCT<b: INT>"),
+        ("n BIGINT", "n INT"),
+        ("n INT", "n DOUBLE"),
+        ("n INT", "n STRING"),
+        ("n FLOAT", "n DECIMAL(10,2)"),
+        ("n DECIMAL(10,2)", "n DECIMAL(12,3)"),
+        ("n DECIMAL(10,2)", "n DECIMAL(8,2)"),
+        ("n DATE", "n TIMESTAMP"),
+        ("n INT", "n ARRAY<INT>"),
+        ("n STRUCT<a: INT>", "n STRUCT<a: STRING>"),
+        ("n ARRAY<BIGINT>", "n ARRAY<INT>"),
+        ("n MAP<STRING, BIGINT>", "n MAP<STRING, INT>"),
+        ("n MAP<INT, INT>", "n MAP<BIGINT, INT>"),
+        ("n INT", "n INT NOT NULL"),
+        ("n INT", "n INT, m INT NOT NULL"),
     ],
 )
-def test_what_loses_rows_is_refused(tmp_path: Path, before: str, after: str, reason: str) -> None:
+def test_what_loses_rows_is_refused(
+    tmp_path: Path, before: str, after: str, recorded: Callable[[Any], None]
+) -> None:
     # Beside it a change that is allowed, which must not be made alone.
     message = refused(
         tmp_path,
@@ -236,7 +206,7 @@ def test_what_loses_rows_is_refused(tmp_path: Path, before: str, after: str, rea
         f"id STRING NOT NULL, w BIGINT, z INT, {after}",
     )
     assert message.startswith("table games.other, stream events (`schema:`), column ")
-    assert reason in message
+    recorded(message)
 
 
 @pytest.mark.parametrize(
