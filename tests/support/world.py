@@ -131,10 +131,10 @@ class World:
         self.topic()
         self.apply()
 
-    def serve(self, values: list[tuple[int, datetime, bytes | None]]) -> None:
+    def serve(self, values: list[tuple[int, datetime, bytes | None]], **how: Any) -> None:
         """Send to the new stream, whose first hour is that of the first record; the speed layer
         publishes."""
-        self.send(values)
+        self.send(values, **how)
         self.apply()
         self.speed()
 
