@@ -2,6 +2,7 @@
 none."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,43 +80,29 @@ def test_avro_types(kind: Any, column: str) -> None:
     assert column_type(iceberg_type(column, [0])) == column  # a type that a table has
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("null", "f: expected a type with values, found null"),
-        (["null"], "f: expected a type with values, found a union of null"),
-        ({"type": "map", "values": ["null"]}, "f{}: expected a type with values"),
-        (
-            ["string", {"type": "array", "items": ["null"]}],
-            "f.member1[]: expected a type with values",
-        ),
-        (
-            logical("bytes", "decimal", precision=64, scale=39),
-            "f: expected a decimal of at most 38 digits after the point, found decimal(64,39)",
-        ),
-        (
-            {"type": "record", "name": "R", "fields": []},
-            "f: expected a record with fields, found one without any",
-        ),
-        (
-            {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
-            "found n.R",
-        ),
-        (
-            POINT | {"fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]},
-            "f.A: expected names that",
-        ),
-        (
-            POINT | {"fields": [{"name": "deep", "type": ["null"]}]},
-            "f.deep: expected a type with values",
-        ),
-        ("Unknown", "expected an Avro schema that can be read"),
-    ],
-)
-def test_what_avro_has_and_no_column_is_refused_by_its_path(kind: Any, message: str) -> None:
-    with pytest.raises(NotAColumn) as refused:
-        avro(kind)
-    assert message in str(refused.value)
+NO_COLUMN_OF_AVRO: list[Any] = [
+    "null",
+    ["null"],
+    {"type": "map", "values": ["null"]},
+    ["string", {"type": "array", "items": ["null"]}],
+    logical("bytes", "decimal", precision=64, scale=39),
+    {"type": "record", "name": "R", "fields": []},
+    {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
+    POINT | {"fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]},
+    POINT | {"fields": [{"name": "deep", "type": ["null"]}]},
+    "Unknown",
+]
+
+
+def test_what_avro_has_and_no_column_is_refused_by_its_path(
+    recorded: Callable[[Any], None],
+) -> None:
+    said = []
+    for kind in NO_COLUMN_OF_AVRO:
+        with pytest.raises(NotAColumn) as refused:
+            avro(kind)
+        said.append(str(refused.value))
+    recorded(said)
 
 
 def test_avro_fields_keep_their_order_and_some_are_left_out() -> None:
@@ -174,41 +161,31 @@ def test_json_schema_types(schema: Any, column: str) -> None:
     assert of_json(schema, **DEFINED) == [("f", column)]
 
 
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        (
-            {"type": ["integer", "string"]},
-            'f: expected one type, alone or with null, found {"type": ["integer", "stri',
-        ),
-        ({}, "f: expected one type"),
-        (True, "f: expected a schema with a type, found true"),
-        ({"type": "null"}, "f: expected one type"),
-        ({"type": "array"}, "f: expected an array with one schema for all items"),
-        ({"type": "array", "items": [{"type": "string"}]}, "f: expected an array with one schema"),
-        ({"type": "array", "items": {"type": "object"}}, "f[]: expected an object with properties"),
-        ({"type": "object", "properties": {"x": {}}}, "f.x: expected one type"),
-        (
-            {"type": "object", "additionalProperties": {"enum": ["a", 1]}},
-            "f{}: expected values of one plain type",
-        ),
-        (
-            {"oneOf": [{"type": "string"}, {"type": "integer"}]},
-            "f: expected oneOf of one schema, alone or with null",
-        ),
-        ({"$ref": "other.json#/a"}, "f: expected a $ref within the schema"),
-        ({"$ref": "#/$defs/Z"}, "which it does not have"),
-        ({"$ref": "#/definitions/Loop"}, "f.next: expected a schema that does not contain itself"),
-        (
-            {"type": "object", "properties": {"a b": {"type": "string"}}},
-            "f.a b: expected a name of letters",
-        ),
-    ],
-)
-def test_what_no_column_has_is_refused_by_its_path(schema: Any, message: str) -> None:
-    with pytest.raises(NotAColumn) as refused:
-        of_json(schema, **DEFINED)
-    assert message in str(refused.value)
+NO_COLUMN_OF_JSON: list[Any] = [
+    {"type": ["integer", "string"]},
+    {},
+    True,
+    {"type": "null"},
+    {"type": "array"},
+    {"type": "array", "items": [{"type": "string"}]},
+    {"type": "array", "items": {"type": "object"}},
+    {"type": "object", "properties": {"x": {}}},
+    {"type": "object", "additionalProperties": {"enum": ["a", 1]}},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+    {"$ref": "other.json#/a"},
+    {"$ref": "#/$defs/Z"},
+    {"$ref": "#/definitions/Loop"},
+    {"type": "object", "properties": {"a b": {"type": "string"}}},
+]
+
+
+def test_what_no_column_has_is_refused_by_its_path(recorded: Callable[[Any], None]) -> None:
+    said = []
+    for schema in NO_COLUMN_OF_JSON:
+        with pytest.raises(NotAColumn) as refused:
+            of_json(schema, **DEFINED)
+        said.append(str(refused.value))
+    recorded(said)
 
 
 def test_a_small_json_schema_of_endless_types_is_refused_at_once() -> None:
