@@ -221,10 +221,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
         "rows": {
             b: sorted(
                 (
-                    r["kafka_partition"],
-                    r["kafka_offset"],
-                    r["event_id"],
-                    r["level"],
+                    r["kafka_partition"], r["kafka_offset"], r["event_id"], r["level"],
                     r["ingest_hour"],
                 )
                 for r in rows
@@ -240,7 +237,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
         "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
         "ledger": [_without(row.as_columns(), unlike) for row in decisions],
         "audit": audit,
-    }
+    }  # fmt: skip
     text = json.dumps(contents, default=str, sort_keys=True)
     for word, common in own.items():
         text = text.replace(word, common)

@@ -22,10 +22,7 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
         catalog = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
         demo = subprocess.Popen(
             [
-                "make",
-                "--no-print-directory",
-                "demo",
-                f"MASTER={cluster.master}",
+                "make", "--no-print-directory", "demo", f"MASTER={cluster.master}",
                 f"CATALOG={catalog}",
             ],
             cwd=ROOT,
@@ -33,7 +30,7 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
             stderr=log,
             start_new_session=True,
             env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "150"},
-        )
+        )  # fmt: skip
         try:
             seen: set[int] = set()
             wait_for(

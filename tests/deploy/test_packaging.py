@@ -104,12 +104,9 @@ def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: 
     )  # fmt: skip
     assert loaded == "game_events\n"
     again = subprocess.run(
-        [installed / "anabranch", "init", "mine"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        [installed / "anabranch", "init", "mine"], cwd=tmp_path, capture_output=True, text=True,
         timeout=60,
-    )
+    )  # fmt: skip
     assert again.returncode == 2
     assert "expected none of its files" in again.stderr
 
@@ -171,12 +168,9 @@ def test_the_commands_of_the_new_readme_run_in_order(built: Path, tmp_path: Path
             printed[line] = done.stdout
     finally:
         subprocess.run(
-            [installed / "anabranch", "dev", "down"],
-            cwd=folder,
-            env=environment,
-            check=True,
+            [installed / "anabranch", "dev", "down"], cwd=folder, env=environment, check=True,
             timeout=60,
-        )
+        )  # fmt: skip
     assert "ready; next: anabranch apply" in printed["anabranch doctor"]
     [query] = [line for line in lines if line.startswith("anabranch query")]
     counts = [int(row.split()[-1]) for row in printed[query].splitlines()[2:]]

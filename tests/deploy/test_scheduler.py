@@ -80,12 +80,9 @@ def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_p
         assert states[before] == "success"
         assert [states[h] for h in hours] == ["success", "failed", "success"]
         assert airflow.tasks(dag, hours[1]) == {
-            "grace": "success",
-            "seal": "success",
-            "rebuild": "failed",
-            "merge": "success",
+            "grace": "success", "seal": "success", "rebuild": "failed", "merge": "success",
             "verify": "upstream_failed",
-        }
+        }  # fmt: skip
         assert "quality: expect_column_values_to_be_between(level)" in airflow.task_log(
             dag, "rebuild"
         )

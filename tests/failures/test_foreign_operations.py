@@ -215,11 +215,8 @@ OPERATIONS: list[Operation] = [
     expire_by_pyiceberg, alter_properties,
 ]  # fmt: skip
 NIGHT: list[Operation] = [
-    rewrite_data_files,
-    rewrite_manifests,
-    expire_snapshots,
-    remove_orphans_of_a_day,
-]
+    rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day,
+]  # fmt: skip
 
 
 @pytest.fixture

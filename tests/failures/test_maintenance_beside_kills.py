@@ -47,13 +47,10 @@ ROUNDS = [
     Round((Step.COMMIT_PREPARED, 3), (Step.BATCH_STAGED, 1), Step.MAINTAIN_DROPPED),
     Round((Step.SPEED_STAGED, 3), (Step.COMMIT_LANDED, 3), Step.MAINTAIN_LISTED, damage=True),
     Round(
-        (Step.SPEED_PUBLISHED, 2),
-        (Step.BATCH_PUBLISHED, 1),
-        Step.MAINTAIN_DELETED,
-        restate=True,
+        (Step.SPEED_PUBLISHED, 2), (Step.BATCH_PUBLISHED, 1), Step.MAINTAIN_DELETED, restate=True,
         damage=True,
     ),
-]
+]  # fmt: skip
 
 
 def send_past(one: World, hours: list[str]) -> None:

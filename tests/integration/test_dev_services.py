@@ -74,12 +74,9 @@ def _pid(home: Home, service: str) -> int:
 
 def _s3(running: Services) -> boto3.client:
     return boto3.client(
-        "s3",
-        endpoint_url=running.s3_endpoint,
-        aws_access_key_id=running.access_key,
-        aws_secret_access_key=running.secret_key,
-        region_name="us-east-1",
-    )
+        "s3", endpoint_url=running.s3_endpoint, aws_access_key_id=running.access_key,
+        aws_secret_access_key=running.secret_key, region_name="us-east-1",
+    )  # fmt: skip
 
 
 def _read_value(running: Services, topic: str) -> bytes:

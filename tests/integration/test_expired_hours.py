@@ -95,11 +95,8 @@ def test_hours_expire_and_all_reports_stay_true(world: Callable[..., World]) -> 
     assert one.state.branch_properties["main"]["anabranch.complete-through"] == complete
     states = {h.hour: h.state for h in hours(one.job)}
     assert [states[h] for h in (older, old, kept, now)] == [
-        "expired",
-        "expired",
-        "accepted",
-        "open",
-    ]
+        "expired", "expired", "accepted", "open",
+    ]  # fmt: skip
     assert status(one.job).expired_hours == sum(state == "expired" for state in states.values())
     report = audit(one.job, None, with_kafka=True)
     assert report.agrees and report.expired >= 2, report.disagreements

@@ -77,11 +77,8 @@ def test_a_small_files_one_read(files: LakeFileIO, front: FlakyS3, folder: str, 
     front.methods.clear()
     with as_whole(files, f"{folder}/{name}").open() as written:
         assert (written.read(2), written.seek(1), written.read(), written.tell()) == (
-            b"ab",
-            1,
-            b"bcde",
-            5,
-        )
+            b"ab", 1, b"bcde", 5,
+        )  # fmt: skip
     assert front.methods == {"GET": 1}
 
 

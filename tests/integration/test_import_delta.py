@@ -87,11 +87,8 @@ def test_a_delta_table_in_use_is_imported(world: Make, spark: SparkSession) -> N
     DeltaTable(location, storage_options=access).delete("player = 'p3'")
     done = import_from(one, spark, location, old)
     assert (done.plan.version, first.good + done.good, done.duplicate, done.plan.after) == (
-        version,
-        185,
-        0,
-        15,
-    )
+        version, 185, 0, 15,
+    )  # fmt: skip
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(by_delta.filter(behind(by_delta, begins)).to_pylist())
     assert_exact(one)

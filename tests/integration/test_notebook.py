@@ -63,12 +63,9 @@ def one(tmp_path: Path) -> StreamLake:
         "warehouse": f"file://{tmp_path}/warehouse",
     }
     stream = {
-        "topic": "events",
-        "table": made.name,
-        "format": "json",
-        "key": "id",
+        "topic": "events", "table": made.name, "format": "json", "key": "id",
         "schema": "id STRING NOT NULL, n INT",
-    }
+    }  # fmt: skip
     (tmp_path / "streams").mkdir()
     environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
     (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment), "utf-8")

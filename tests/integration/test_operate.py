@@ -213,14 +213,11 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     # paused still needs.
     given_up, paused = (
         stage(
-            one.spark.table(f"lake.{job.stream.table}").limit(3),
-            one.lake,
-            "lake",
-            job.stream.table,
-            new_id(),
+            one.spark.table(f"lake.{job.stream.table}").limit(3), one.lake, "lake",
+            job.stream.table, new_id(),
         )
         for _ in range(2)
-    )
+    )  # fmt: skip
     one.lake.discard(job.stream.table, given_up)
     state = one.state
     publish = Publish(

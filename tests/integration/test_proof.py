@@ -96,12 +96,9 @@ def known(world: Make) -> World:
 
 def said_by_every_view(one: World, hour: str) -> None:
     counts = {
-        "offsets": OFFSETS,
-        "good": GOOD,
-        "dead": MALFORMED,
-        "duplicate": DUPLICATE,
+        "offsets": OFFSETS, "good": GOOD, "dead": MALFORMED, "duplicate": DUPLICATE,
         "gap": ABORTED + CONTROL,
-    }
+    }  # fmt: skip
 
     assert next(h for h in shown(one, "hours", one.name) if h["hour"] == hour)["counts"] == counts
     assert shown(one, "status", one.name)["unexplained"] == {}

@@ -55,11 +55,8 @@ def test_row_counts_are_judged(three_days: World) -> None:
         {"type": PREVIOUS, "reason": "row counts of 2 previous days are needed, 0 of 2 are known"}
     ]
     assert first["met"][1]["kwargs"] == {
-        "min_ratio": 1,
-        "max_ratio": 2,
-        "min_value": 20,
-        "max_value": 40,
-    }
+        "min_ratio": 1, "max_ratio": 2, "min_value": 20, "max_value": 40,
+    }  # fmt: skip
     reason = (
         f"quality: {PREVIOUS}: expected at least 10, days 2, min days 2, min ratio 0.5, found 5 "
         "(the median of 2 days before is 20)"

@@ -114,25 +114,16 @@ def test_columns_and_values(session: SparkSession) -> None:
         "aéé", -7, 9007199254740993, 100.0, False,
     )  # fmt: skip
     assert (row.price, row.day, row.small, bytes(row.raw)) == (
-        Decimal("1.50"),
-        date(2024, 2, 29),
-        0.5,
-        b"hi",
-    )
+        Decimal("1.50"), date(2024, 2, 29), 0.5, b"hi",
+    )  # fmt: skip
     assert (row.tags, row.scores, row.nested.n, row.nested.days) == (
-        ["x", None],
-        {"k": 1.5},
-        3,
-        [date(2026, 1, 1)],
-    )
+        ["x", None], {"k": 1.5}, 3, [date(2026, 1, 1)],
+    )  # fmt: skip
     assert row.nested_at == micros
     assert (row.kafka_partition, row.kafka_offset, row.kafka_timestamp) == (0, 0, micros)
     assert (row.ingest_hour, row.event_date, bytes(row.kafka_key), bytes(row.kafka_value)) == (
-        HOUR,
-        START.date(),
-        b"k",
-        value,
-    )
+        HOUR, START.date(), b"k", value,
+    )  # fmt: skip
     assert row.kafka_headers is None
 
 

@@ -124,12 +124,9 @@ def target(services: Neighbours, s3: config.S3, tmp_path: Path) -> Target:
 def lake(target: Target, store: ObjectStore) -> StreamLake:
     one = four_hours(target.folder, target.s3)
     admin.create(
-        one.lake,
-        target.stream.egress_table,
-        deliveries.DELIVERIES_SCHEMA,
-        (),
+        one.lake, target.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (),
         admin.TABLE_PROPERTIES,
-    )
+    )  # fmt: skip
     return one
 
 

@@ -100,11 +100,8 @@ def test_an_operators_commands_to_an_hours_acceptance(night: World, tmp_path: Pa
         for line in run(one, printed("anabranch hours STREAM", STREAM=name)).splitlines()[1:]
     }
     assert [states[hour] for hour in (PROVEN, REFUSED, WAITING, running)] == [
-        "accepted",
-        "refused",
-        "sealed",
-        "open",
-    ]
+        "accepted", "refused", "sealed", "open",
+    ]  # fmt: skip
     hours = json.loads(run(one, printed("anabranch hours STREAM --output json", STREAM=name)))
     assert [h["counts"]["duplicate"] for h in hours if h["hour"] == PROVEN] == [1]
     assert "expect_column_values_to_be_between" in run(

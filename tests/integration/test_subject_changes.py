@@ -218,12 +218,9 @@ def test_a_batch_job_takes_up_what_its_table_has(topic: Topic, registry: SchemaR
     topic.send("a", start_of(first) + timedelta(minutes=1), level=1, colour={"string": "red"})
     topic.write_by(LEVEL, COLOUR, {"name": "size", "type": ["null", "int"], "default": None})
     topic.send(
-        "b",
-        start_of(second) + timedelta(minutes=1),
-        level=1,
-        colour={"string": "blue"},
+        "b", start_of(second) + timedelta(minutes=1), level=1, colour={"string": "blue"},
         size={"int": 7},
-    )
+    )  # fmt: skip
     stale = open_job(one.name, str(one.folder))
     order, stop = RebuildRequest(), threading.Event()
     outcome = run_stream(

@@ -66,11 +66,8 @@ def test_apply_takes_up_what_a_subject_adds(world: Make, registry: SchemaRegistr
         f"{one.name}: added column at to {table}",
     ]
     taken_up = {
-        "event_id": "string NOT NULL",
-        "level": "bigint",
-        "old": "string",
-        "at": "timestamp",
-    }
+        "event_id": "string NOT NULL", "level": "bigint", "old": "string", "at": "timestamp",
+    }  # fmt: skip
     assert columns(one, table) == taken_up
     assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 

@@ -127,13 +127,10 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) ->
     one.send(first)
     one.send(
         [
-            *at,
-            (0, at[2][1], at[1][2]),
-            (0, at[2][1], b"{not json"),
-            (0, at[2][1], None),
+            *at, (0, at[2][1], at[1][2]), (0, at[2][1], b"{not json"), (0, at[2][1], None),
             (0, at[2][1], late),
         ]
-    )
+    )  # fmt: skip
     one.serve([(0, at[2][1], first[0][2])])
     assert len(one.rows()) == 7
     assert Counter(d["error_code"] for d in one.dead()) == {"malformed_json": 1, "null_value": 1}

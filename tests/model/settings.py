@@ -361,10 +361,7 @@ SETTINGS = {
     ),
     "an hour given to the batch layer before its time": Setting(
         (
-            broker(*ONE_HOUR),
-            SPEED,
-            BATCH,
-            Merger("merger"),
+            broker(*ONE_HOUR), SPEED, BATCH, Merger("merger"),
             Operator("operator", wishes=((H0, "batch"), (H0, None))),
         ),
         "the batch layer has not accepted it; it is not sealed; operator publishes",
@@ -626,10 +623,7 @@ SETTINGS = {
         "batch restates 2026-11-21T00; batch 2026-11-21T00: another run published first; "
         "batch stages [batch-4/T00[(0, 0)]]; rival publishes the dead letters rival-",
         before=(
-            broker(MALFORMED, *TWO_HOURS[1:]),
-            ACCEPTS,
-            broker(RECORD, ("widen",)),
-            Speed("after"),
+            broker(MALFORMED, *TWO_HOURS[1:]), ACCEPTS, broker(RECORD, ("widen",)), Speed("after"),
         ),
         world=ACCOUNTS,
     ),
@@ -731,10 +725,7 @@ SETTINGS = {
         (broker(ADOPTED, BACK, ADOPTED, ("tick", 240)), BATCH, ADOPTER),
         "batch refuses 2026-11-21T01: Kafka no longer; batch reads 2026-11-21T01: {0: (1, 2)}",
         before=(
-            broker(RECORD, ("tick", 60), RECORD),
-            Batch("before"),
-            Speed("reads"),
-            broker(OTHER),
+            broker(RECORD, ("tick", 60), RECORD), Batch("before"), Speed("reads"), broker(OTHER),
         ),
         world=ACCOUNTS | STAMPED,
     ),
@@ -1001,7 +992,7 @@ SETTINGS = {
         before=TWO_READ,
         world=ORPHANS | CRASH,
     ),
-}
+}  # fmt: skip
 
 
 # The same, where the speed layer stages its rows as a snapshot.

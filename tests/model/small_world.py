@@ -372,12 +372,9 @@ def new_version(
     """The same snapshot over the same parent has the same id, so that two ways to it meet; no id
     comes back later."""
     content = (
-        parent,
-        tuple(sorted(summary.items())),
-        tuple(sorted(files, key=lambda f: f.file_path)),
-        added,
-        made_ms,
-    )
+        parent, tuple(sorted(summary.items())), tuple(sorted(files, key=lambda f: f.file_path)),
+        added, made_ms,
+    )  # fmt: skip
     return Version(_IDS.setdefault((branch, *content), len(_IDS) + 1), *content)
 
 
@@ -418,15 +415,12 @@ class Lake:
     def table(self) -> Table:
         remembered = [
             Snapshot(
-                snapshot_id=v.id,
-                parent_snapshot_id=v.parent,
-                sequence_number=number,
-                timestamp_ms=v.made_ms or millis(BEGIN),
-                manifest_list="",
+                snapshot_id=v.id, parent_snapshot_id=v.parent, sequence_number=number,
+                timestamp_ms=v.made_ms or millis(BEGIN), manifest_list="",
                 summary=Summary(Operation.APPEND, **dict(v.summary)),
             )
             for number, v in enumerate(self.versions, 1)
-        ]
+        ]  # fmt: skip
         refs = {
             r.name: SnapshotRef(
                 snapshot_id=r.id,

@@ -100,14 +100,11 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
             position_since=AS_OF - timedelta(seconds=842),
         ),
         five_years(
-            "logins",
-            AS_OF,
-            to_seal=hours_between(shift(OPEN, -4), OPEN),
-            open_hour=shift(OPEN, -4),
-            newest_accepted=shift(OPEN, -5),
+            "logins", AS_OF, to_seal=hours_between(shift(OPEN, -4), OPEN),
+            open_hour=shift(OPEN, -4), newest_accepted=shift(OPEN, -5),
             complete_through=shift(OPEN, -5),
         ),
-    )
+    )  # fmt: skip
     away = Failure(
         AS_OF,
         "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)",

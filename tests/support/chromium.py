@@ -16,12 +16,9 @@ def ensure() -> str:
             ["install", "-y", "-qq", "--no-install-recommends", "chromium"],
         ):
             subprocess.run(
-                ["apt-get", *arguments],
-                check=True,
-                env=environment,
-                capture_output=True,
+                ["apt-get", *arguments], check=True, env=environment, capture_output=True,
                 timeout=900,
-            )
+            )  # fmt: skip
         found = _found()
     if found is None:
         raise RuntimeError(

@@ -42,14 +42,11 @@ class Feed:
         self._stop = threading.Event()
         self._producer = Producer(
             {
-                "bootstrap.servers": cluster.super_servers,
-                "acks": acks,
-                "enable.idempotence": acks == "all",
-                "message.timeout.ms": 120_000,
-                "compression.type": "lz4",
-                "linger.ms": 20,
+                "bootstrap.servers": cluster.super_servers, "acks": acks,
+                "enable.idempotence": acks == "all", "message.timeout.ms": 120_000,
+                "compression.type": "lz4", "linger.ms": 20,
             }
-        )
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def send(self, count: int, prefix: str, at: datetime) -> None:

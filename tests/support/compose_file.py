@@ -37,12 +37,9 @@ def config(
         "".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8"
     )
     command = [
-        str(go_tools.ensure(go_tools.COMPOSE)),
-        "--project-directory",
-        str(file.parent),
-        "--file",
+        str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file",
         str(file),
-    ]
+    ]  # fmt: skip
     command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
     command += ["config", "--format", "json"]
     # Without the caller's environment, which has precedence over the file.

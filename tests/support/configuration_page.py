@@ -17,11 +17,8 @@ from anabranch.config.sections import FormatSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 FILES: dict[str, type[BaseModel]] = {
-    "environment": Environment,
-    "stream": Stream,
-    "family": FamilyKeys,
-    "column": ColumnSettings,
-}
+    "environment": Environment, "stream": Stream, "family": FamilyKeys, "column": ColumnSettings,
+}  # fmt: skip
 # What a file has where the model has another type.
 _WRITTEN = {
     "schema": "text, or mapping", "schema.columns": "text, or mapping", "from": "text, or list",

@@ -103,12 +103,9 @@ def _lines(answer: Any) -> Rows:
 
 Reader = Callable[[Any, int | None, dict[str, Any]], tuple[int, Rows]]
 READERS: dict[str, Reader] = {
-    "PyIceberg": read_by_pyiceberg,
-    "Daft": read_by_daft,
-    "Polars": read_by_polars,
-    "DuckDB": read_by_duckdb,
-    "ClickHouse": read_by_clickhouse,
-}
+    "PyIceberg": read_by_pyiceberg, "Daft": read_by_daft, "Polars": read_by_polars,
+    "DuckDB": read_by_duckdb, "ClickHouse": read_by_clickhouse,
+}  # fmt: skip
 
 
 def plain(rows: Rows) -> Rows:

@@ -66,11 +66,8 @@ def micros(moment: datetime) -> int:
 
 def v1(event_id: str, at: datetime, **more: Any) -> dict[str, Any]:
     fields = {
-        "event_id": event_id,
-        "event_time": micros(at) // 1000,
-        "level": {"int": 7},
-        "amount": 1.5,
-    }
+        "event_id": event_id, "event_time": micros(at) // 1000, "level": {"int": 7}, "amount": 1.5,
+    }  # fmt: skip
     return {**fields, "price": "\u0030\u0039", "gone": ["x"], **more}
 
 

@@ -111,14 +111,11 @@ class HourFiles(ScaledStream):
         by_hour = self._written(hours, files)
         rebuilt = [
             Rebuilt(
-                h,
-                Accepted(1, state.cuts[h]),
-                Staged(h, 0, 0, tuple(by_hour[h])),
-                (),
+                h, Accepted(1, state.cuts[h]), Staged(h, 0, 0, tuple(by_hour[h])), (),
                 self._account(),
             )
             for h in hours
-        ]
+        ]  # fmt: skip
         publish: Publish = plan_publish(
             state, rebuilt, datetime.now(UTC), frozenset(d.decision_id for d in state.decisions)
         )

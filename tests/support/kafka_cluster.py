@@ -162,11 +162,8 @@ class KafkaCluster:
             tools.mkdir()
             write_scripts(tools)
         command = [
-            str(tools / "kafka-configs.sh"),
-            "--bootstrap-server",
-            self.super_servers,
-            "--alter",
-        ]
+            str(tools / "kafka-configs.sh"), "--bootstrap-server", self.super_servers, "--alter",
+        ]  # fmt: skip
         command += ["--entity-type", "users", "--entity-name", USER, *change]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -253,12 +250,9 @@ class KafkaCluster:
             (home / "data").mkdir()
             write_private(self._properties(node), properties_text(self._settings(node)))
             tool = [
-                "kafka.tools.StorageTool",
-                "format",
-                f"--cluster-id={cluster}",
-                "-c",
+                "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c",
                 str(self._properties(node)),
-            ]
+            ]  # fmt: skip
             command = [*self._jvm(node), *tool]
             done = subprocess.run(
                 command, env=_java_path(), capture_output=True, text=True, timeout=60

@@ -332,15 +332,12 @@ class RealHours:
             columns,
             [
                 (
-                    f"{w.first} to {w.last}",
-                    f"{w.requests:.1f}",
-                    f"{w.python:.3f}",
-                    f"{w.jvm:.3f}",
-                    f"{w.seconds:.2f}",
+                    f"{w.first} to {w.last}", f"{w.requests:.1f}", f"{w.python:.3f}",
+                    f"{w.jvm:.3f}", f"{w.seconds:.2f}",
                 )
                 for w in windows
             ],
-        )
+        )  # fmt: skip
 
     def report_looks(self, hour: str) -> None:
         """Print the maxima that readers would have found in an hour."""

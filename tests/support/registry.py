@@ -111,11 +111,8 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
     """Run a new, empty registry within a `with`."""
     jar, port = ensure_registry(), free_port()
     command = [
-        str(require_java()),
-        "-Xmx192m",
-        "-XX:TieredStopAtLevel=1",
-        "-Dquarkus.log.level=WARN",
-    ]
+        str(require_java()), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN",
+    ]  # fmt: skip
     command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", str(jar)]
 
     def answers() -> bool:

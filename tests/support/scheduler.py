@@ -36,11 +36,8 @@ class Scheduler:
         process: subprocess.Popen[bytes],
     ) -> None:
         self._home, self._database, self._environment, self._process = (
-            home,
-            database,
-            environment,
-            process,
-        )
+            home, database, environment, process,
+        )  # fmt: skip
         self._api = environment["AIRFLOW__API__BASE_URL"]
 
     @property

@@ -62,12 +62,9 @@ class SecureBroker:
         """Grant the operations of docs/how-to/deploy/services.md: READ, DESCRIBE and
         DESCRIBE_CONFIGS of the topic, and READ of the group."""
         self.grant(
-            ResourceType.TOPIC,
-            topic,
-            ACLOperation.READ,
-            ACLOperation.DESCRIBE,
+            ResourceType.TOPIC, topic, ACLOperation.READ, ACLOperation.DESCRIBE,
             ACLOperation.DESCRIBE_CONFIGS,
-        )
+        )  # fmt: skip
         self.grant(ResourceType.GROUP, group, ACLOperation.READ)
 
     def grant(
@@ -79,16 +76,13 @@ class SecureBroker:
             admin.create_acls(
                 [
                     ACL(
-                        principal,
-                        "*",
-                        operation,
-                        ACLPermissionType.ALLOW,
+                        principal, "*", operation, ACLPermissionType.ALLOW,
                         ResourcePattern(kind, name),
                     )
                     for principal in (f"User:{user}" for user in users)
                     for operation in operations
                 ]
-            )
+            )  # fmt: skip
         finally:
             admin.close()
 

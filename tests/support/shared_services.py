@@ -45,12 +45,9 @@ def shared_services(folder: Path) -> Iterator[Services]:
         if home.kafka.last_port() is None:
             kafka_port = free_port()
             services = up(
-                home,
-                kafka_port,
-                free_port(kafka_port),
-                access_key=ACCESS_KEY,
+                home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY,
                 secret_key=SECRET_KEY,
-            )
+            )  # fmt: skip
             # Otherwise two processes that apply their first streams at once would both create it.
             store = boto3.client(
                 "s3", endpoint_url=services.s3_endpoint, region_name="us-east-1",

@@ -130,11 +130,8 @@ def german() -> Iterator[Sent]:
     yield Sent("Nr;Datum;Betrag;Währung".encode(), DEAD)
     for i in range(COUNT):
         expected = {
-            "Nr": i,
-            "Datum": _at(i).date(),
-            "Betrag": Decimal(f"-{i}.50"),
-            "Wahrung": "EUR",
-        }
+            "Nr": i, "Datum": _at(i).date(), "Betrag": Decimal(f"-{i}.50"), "Wahrung": "EUR",
+        }  # fmt: skip
         yield Sent(f'{i};28.11.2026;"-{i},50";EUR'.encode(), expected)
 
 
@@ -157,12 +154,9 @@ def dirty() -> Iterator[Sent]:
 def cloud_events() -> Iterator[Sent]:
     for i in range(COUNT):
         event = {
-            "specversion": "1.0",
-            "id": str(i),
-            "source": "/s",
-            "type": "t",
+            "specversion": "1.0", "id": str(i), "source": "/s", "type": "t",
             "time": f"{_at(i):%Y-%m-%dT%H:%M:%S}.123456789Z",
-        }
+        }  # fmt: skip
         data = {"n": i, "tags": ["a"]}
         at = _at(i).replace(microsecond=123_456)
         yield Sent(
@@ -201,11 +195,8 @@ def big_ids() -> Iterator[Sent]:
 def metrics() -> Iterator[Sent]:
     for i in range(COUNT):
         metric = {
-            "name": "cpu",
-            "tags": {"host": f"h{i % 3}"},
-            "value": i / 2,
-            "ts": _millis(_at(i)),
-        }
+            "name": "cpu", "tags": {"host": f"h{i % 3}"}, "value": i / 2, "ts": _millis(_at(i)),
+        }  # fmt: skip
         yield Sent(
             _json(metric), {"name": "cpu", "tags": metric["tags"], "value": i / 2, "ts": _at(i)}
         )

@@ -47,11 +47,8 @@ class Proxy:
 
     def _add(self, kind: str, stream: str, **attributes: int) -> None:
         toxic = {
-            "name": f"{kind}_{stream}",
-            "type": kind,
-            "stream": stream,
-            "attributes": attributes,
-        }
+            "name": f"{kind}_{stream}", "type": kind, "stream": stream, "attributes": attributes,
+        }  # fmt: skip
         _call(self.api, "POST", f"/proxies/{self.name}/toxics", toxic)
 
 

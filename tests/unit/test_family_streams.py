@@ -26,12 +26,9 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     new_lake(tmp_path, name="app_orders")
     new_lake(tmp_path, name="other")
     family = {
-        "topics": {"pattern": "app_(.*)"},
-        "table": "games.app_{1}",
-        "name": "{0}",
-        "schema": DDL,
+        "topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}", "schema": DDL,
         "key": "id",
-    }
+    }  # fmt: skip
     _write(tmp_path / "streams" / "app.yaml", **family)
     write_environment(tmp_path)
     return tmp_path

@@ -25,11 +25,8 @@ def conf(tmp_path: Path) -> Path:
 
 def write(conf: Path, name: str, **more: object) -> None:
     file = {
-        "topic": name,
-        "table": f"games.{name}",
-        "schema": "id STRING NOT NULL",
-        "key": "id",
-    } | more
+        "topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id",
+    } | more  # fmt: skip
     (conf / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
 

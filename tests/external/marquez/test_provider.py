@@ -49,12 +49,9 @@ def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> 
         "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a",
     }
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(DAGS)],
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", _SCRIPT, str(DAGS)], env=environment, capture_output=True, text=True,
         timeout=120,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout.rpartition("RUNS")[2])
     assert len(reported) == 3
@@ -104,12 +101,9 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
             migrate, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=300
         )
         run = [
-            sys.executable,
-            "-c",
-            _RUN,
-            str(DAGS / "anabranch_hourly.py"),
+            sys.executable, "-c", _RUN, str(DAGS / "anabranch_hourly.py"),
             "anabranch_hourly__events",
-        ]
+        ]  # fmt: skip
         done = subprocess.run(
             [*run, "2026-11-21T04:00:00+00:00"], env=environment, cwd=tmp_path, capture_output=True,
             text=True, timeout=200,

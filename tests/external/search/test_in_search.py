@@ -99,14 +99,11 @@ def in_main(lake: StreamLake, *hours: str) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     "at",
     [
-        f"{Step.EGRESS_INDEXED.label}:1",
-        f"{Step.EGRESS_INDEXED.label}:2",
-        Step.EGRESS_DELIVERED.label,
-        Step.LEDGER_PREPARED.label,
-        Step.LEDGER_APPENDED.label,
+        f"{Step.EGRESS_INDEXED.label}:1", f"{Step.EGRESS_INDEXED.label}:2",
+        Step.EGRESS_DELIVERED.label, Step.LEDGER_PREPARED.label, Step.LEDGER_APPENDED.label,
         Step.EGRESS_RECORDED.label,
     ],
-)
+)  # fmt: skip
 def test_a_kill_anywhere_leaves_each_once(lake: StreamLake, url: str, index: str, at: str) -> None:
     accept(lake, FIRST, 7)
     kill_at(at, run, lake.folder, url)

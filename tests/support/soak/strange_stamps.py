@@ -63,12 +63,9 @@ def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
                 kind: Kind = "malformed" if not is_whole else "duplicate" if number else "good"
                 sent.sent[kind] += 1
                 future = producer.send(
-                    sent.topic,
-                    key=record.key,
-                    value=value,
-                    timestamp_ms=millis,
+                    sent.topic, key=record.key, value=value, timestamp_ms=millis,
                     partition=partition,
-                )
+                )  # fmt: skip
                 try:
                     done = future.get(timeout=_ACK_SECONDS)
                 except Exception as error:

@@ -216,12 +216,9 @@ UNHELD: dict[str, tuple[int, dict[str, int], Any, int, int, int, dict[str, int]]
 def test_offsets_in_no_source(name: str) -> None:
     lost, seen, accepted, there, again, duplicates, gaps = UNHELD[name]
     found = classify_unheld(
-        {0: lost} if lost else {},
-        {name: {0: count} for name, count in seen.items()},
-        accepted,
-        {0: there} if accepted else {},
-        {0: again} if again else {},
-    )
+        {0: lost} if lost else {}, {name: {0: count} for name, count in seen.items()}, accepted,
+        {0: there} if accepted else {}, {0: again} if again else {},
+    )  # fmt: skip
     expected = {name: {0: count} for name, count in gaps.items()}
     assert found == ({0: duplicates} if duplicates else {}, expected)
 

@@ -39,13 +39,10 @@ def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> 
 @pytest.mark.parametrize(
     ("span", "offsets"),
     [
-        (None, 35),
-        ((FIRST, FIRST), 10),
-        ((FIRST, SECOND), 30),
-        ((SECOND, OPEN), 25),
+        (None, 35), ((FIRST, FIRST), 10), ((FIRST, SECOND), 30), ((SECOND, OPEN), 25),
         ((OPEN, OPEN), 5),
     ],
-)
+)  # fmt: skip
 def test_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, offsets: int) -> None:
     assert share(lake, span) == offsets / BY_WORKERS
 

@@ -96,11 +96,8 @@ def test_a_refusal_is_written_again_only_if_it_changed() -> None:
 
 def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
     sealed, refused, accepted, served = (
-        row("sealed"),
-        row("refused"),
-        row("accepted"),
-        row("served"),
-    )
+        row("sealed"), row("refused"), row("accepted"), row("served"),
+    )  # fmt: skip
     assert last_refusal([sealed, refused], HOUR) is refused
     assert last_refusal([sealed, refused, served], HOUR) is refused
     assert last_refusal([sealed, accepted, refused], HOUR) is refused

@@ -22,12 +22,9 @@ def tool() -> None:
 @click.argument("stream", help="Which one.")
 @click.argument("rest", nargs=-1)
 @click.option(
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
+    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="As what.",
-)
+)  # fmt: skip
 @click.option("--secret", hidden=True)
 def flow(stream: str, rest: tuple[str, ...], output: str, secret: str) -> None:
     """Let it

@@ -41,12 +41,9 @@ def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
         for hour in HOURS[:i]:
             _accept(lake, hour)
         _write(
-            tmp_path / "streams" / f"{name}.yaml",
-            topic=name,
-            table=f"games.{name}",
-            schema=DDL,
+            tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL,
             key="id",
-        )
+        )  # fmt: skip
     lake_of = {
         "name": "lake",
         "uri": f"sqlite:///{tmp_path}/catalog.db",
@@ -133,18 +130,12 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
     names = [f"t{i:02}" for i in range(50)]
     for name in names:
         _write(
-            tmp_path / "streams" / f"{name}.yaml",
-            topic=name,
-            table=f"games.{name}",
-            schema=DDL,
+            tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL,
             key="id",
-        )
+        )  # fmt: skip
     hangs = {
-        "name": "lake",
-        "type": "rest",
-        "uri": f"http://{silent}",
-        "warehouse": "file:///nowhere",
-    }
+        "name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere",
+    }  # fmt: skip
     _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=hangs)
     for command in (["maintain", "--all"], ["audit"]):
         done, seconds = _run(tmp_path, *command, "--output", "json")
@@ -164,11 +155,8 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
 ) -> None:
     settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
     hangs = {
-        "name": "lake",
-        "type": "rest",
-        "uri": f"http://{silent}",
-        "warehouse": "file:///nowhere",
-    }
+        "name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere",
+    }  # fmt: skip
     _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
     for command in (
         ["status"],

@@ -13,11 +13,8 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_stream, select_streams, stream_file_stamp
 
 STREAM: dict[str, Any] = {
-    "topic": "t",
-    "table": "raw.s",
-    "key": "id",
-    "schema": "id STRING NOT NULL",
-}
+    "topic": "t", "table": "raw.s", "key": "id", "schema": "id STRING NOT NULL",
+}  # fmt: skip
 
 
 @pytest.fixture

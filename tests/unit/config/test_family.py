@@ -23,12 +23,9 @@ from anabranch.config import (
 )
 
 FAMILY: dict[str, Any] = {
-    "topics": {"pattern": "app-(.*)"},
-    "table": "raw.{1}",
-    "key": "id",
-    "schema": "id STRING NOT NULL",
-    "group": "small",
-}
+    "topics": {"pattern": "app-(.*)"}, "table": "raw.{1}", "key": "id",
+    "schema": "id STRING NOT NULL", "group": "small",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -249,11 +246,8 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
     assert list(select_streams(conf, group="large", members=members)) == ["own"]
     assert list(select_streams(conf, group="small", members=members)) == ["wrong", "app_2", "app_x"]
     assert list(select_streams(conf, every=True, members=members)) == [
-        "own",
-        "wrong",
-        "app_2",
-        "app_x",
-    ]
+        "own", "wrong", "app_2", "app_x",
+    ]  # fmt: skip
     assert list(select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
     with pytest.raises(ConfigurationError, match="stream 'app_y'"):
         select_streams(conf, ["app_y"], members=members)

@@ -112,23 +112,17 @@ def write(folder: Path, masking: dict[str, str] | None = None, **values: Any) ->
     )
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     stream: dict[str, Any] = {
-        "topic": "events",
-        "table": "games.events",
-        "schema": DDL,
-        "key": "id",
-    } | values
+        "topic": "events", "table": "games.events", "schema": DDL, "key": "id",
+    } | values  # fmt: skip
     (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     return folder
 
 
 def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path) -> None:
     folder = write(
-        tmp_path,
-        {"secret": "0123456789abcdef"},
-        select=SELECT,
-        unknown="rescue",
+        tmp_path, {"secret": "0123456789abcdef"}, select=SELECT, unknown="rescue",
         event_time={"column": "at"},
-    )
+    )  # fmt: skip
     stream = config.load_stream("events", folder)
     assert [c.name for c in stream.columns] == [
         next(iter(s)) if isinstance(s, dict) else s for s in SELECT

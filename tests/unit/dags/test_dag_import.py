@@ -420,12 +420,9 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not key.startswith(("AIRFLOW", "ANABRANCH"))
     }
     env |= {
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "OPENLINEAGE_NAMESPACE": "team/a",
-        "ANABRANCH_GROUP": "small",
-        "ANABRANCH_OWNER": "shop",
-    }
+        "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "OPENLINEAGE_NAMESPACE": "team/a", "ANABRANCH_GROUP": "small", "ANABRANCH_OWNER": "shop",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
         env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False,

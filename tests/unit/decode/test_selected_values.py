@@ -211,11 +211,8 @@ def test_masked_columns_and_those_of_kafka() -> None:
     assert [row["flag"] for row in rows] == [hashed("true"), None, None, None]
     assert (rows[1]["date"], rows[1]["bytes"]) == (hashed("2026-11-21"), hashed(b"\0\xff"))
     assert [row["hour"] for row in rows] == [
-        datetime(2026, 11, 21, 3, tzinfo=UTC),
-        None,
-        None,
-        None,
-    ]
+        datetime(2026, 11, 21, 3, tzinfo=UTC), None, None, None,
+    ]  # fmt: skip
     assert rows[0]["headers"] is None and rows[1]["headers"] == [
         {"key": "trace-id", "value": b"old"},
         {"key": "trace-id", "value": "neu é".encode()},

@@ -11,12 +11,9 @@ def _ack(offset: int, content: str, kind: Kind = "good", partition: int = 0) -> 
 
 
 ACKS = [
-    _ack(0, "a"),
-    _ack(1, "b"),
-    _ack(2, "a", "duplicate"),
-    _ack(3, "x", "malformed"),
+    _ack(0, "a"), _ack(1, "b"), _ack(2, "a", "duplicate"), _ack(3, "x", "malformed"),
     _ack(0, "c", partition=1),
-]
+]  # fmt: skip
 ROWS = [ServedRecord(0, 0, "a"), ServedRecord(0, 1, "b"), ServedRecord(1, 0, "c")]
 REPEATED = ServedRecord(0, 2, "a")
 DEAD = [ServedRecord(0, 3, "x")]

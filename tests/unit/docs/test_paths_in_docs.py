@@ -14,16 +14,13 @@ PAGES = sorted(
         *(
             ROOT / name
             for name in (
-                "README.md",
-                "CONTRIBUTING.md",
-                "CHANGELOG.md",
-                "tests/README.md",
+                "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md",
                 "tests/failures/README.md",
             )
         ),
         *ROOT.glob("docs/**/*.md"),
     ]
-)
+)  # fmt: skip
 _ROOMS = "anabranch|speed_layer|batch_layer|serving_layer|dags|tests|conf|scripts"
 _FILE = re.compile(rf"`((?:{_ROOMS})/(?:[\w.-]+/)*[\w-]*\.?\w*)[`:]")
 _PLACE = re.compile(r"`([\w.]+)` in `([\w/]+\.py)`")

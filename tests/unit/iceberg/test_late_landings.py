@@ -79,11 +79,8 @@ def cut_off(
     loads of the table, or at the end of the `with` for None."""
     catalog, name = one.lake.catalog, table or one.name
     real_commit, real_load, requests, left = (
-        catalog.commit_table,
-        one.lake.load,
-        CutOff(),
-        [times, looks],
-    )
+        catalog.commit_table, one.lake.load, CutOff(), [times, looks],
+    )  # fmt: skip
 
     def land() -> None:
         while requests.waiting:

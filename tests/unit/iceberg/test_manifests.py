@@ -317,13 +317,10 @@ def test_merging_comes_to_an_end() -> None:
             total = sum(s.files for s in group)
             slots.append(
                 Slot(
-                    f"m{number}-{group[0].key}",
-                    0,
-                    min(s.first for s in group),
-                    group[-1].last,
+                    f"m{number}-{group[0].key}", 0, min(s.first for s in group), group[-1].last,
                     total,
                 )
-            )
+            )  # fmt: skip
     assert not plan_merges(slots)
     assert sum(s.files for s in slots) == sum(1 + i % 600 for i in range(1000))
 

@@ -54,12 +54,9 @@ def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
     stream = new_stream(schema=ddl, columns=parse_columns(ddl))
     by = ("event_date", "ingest_hour")
     admin.create(
-        lake.lake,
-        "games.wide",
-        table_schemas.rows_schema(stream),
-        by,
+        lake.lake, "games.wide", table_schemas.rows_schema(stream), by,
         admin.TABLE_PROPERTIES | properties,
-    )
+    )  # fmt: skip
     return lake.lake.load("games.wide")
 
 
@@ -369,12 +366,9 @@ def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) 
     lake = new_lake(tmp_path)
     table = lake.table()
     files = {
-        "s3.endpoint": "https://h",
-        "s3.secret-access-key": "k",
-        "s3.ca": "/ca.pem",
-        "client.region": "r",
-        "s3.region": "r",
-    }
+        "s3.endpoint": "https://h", "s3.secret-access-key": "k", "s3.ca": "/ca.pem",
+        "client.region": "r", "s3.region": "r",
+    }  # fmt: skip
     table.io = LakeFileIO(
         files | {"uri": "postgresql+psycopg2://u:p@h/db", "token": "t", "credential": "id:secret"}
     )

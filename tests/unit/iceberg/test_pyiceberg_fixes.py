@@ -367,12 +367,9 @@ def test_a_sql_catalog_finds_the_tables_that_pyiceberg_finds(version: str, tmp_p
     opened = Lake(one.environment).catalog
     assert isinstance(opened, SqlCatalog)
     names = (
-        "games.events",
-        "games.events_hours",
-        "games.events_dead_letters",
-        "games.none",
+        "games.events", "games.events_hours", "games.events_dead_letters", "games.none",
         "other.events",
-    )
+    )  # fmt: skip
 
     def find(catalog: SqlCatalog, name: str) -> Table | str:
         try:

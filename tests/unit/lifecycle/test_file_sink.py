@@ -14,14 +14,11 @@ def lines(*names: str, action: str = "add") -> str:
     """A log file as Spark writes it."""
     files = (
         {
-            "path": f"file:///old/{name}",
-            "size": len(name),
-            "isDir": False,
-            "modificationTime": 1,
+            "path": f"file:///old/{name}", "size": len(name), "isDir": False, "modificationTime": 1,
             "action": action,
         }
         for name in names
-    )
+    )  # fmt: skip
     return "\n".join(["v1", *map(json.dumps, files)])
 
 

@@ -334,12 +334,9 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
     # Of the hour in which the stream begins two records were gone; a micro-batch was written twice;
     # a key is null.
     places = [
-        ("a", OLDEST, 0, 1),
-        ("b", LAST, 0, 2),
-        ("c", FIRST, 0, 3),
-        ("d", FIRST, 0, 4),
+        ("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("d", FIRST, 0, 4),
         ("e", FIRST, 0, 5),
-    ]
+    ]  # fmt: skip
     with_places(tmp_path / "source/a.parquet", places)
     with_places(tmp_path / "source/b.parquet", places[1:4])
     if form == "json":

@@ -274,11 +274,8 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
         "the hazard did not happen"
     )
     others = [
-        f"{location}2",
-        f"{location}/data/inner",
-        f"{location}/inner",
-        f"{location}/metadata/inner",
-    ]
+        f"{location}2", f"{location}/data/inner", f"{location}/inner", f"{location}/metadata/inner",
+    ]  # fmt: skip
     schema = table_schemas.rows_schema(lake.stream)
     for i, where in enumerate(others):
         made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)

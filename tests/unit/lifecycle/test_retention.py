@@ -431,12 +431,9 @@ def test_hours_wait_for_egress(past: Past) -> None:
     past.configure(keep="2 days", egress=[target])
     stream = past.lake.stream
     admin.create(
-        past.lake.lake,
-        stream.egress_table,
-        deliveries.DELIVERIES_SCHEMA,
-        (),
+        past.lake.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (),
         admin.TABLE_PROPERTIES,
-    )
+    )  # fmt: skip
     assert undelivered_hours(past.job, stream.egress[0]) is None
     assert past.maintain().rows.hours == ()
     tokens = {change.hour: change.token for change in poll(past.job, Token("events"))}
@@ -556,22 +553,16 @@ def test_a_ledger_that_is_lost_is_restored_with_its_expired_hours() -> None:
     state = accepted_state(expired=Expired(H[20], ((H[3], H[3]),)))
     rows = ledger.newest(plan_rows(state, (), dict.fromkeys(H, 7), {}, NOW))
     assert [rows[h].decision for h in (H[2], H[3], H[19], H[20])] == [
-        "expired",
-        "accepted",
-        "expired",
-        "accepted",
-    ]
+        "expired", "accepted", "expired", "accepted",
+    ]  # fmt: skip
     assert [rows[h].good for h in (H[2], H[3])] == [None, 7]
     assert min(r.hour for r in plan_rows(state, (), {}, {}, NOW, H[19])) == H[19]
 
 
 STEPS = [
-    Step.EXPIRE_DECIDED,
-    Step.COMMIT_PREPARED,
-    Step.COMMIT_LANDED,
-    Step.EXPIRE_PUBLISHED,
+    Step.EXPIRE_DECIDED, Step.COMMIT_PREPARED, Step.COMMIT_LANDED, Step.EXPIRE_PUBLISHED,
     Step.EXPIRE_RECORDED,
-]
+]  # fmt: skip
 LETTERS_STEPS = [Step.EXPIRE_LETTERS_DECIDED, Step.EXPIRE_LETTERS_PUBLISHED]
 
 

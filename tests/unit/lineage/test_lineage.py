@@ -381,13 +381,10 @@ def test_without_address_nothing_is_sent(lake: StreamLake, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (500, Transient),
-        (429, Transient),
-        (403, ConfigurationError),
-        (405, ConfigurationError),
+        (500, Transient), (429, Transient), (403, ConfigurationError), (405, ConfigurationError),
         (400, Refused),
     ],
-)
+)  # fmt: skip
 def test_the_receivers_answer_decides_the_exit_code(
     lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[AnabranchError]
 ) -> None:

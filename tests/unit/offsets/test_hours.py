@@ -54,10 +54,7 @@ def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
     [
         (stamped(7, NOW), 9, 0, 7, "the first record of the next hour"),
         (
-            stamped(7, NOW + timedelta(milliseconds=1)),
-            9,
-            0,
-            9,
+            stamped(7, NOW + timedelta(milliseconds=1)), 9, 0, 9,
             "a record from the future says nothing",
         ),
         (None, 9, 0, 9, "no later record"),
@@ -65,7 +62,7 @@ def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
         (None, 9, 12, 12, "never below what is published"),
         (stamped(7, NOW), 5, 0, 5, "never beyond what is decided"),
     ],
-)
+)  # fmt: skip
 def test_where_an_hour_ends(
     record: Stamped | None, stable_end: int, floor: int, expected: int, why: str
 ) -> None:

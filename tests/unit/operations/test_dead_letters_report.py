@@ -20,12 +20,9 @@ from anabranch.protocol.publish import new_id
 def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("main",)) -> None:
     name = one.stream.dead_letters_table
     given = {
-        "topic_id": "t",
-        "kafka_partition": 0,
-        "ingest_hour": HOUR,
-        "error_code": "malformed_json",
+        "topic_id": "t", "kafka_partition": 0, "ingest_hour": HOUR, "error_code": "malformed_json",
         "layer": "x",
-    }
+    }  # fmt: skip
     staged = stage(one.lake, name, [given | row for row in rows])
     table = one.lake.load(name)
     changes = tuple(Change(b, staged.files) for b in branches)
@@ -58,15 +55,12 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
         one,
         {"kafka_offset": 3, "value": b"{c"},
         {
-            "kafka_offset": 1,
-            "value": b"{a\x00\xff",
-            "key": b"k",
-            "kafka_timestamp": at,
+            "kafka_offset": 1, "value": b"{a\x00\xff", "key": b"k", "kafka_timestamp": at,
             "error_text": "broken",
         },
         {"kafka_offset": 2, "error_code": "null_value"},
         {"kafka_offset": 4, "ingest_hour": NEXT, "value": b"{d"},
-    )
+    )  # fmt: skip
     bury(one, {"kafka_offset": 9, "value": b"speed's own"}, branches=("speed",))
 
     view = dead_letters.letters(job(one), None, 2)

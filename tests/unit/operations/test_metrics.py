@@ -94,18 +94,15 @@ CONTENT = MainContent(
         "speed": Measured(
             {READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
             {
-                (RETRIES, "kafka"): 2,
-                (S3_REQUESTS, "GetObject"): 7,
-                (S3_BYTES, "written"): 4096,
-                (COMMITS, ""): 12,
-                (CPU, ""): 1500,
+                (RETRIES, "kafka"): 2, (S3_REQUESTS, "GetObject"): 7, (S3_BYTES, "written"): 4096,
+                (COMMITS, ""): 12, (CPU, ""): 1500,
             },
         ),
         "batch": Measured(
             dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}
         ),
     },
-)
+)  # fmt: skip
 
 
 AT = NOW - timedelta(hours=2)
@@ -265,11 +262,8 @@ def test_stream_files_are_taken_up(tmp_path: Path) -> None:
 
     def write(name: str, **changes: object) -> None:
         file = {
-            "topic": name,
-            "table": f"games.{name}",
-            "schema": "id STRING NOT NULL",
-            "key": "id",
-        } | changes
+            "topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id",
+        } | changes  # fmt: skip
         (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
     def values() -> dict[tuple[str, ...], float]:

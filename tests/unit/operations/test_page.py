@@ -127,12 +127,9 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
     jobs = {name: named(full, name, "small") for name in ("a", "b", "c")} | {"d": named(full, "d")}
     made = new_page(*jobs.values())
     show(
-        made,
-        AS_OF,
-        five_years("a", AS_OF),
-        five_years("b", AS_OF, complete_through=late),
+        made, AS_OF, five_years("a", AS_OF), five_years("b", AS_OF, complete_through=late),
         five_years("d", AS_OF),
-    )
+    )  # fmt: skip
     text = shown(browser(made), "/")
     assert "complete through not known , behind: b, not read: c group small" in text
     show(made, AS_OF, five_years("c", AS_OF))
@@ -719,12 +716,9 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     write_environment(conf, tmp_path)
     stream = {
-        "topic": "events",
-        "table": "games.events",
-        "format": "json",
-        "schema": "id STRING NOT NULL",
-        "key": "id",
-    }
+        "topic": "events", "table": "games.events", "format": "json",
+        "schema": "id STRING NOT NULL", "key": "id",
+    }  # fmt: skip
     (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -22,12 +22,9 @@ def conf(tmp_path: Path) -> Path:
     write_environment(tmp_path)
     for name, group in (("a", "small"), ("b", "small"), ("c", "large")):
         stream = {
-            "topic": f"t-{name}",
-            "table": f"raw.{name}",
-            "key": "id",
-            "schema": "id STRING",
+            "topic": f"t-{name}", "table": f"raw.{name}", "key": "id", "schema": "id STRING",
             "group": group,
-        }
+        }  # fmt: skip
         (tmp_path / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     return tmp_path
 

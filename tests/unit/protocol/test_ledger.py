@@ -35,12 +35,9 @@ def history(lake: StreamLake) -> list[LedgerRow]:
 
 def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
     facts = {
-        "good": 8,
-        "dead": 1,
-        "gaps": {"control": 1},
-        "quality": {"passed": True, "failed": []},
+        "good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []},
         "served": "batch",
-    }
+    }  # fmt: skip
     row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
     assert record(lake, row) == {row.decision_id}
     (stored,) = history(lake)

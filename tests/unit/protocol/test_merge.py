@@ -57,13 +57,10 @@ def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]
 @pytest.mark.parametrize(
     "main",
     [
-        {},
-        {H0: ["s0"], H1: ["s1"]},
-        {H0: ["b0", "s0"], H1: ["b1"]},
-        {H0: ["b0"]},
+        {}, {H0: ["s0"], H1: ["s1"]}, {H0: ["b0", "s0"], H1: ["b1"]}, {H0: ["b0"]},
         {H2: ["x"], H1: ["s1"]},
     ],
-)
+)  # fmt: skip
 def test_a_merge_makes_main_equal_whatever_it_contained(main: dict[str, list[str]]) -> None:
     swaps = plan(state_of(), main, SPEED, BATCH)
     merged = after(main, swaps)

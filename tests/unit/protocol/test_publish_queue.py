@@ -166,11 +166,8 @@ def test_the_order_of_waiting_publishers() -> None:
     first, second, third = (Turn(i, n, 10.0) for n, i in enumerate("abc", 1))
     queue = (first, second, third)
     assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [
-        None,
-        first,
-        first,
-        first,
-    ]
+        None, first, first, first,
+    ]  # fmt: skip
     assert turn_before(queue, "b", waited="a") is None
     assert turn_before((), None) is None
     assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)

@@ -44,12 +44,9 @@ def sealed_state(
     done = set(accepted)
     given = values.pop("timeline", {})
     timeline = Timeline(
-        FIRST,
-        at(hours),
-        {0: 10 * hours},
-        sealed={at(n): cut(n) for n in range(hours) if n not in done},
-        **given,
-    )
+        FIRST, at(hours), {0: 10 * hours},
+        sealed={at(n): cut(n) for n in range(hours) if n not in done}, **given,
+    )  # fmt: skip
     by_hour = {at(n): Accepted(1, cut(n)) for n in done}
     return new_state(timeline, {0: position}, accepted=by_hour, **values)
 

@@ -110,12 +110,9 @@ class Stream:
         sealed = {h: cut(h) for h in HOURS if h not in accepted}
         timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed=sealed)
         return new_state(
-            timeline,
-            {0: 40},
-            accepted=accepted,
-            decisions=tuple(self.waiting),
+            timeline, {0: 40}, accepted=accepted, decisions=tuple(self.waiting),
             overrides=dict(self.overrides),
-        )
+        )  # fmt: skip
 
     def poll(self, token: Token, at_once: int) -> Iterator[changes.PlannedChange]:
         """Yield changes as `changes.poll` does, over values."""

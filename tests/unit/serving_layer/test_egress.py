@@ -266,12 +266,9 @@ def test_a_manifest_in_doubt_is_kept(lake: StreamLake, monkeypatch: pytest.Monke
     (lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_SUCCESS").unlink()
     lake.lake.catalog.drop_table(lake.stream.egress_table)
     admin.create(
-        lake.lake,
-        lake.stream.egress_table,
-        deliveries.DELIVERIES_SCHEMA,
-        (),
+        lake.lake, lake.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (),
         admin.TABLE_PROPERTIES,
-    )
+    )  # fmt: skip
     assert len(run(lake.folder)) == 1
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 

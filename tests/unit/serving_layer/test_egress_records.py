@@ -124,12 +124,9 @@ def test_a_position_is_read_as_it_was_written() -> None:
 def test_a_record_is_its_identity_and_its_row_as_json() -> None:
     assert Identity("z8XKj-3aS8unzq2Q1f17iA").key_of(3, 17) == b"z8XKj-3aS8unzq2Q1f17iA:3:17"
     row = {
-        "id": "ü",
-        "at": datetime(2026, 11, 21, 3, tzinfo=UTC),
-        "price": Decimal("1.50"),
-        "raw": b"\x00",
-        "n": None,
-    }
+        "id": "ü", "at": datetime(2026, 11, 21, 3, tzinfo=UTC), "price": Decimal("1.50"),
+        "raw": b"\x00", "n": None,
+    }  # fmt: skip
     assert json.loads(value_of(row)) == {
         "id": "ü", "at": "2026-11-21T03:00:00Z", "price": "1.50", "raw": "AA==", "n": None
     }  # fmt: skip

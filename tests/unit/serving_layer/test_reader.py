@@ -227,12 +227,9 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
 
 def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
     done = ask(
-        one,
-        f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'",
-        "--explain",
-        "--output",
+        one, f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'", "--explain", "--output",
         "csv",
-    )
+    )  # fmt: skip
     [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
     assert (table, files, all_files) == ("games.events", "1", "4")
     assert int(columns) < int(size) < int(all_size)

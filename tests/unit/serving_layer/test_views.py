@@ -510,12 +510,9 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     )
     last = Story(other, random.Random(1))
     values = {
-        "id": "a",
-        "at": start_of(FIRST),
-        "n": Decimal(10**38 - 1),
-        "kafka_partition": 0,
+        "id": "a", "at": start_of(FIRST), "n": Decimal(10**38 - 1), "kafka_partition": 0,
         "ingest_hour": FIRST,
-    }
+    }  # fmt: skip
     rows = [values | {"kafka_offset": o, "event_date": start_of(FIRST).date()} for o in range(2)]
     other.land(other.speed(last._stage(rows), {0: 2}))
     with pytest.raises((ConfigurationError, Terminal), match="Overflow"):

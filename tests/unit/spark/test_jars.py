@@ -41,11 +41,8 @@ def test_every_direct_dependency_of_ivy_xml_has_a_checksum_in_its_conf() -> None
 
 def test_every_conf_has_jars() -> None:
     assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == {
-        "spark",
-        "spark40",
-        "broker",
-        "s3",
-    }
+        "spark", "spark40", "broker", "s3",
+    }  # fmt: skip
 
 
 def test_the_jobs_jars_are_those_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,9 @@ def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     gone = [str(spark / "pyspark.zip"), str(spark / "py4j-0.10.9.9-src.zip"), str(jar)]
     # A user's archive, folders with Spark's names, the folder that the archives lie in.
     kept = [
-        "",
-        str(tmp_path / "jobs.zip"),
-        str(tmp_path / "pyspark"),
-        str(spark),
+        "", str(tmp_path / "jobs.zip"), str(tmp_path / "pyspark"), str(spark),
         str(tmp_path / "py4j.zip.d"),
-    ]
+    ]  # fmt: skip
     monkeypatch.setattr(sys, "path", [kept[0], gone[0], *kept[1:3], *gone[1:], *kept[3:]])
     found = {path: zipimport.zipimporter(path) for path in (*gone, kept[1])}
     cached = {

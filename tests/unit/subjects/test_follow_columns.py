@@ -21,11 +21,8 @@ LAKE: Any = None
 
 def stream(name: str = "events", **values: Any) -> Stream:
     given: dict[str, Any] = {
-        "schema": "registry",
-        "columns": (),
-        "subject_schema": SubjectSchema(),
-        "format": "avro",
-    }
+        "schema": "registry", "columns": (), "subject_schema": SubjectSchema(), "format": "avro",
+    }  # fmt: skip
     return new_stream(**(given | {"name": name} | values))
 
 

@@ -10,11 +10,8 @@ from anabranch.config import Stream, load_family, load_stream
 from anabranch.config.columns import Column
 
 STREAM: dict[str, Any] = {
-    "topic": "shop.orders",
-    "table": "shop.orders",
-    "format": "avro",
-    "key": "id",
-}
+    "topic": "shop.orders", "table": "shop.orders", "format": "avro", "key": "id",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -50,11 +47,8 @@ def test_defaults_and_families_have_it_too(conf: Path) -> None:
     own = load(conf, schema={"columns": "n INT"}).subject_schema
     assert own is not None and own.exclude == ("debug",) and own.columns[0].name == "n"
     family = {
-        "topics": {"pattern": "app-(.*)"},
-        "table": "raw.{1}",
-        "format": "avro",
-        "key": "id",
+        "topics": {"pattern": "app-(.*)"}, "table": "raw.{1}", "format": "avro", "key": "id",
         "schema": "registry",
-    }
+    }  # fmt: skip
     (conf / "streams" / "app.yaml").write_text(yaml.safe_dump(family))
     assert load_family("app", conf).build("app-a.b").subject == "app-a.b-value"

@@ -121,12 +121,9 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
     answer(registry, 1, ID, N)
     (lake.folder / "streams").mkdir()
     stream = {
-        "topic": "events",
-        "table": "games.events",
-        "format": "avro",
-        "schema": "registry",
+        "topic": "events", "table": "games.events", "format": "avro", "schema": "registry",
         "key": "id",
-    }
+    }  # fmt: skip
     (lake.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     write_environment(lake.folder, registry={"url": registry.url})
     return lake.folder

