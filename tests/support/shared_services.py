@@ -41,7 +41,8 @@ def shared_services(folder: Path) -> Iterator[Services]:
     users.mkdir(parents=True, exist_ok=True)
     lock, user = folder / "users.lock", users / str(os.getpid())
     with locked(lock, _LOCK_SECONDS), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", FIRST_COMPILER)
+        # The serial collector as in sessions.py: small heaps, and no core to spare.
+        patch.setenv("JDK_JAVA_OPTIONS", f"{FIRST_COMPILER} -XX:+UseSerialGC")
         if home.kafka.last_port() is None:
             kafka_port = free_port()
             services = up(
