@@ -494,15 +494,15 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(
     recorded({name: dag[name] for name in SHOWN})
 
 
-def told(value: Any) -> Any:
+def named_errors(value: Any) -> Any:
     """The same, with the class of an error in place of all of its classes."""
     match value:
         case [[kind, *_, "object"], str(message)]:
             return f"{kind}: {message}"
         case list():
-            return [told(item) for item in value]
+            return [named_errors(item) for item in value]
         case dict():
-            return {name: told(item) for name, item in value.items()}
+            return {name: named_errors(item) for name, item in value.items()}
     return value
 
 
@@ -521,7 +521,7 @@ def test_what_a_task_runs_and_how_it_ends(
     merged its hour, and rebuilds it alone after a transient failure or when it was cleared. Only
     accepted hours have events, and those of an hour that was accepted late are of later hours too,
     of a day at most."""
-    recorded(told(parsed[task]))
+    recorded(named_errors(parsed[task]))
 
 
 def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(parsed: Any) -> None:
