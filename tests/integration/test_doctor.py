@@ -25,8 +25,8 @@ from world import SCHEMA, World, past_hour, spread
 
 from anabranch import config
 from anabranch.cli import main
-from anabranch.operations.doctor import registry as of_registry
 from anabranch.operations.doctor import s3 as store
+from anabranch.operations.doctor import services
 from anabranch.operations.doctor.finding import Finding, Issue
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
@@ -457,11 +457,13 @@ def test_a_schema_registry_that_has_no_such_subject_yet(
     settings = environment | {"registry": {"url": registry.url}}
     one = World(tmp_path / "conf", settings, spark, format={"type": "avro", "subject": subject})
     one.kafka.close()
-    facts = of_registry.read(one.job.environment, one.job.stream)
-    [finding] = of_registry.findings(one.job.stream, facts)
+    facts = services.read_registry(one.job.environment, one.job.stream)
+    [finding] = services.subject_findings(one.job.stream, facts)
     assert (finding.check, finding.severity) == (Issue.SUBJECT_MISSING, "warning")
     registry.register(subject, '"string"')
     assert (
-        of_registry.findings(one.job.stream, of_registry.read(one.job.environment, one.job.stream))
+        services.subject_findings(
+            one.job.stream, services.read_registry(one.job.environment, one.job.stream)
+        )
         == []
     )

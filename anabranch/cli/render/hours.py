@@ -41,23 +41,10 @@ def _hour_cells(view: HourSummary) -> list[object]:
     diff = view.diff
     differing = f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else ""
     passed = {True: "passed", False: "failed", None: ""}[view.quality.passed]
-    cells: list[object] = [
-        view.hour,
-        view.state,
-        view.revision or "",
-        view.served,
-        *view.counts.cells,
-    ]
     dead = percent(view.dead_share.share) if view.dead_share is not None else ""
-    return [
-        *cells,
-        view.counts.conflicts or "",
-        dead,
-        view.speed_rows,
-        differing,
-        passed,
-        view.reason,
-    ]
+    checks = (dead, view.speed_rows, differing, passed, view.reason)
+    about = (view.hour, view.state, view.revision or "", view.served)
+    return [*about, *view.counts.cells, view.counts.conflicts or "", *checks]
 
 
 def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFacts]) -> Text:
@@ -78,16 +65,9 @@ def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFact
 def _decision_cells(decision: DecisionFacts) -> list[object]:
     is_restated = decision.decision == "accepted" and decision.revision > 1
     changed = changed_words(decision.changed) if is_restated else ""
-    return [
-        decision.hour,
-        f"{decision.at:%F %T}",
-        decision.decision,
-        decision.revision or "",
-        decision.served,
-        *decision.counts.cells,
-        changed,
-        decision.reason,
-    ]
+    at, revision = f"{decision.at:%F %T}", decision.revision or ""
+    about = (decision.hour, at, decision.decision, revision, decision.served)
+    return [*about, *decision.counts.cells, changed, decision.reason]
 
 
 def acts_text(stream: str, acts: Sequence[ActRecord]) -> Text:
@@ -95,19 +75,11 @@ def acts_text(stream: str, acts: Sequence[ActRecord]) -> Text:
         yield f"{stream}: the ledger has no operator's act yet"
         return
     columns = ("at", "act", "user", "host", "hours", "led to", "why")
-    yield Table(columns, [_act_cells(act) for act in acts])
-
-
-def _act_cells(act: ActRecord) -> list[object]:
-    return [
-        f"{act.at:%F %T}",
-        act.act,
-        act.user,
-        act.host,
-        hours_words(act),
-        outcome_words(act),
-        act.why,
+    rows = [
+        (f"{a.at:%F %T}", a.act, a.user, a.host, hours_words(a), outcome_words(a), a.why)
+        for a in acts
     ]
+    yield Table(columns, rows)
 
 
 def explanation_text(sentences: Sequence[tuple[str, str]]) -> Text:

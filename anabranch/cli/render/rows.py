@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Maximum characters in a line of text: of a row's value, and of a dead letter's key or value.
 _VALUE, _LETTER = 100, 160
+_YES = {True: "yes", False: "no"}
 _KINDS = {
     "changed": "different content",
     "extra": "in speed, not in batch",
@@ -256,15 +257,7 @@ def provenance_text(found: Sequence[Provenance]) -> Text:
         yield Table(
             ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
             [
-                (
-                    h.hour,
-                    h.layer,
-                    h.revision,
-                    "yes" if h.complete else "no",
-                    h.files,
-                    h.rows,
-                    h.note,
-                )
+                (h.hour, h.layer, h.revision, _YES[h.complete], h.files, h.rows, h.note)
                 for h in one.hours
             ],
         )

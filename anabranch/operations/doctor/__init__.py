@@ -20,11 +20,10 @@ from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor import (
     airflow,
-    catalog,
     kafka,
     local,
-    registry,
     s3,
+    services,
     streams,
     tables,
 )
@@ -85,7 +84,7 @@ def examine(
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
     machine = TimedRead("this machine", lambda: local.read(environment))
-    catalog_read = TimedRead("catalog", lambda: catalog.read(environment))
+    catalog_read = TimedRead("catalog", lambda: services.read_catalog(environment))
     answers = Answers()
     shared = Lake(environment)
     find_table = partial(s3.table_of_rest, shared, chosen)
@@ -116,7 +115,7 @@ def examine(
             )
         )
     lake = environment.catalog
-    examined.append(_judge(catalog_read, lambda _: [], partial(catalog.failed, lake)))
+    examined.append(_judge(catalog_read, lambda _: [], partial(services.catalog_failed, lake)))
     next_commands = []
     for reading in readings:
         parts, next_command = _examine_stream(environment, reading)
@@ -172,7 +171,7 @@ def _wait(
 def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
     name, subject = stream.name, None
     if stream.format.needs_registry:
-        subject = TimedRead(f"registry {name}", lambda: registry.read(environment, stream))
+        subject = TimedRead(f"registry {name}", lambda: services.read_registry(environment, stream))
     return _Readings(
         stream=stream,
         kafka=TimedRead(f"kafka {name}", lambda: kafka.read(environment, stream)),
@@ -206,8 +205,8 @@ def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list
         examined.append(
             _judge(
                 readings.registry,
-                partial(registry.findings, stream),
-                partial(registry.failed, stream),
+                partial(services.subject_findings, stream),
+                partial(services.registry_failed, stream),
             )
         )
     known = status if is_applied and not isinstance(status, AnabranchError) else None

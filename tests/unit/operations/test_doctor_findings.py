@@ -38,11 +38,10 @@ from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import (
     airflow,
-    catalog,
     kafka,
     local,
-    registry,
     s3,
+    services,
     streams,
     tables,
 )
@@ -212,20 +211,24 @@ def test_a_missing_topic_hides_nothing_and_can_be_created(servers: str, command:
             Issue.S3_RIGHTS,
         ),
         (
-            catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")),
+            services.catalog_failed(new_environment(Path("/nowhere")).catalog, Transient("away")),
             Issue.CATALOG_AWAY,
         ),
         (
-            catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")),
+            services.catalog_failed(
+                new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")
+            ),
             Issue.CATALOG_RIGHTS,
         ),
         (
-            catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")),
+            services.catalog_failed(
+                new_environment(Path("/")).catalog, Transient("database is locked")
+            ),
             Issue.CATALOG_LOCKED,
         ),
         (tables.failed(STREAM, MetadataGone("gone")), Issue.METADATA_GONE),
-        (registry.failed(STREAM, Transient("away")), Issue.REGISTRY_AWAY),
-        (registry.failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
+        (services.registry_failed(STREAM, Transient("away")), Issue.REGISTRY_AWAY),
+        (services.registry_failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
     ],
 )
 def test_an_unreachable_service_is_no_refusal(made: Finding, check: Issue) -> None:
@@ -255,7 +258,7 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert tables.findings("lake", made.stream, facts) == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
-    catalog.read(made.environment)
+    services.read_catalog(made.environment)
 
 
 def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
@@ -458,8 +461,8 @@ def test_a_policy_suffices_for_the_doctor(monkeypatch: pytest.MonkeyPatch, polic
 
 
 def test_a_subject_that_is_missing() -> None:
-    assert checks(registry.findings(STREAM, False)) == {Issue.SUBJECT_MISSING: "warning"}
-    assert registry.findings(STREAM, True) == []
+    assert checks(services.subject_findings(STREAM, False)) == {Issue.SUBJECT_MISSING: "warning"}
+    assert services.subject_findings(STREAM, True) == []
 
 
 def test_java_is_missed_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
