@@ -1,13 +1,23 @@
 """The tables of a stream: `apply` creates or evolves them and reports its changes. A lost ledger is
-restored: its missing rows are written from the state on the branches."""
+restored: its missing rows are written from the state on the branches.
+
+The table of a stream's file that was rolled back keeps the newer columns, and rows of the older
+file fit into them. Columns are never removed, so an evolved table is ahead of the stream's earlier
+file. `apply --rolled-back` records the columns of the restored file in a table property. Jobs with
+exactly these columns continue, and their rows have null in newer columns. Any other job whose file
+has fewer columns than the table stops.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping
 from datetime import datetime
 
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
+from pyiceberg.types import NestedField
 
 from anabranch.common.errors import (
     ColumnsChanged,
@@ -20,6 +30,7 @@ from anabranch.common.json_values import read_property
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import same_file
 from anabranch.iceberg.foreign import require_writable
 from anabranch.iceberg.foreign_columns import find_foreign_changes, restore_columns
@@ -27,7 +38,13 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import content_by_hour
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, owner_of, read_owner
 from anabranch.iceberg.parquet_writer import OF_TIME, fields_of
-from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution, plan_table_evolution
+from anabranch.iceberg.schema_evolution import (
+    Columns,
+    evolve,
+    plan_evolution,
+    plan_table_evolution,
+    type_words,
+)
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, branch_properties, snapshot_properties
 from anabranch.iceberg.table_schemas import (
     apply_design,
@@ -45,15 +62,83 @@ from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.erasure import require_sources
 from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.registers import Erasures
-from anabranch.protocol.rolled_back import (
-    column_words,
-    is_ahead,
-    is_rolled_back,
-    roll_back,
-    roll_forward,
-)
 from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
+
+ROLLED_BACK = "anabranch.rolled-back"
+
+
+def column_words(f: NestedField | None) -> str:
+    """Return a column's type as the stream's file writes it; `none` for no column."""
+    return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")
+
+
+def columns_json(schema: Schema) -> str:
+    """Return columns as the property lists them; their order does not matter."""
+    return json.dumps({f.name: column_words(f) for f in schema.fields}, sort_keys=True)
+
+
+def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
+    """Whether rows of the wanted columns fit into a table: it has them, as wide or wider. Pure."""
+    try:
+        return bool(
+            plan_evolution(
+                name, wanted.schema, Columns(have, wanted.source, wanted.key, complete=True)
+            )
+        )
+    except Refused:
+        return False
+
+
+def is_rolled_back(table: Table, wanted: Columns) -> bool:
+    """Whether jobs with these columns may continue although the table has more."""
+    return table.properties.get(ROLLED_BACK) == columns_json(wanted.schema)
+
+
+def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
+    """Record that the wanted columns are those of an older stream file; return a description of
+    each change. Raises Refused for columns that the table never had, Transient."""
+    table = lake.load(name)
+    if is_rolled_back(table, wanted) or columns_json(table.schema()) == columns_json(wanted.schema):
+        return []
+    if not is_ahead(name, table.schema(), wanted):
+        plan_evolution(name, table.schema(), wanted)
+        raise Refused(
+            f"table {name}, {wanted.source}: expected columns that the table has too, found more; "
+            "run `anabranch apply` without --rolled-back"
+        )
+    _change(
+        lake,
+        name,
+        Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_json(wanted.schema)}),
+    )
+    have = {f.name: column_words(f) for f in table.schema().fields}
+    older = {f.name: column_words(f) for f in wanted.schema.fields}
+    newer = ", ".join(column for column, words in have.items() if older.get(column) != words)
+    return [
+        (
+            f"left {name} unchanged, ahead of the stream's file in {newer}: new rows have null or "
+            "narrower values there"
+        )
+    ]
+
+
+def roll_forward(lake: Lake, name: str) -> list[str]:
+    """Delete the record of a rolled-back file; return a text for each change. Raises Transient."""
+    if ROLLED_BACK not in lake.load(name).properties:
+        return []
+    # PyIceberg fails to remove a key that another process, or a lost request, has already removed.
+    gone = Commit(
+        new_id(), {}, (), set_properties={ROLLED_BACK: ""}, remove_properties=(ROLLED_BACK,)
+    )
+    _change(lake, name, gone)
+    return [f"{name} is no longer ahead of the stream's file"]
+
+
+def _change(lake: Lake, name: str, commit: Commit) -> None:
+    lake.commit_until_landed(name, f"change the properties of {name}", lambda _: commit)
+
 
 LOG = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from anabranch.iceberg.schema_evolution import Columns
+from anabranch.protocol.apply import is_rolled_back
 from anabranch.protocol.erasure import ErasureFilter, HourFilter
-from anabranch.protocol.rolled_back import is_rolled_back
 from anabranch.records import inside
 from anabranch.records.staged import PLACE
 

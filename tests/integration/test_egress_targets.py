@@ -31,9 +31,9 @@ from serving_layer import egress as room
 
 Make = Callable[..., World]
 BUCKET = "tests"
-EIGHT = "import serving_layer.egress.topic as topic; topic.TRANSACTION_ROWS = 8"
+EIGHT = "import serving_layer.egress as topic; topic.TRANSACTION_ROWS = 8"
 """Python that a process of `egress` runs first: transactions of eight records."""
-ONE = "import serving_layer.egress.topic as topic; topic.TRANSACTION_BYTES = 1"
+ONE = "import serving_layer.egress as topic; topic.TRANSACTION_BYTES = 1"
 """The same, of one record each, by their bytes."""
 
 

@@ -26,8 +26,8 @@ from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import deliveries
+from serving_layer import egress as egress_topic
 from serving_layer import egress as room
-from serving_layer.egress import topic as egress_topic
 
 if TYPE_CHECKING:
     from conftest import Neighbours

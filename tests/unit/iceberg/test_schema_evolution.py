@@ -26,9 +26,8 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.protocol import apply as tables
-from anabranch.protocol.apply import require_columns
+from anabranch.protocol.apply import ROLLED_BACK, require_columns, roll_back
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]
 BEFORE = (

@@ -16,9 +16,8 @@ from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.table_schemas import rows_columns, rows_schema
-from anabranch.protocol import rolled_back
-from anabranch.protocol.apply import require_columns
-from anabranch.protocol.rolled_back import ROLLED_BACK
+from anabranch.protocol import apply
+from anabranch.protocol.apply import ROLLED_BACK, require_columns
 
 NESTED = (
     "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, "
@@ -77,13 +76,13 @@ def test_two_applies_forget_a_dropped_file(tmp_path: Path, monkeypatch: pytest.M
     """The same as an apply whose answer is lost and that tries again."""
     one = new_lake(tmp_path)
     one.lake.commit(one.table(), Commit("c", {}, (), set_properties={ROLLED_BACK: "{}"}))
-    real = rolled_back._change
+    real = apply._change
 
     def after_another(lake: Lake, name: str, commit: Commit) -> None:
         real(lake, name, commit)
         assert ROLLED_BACK not in lake.load(name).properties, "the other one was not first"
         real(lake, name, commit)
 
-    monkeypatch.setattr(rolled_back, "_change", after_another)
-    assert rolled_back.roll_forward(one.lake, one.name)
+    monkeypatch.setattr(apply, "_change", after_another)
+    assert apply.roll_forward(one.lake, one.name)
     assert ROLLED_BACK not in one.table().properties
