@@ -129,7 +129,9 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     if few is not None and not len(few):
         # Spark plans no work for limit(0).
         return NO_DUPLICATES
-    suspects = cached(named.join(_broadcast_few(several, few), "_hash", "left_semi"), is_lazy=True)
+    # A few rows are broadcast, so that the other side is not shuffled.
+    side = F.broadcast(several) if few is not None else several
+    suspects = cached(named.join(side, "_hash", "left_semi"), is_lazy=True)
     # Decision 22: the rule compares keys. By hashes, two events with one hash would become one row.
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
     many, few = _computed(
@@ -203,11 +205,6 @@ def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
         return kept, None
     # PySpark cannot make a frame of an empty table.
     return rows.sparkSession.createDataFrame(few, rows.schema) if len(few) else rows.limit(0), few
-
-
-def _broadcast_few(rows: DataFrame, few: pa.Table | None) -> DataFrame:
-    """Broadcast the rows of a join's small side if few; the other is then not shuffled."""
-    return F.broadcast(rows) if few is not None else rows
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:

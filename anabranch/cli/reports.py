@@ -148,7 +148,8 @@ def _list_streams(chosen: StreamSelection) -> Report[list[StreamSummary]]:
     environment = config.load_environment(conf)
     families = FamilyStreams(environment, conf)
     selected = families.select(chosen.streams, chosen.group, chosen.every)
-    lake, namespaces = Lake(environment), status.namespaces_of(selected)
+    lake = Lake(environment)
+    namespaces = {stream.table.rpartition(".")[0] for stream in config.loaded(selected)}
     tables = TimedRead(
         "catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS
     ).facts()

@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -45,11 +45,6 @@ _THREAD_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar(
 def of_process(**values: Any) -> None:
     """Add these fields to every event of this process, in all threads."""
     _PROCESS_FIELDS.update(values)
-
-
-def fields_now() -> Mapping[str, Any]:
-    """Return the fields of an event logged now by this thread."""
-    return _PROCESS_FIELDS | (_THREAD_FIELDS.get() or {})
 
 
 @contextmanager
@@ -76,7 +71,8 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": redact(record.getMessage()),
         }
-        line |= {key: value for key, value in fields_now().items() if key not in line}
+        now = _PROCESS_FIELDS | (_THREAD_FIELDS.get() or {})
+        line |= {key: value for key, value in now.items() if key not in line}
         if record.exc_info:
             line["exception"] = redact(self.formatException(record.exc_info))
         return json.dumps(line, default=str)

@@ -33,7 +33,8 @@ def check_foreign_commits(table: Table) -> None:
     for branch in snapshots.BRANCHES:
         if branch not in table.metadata.refs:
             continue
-        commits = foreign_commits(table, branch)
+        newer = snapshots.ancestors_to_last_publish(table, branch)
+        commits = [one for one in newer if not snapshots.is_publish(one)]
         base = snapshots.last_publish(table, branch)
         key = (table.metadata.table_uuid, branch)
         if not commits or base is None or _ACCEPTED.get(key) == commits[0].snapshot_id:
@@ -55,13 +56,6 @@ def check_foreign_commits(table: Table) -> None:
             ", ".join(sorted({operation_of(s) for s in commits})),
             commits[0].snapshot_id,
         )
-
-
-def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
-    """Return the unexpired snapshots after a branch's newest publish, newest first. Pure."""
-    return [
-        s for s in snapshots.ancestors_to_last_publish(table, branch) if not snapshots.is_publish(s)
-    ]
 
 
 def operation_of(snapshot: Snapshot) -> str:

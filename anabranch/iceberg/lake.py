@@ -401,7 +401,8 @@ class Lake:
             return Refused(error)
         TALLY.count(COMMITS)
         delete_old_metadata(table, landed)
-        return _table_after(table, landed)
+        after = landed.metadata, landed.metadata_location
+        return Table(table.name(), *after, table.io, table.catalog)
 
     def stage(
         self, name: str, wap_id: str, files: Sequence[DataFile], *, protected: bool = False
@@ -631,11 +632,6 @@ class Lake:
                 last = error
         assert last is not None
         raise last
-
-
-def _table_after(table: Table, landed: CommitTableResponse) -> Table:
-    """Return the table that the catalog returned after a commit."""
-    return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 
 
 def _require_heads(commit: Commit) -> tuple[TableRequirement, ...]:

@@ -455,11 +455,6 @@ def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
     return refusals
 
 
-def refusals_since_acceptance(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """Return, by hour, the newest refusal after the newest acceptance. Pure."""
-    return open_refusals(row for row in rows if row.decision != "served")
-
-
 def _refused_last(decided: Sequence[pa.Table]) -> frozenset[str]:
     """Return the hours whose newest decision is a refusal, from the decisions in all files."""
     rows = pa.concat_tables(decided) if decided else _ARROW.empty_table()

@@ -334,11 +334,6 @@ def read_waiting(properties: Mapping[str, str], key: str) -> list[dict[str, Any]
     return read_property(properties, key, read, "[]")
 
 
-def read_losses(properties: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the losses that the speed branch records (`lost_entries`). Raises Terminal."""
-    return read_property(properties, LOST, partial(parse, list[dict[str, Any]]), "[]")
-
-
 def waiting_row(item: Mapping[str, Any]) -> LedgerRow:
     """Return a decision that waits for the ledger. Raises Terminal."""
     return read_stored(
@@ -435,7 +430,8 @@ def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
     entry with the span and the count of their offsets, and losses of accepted hours are removed,
     since the ledger has their account.
     """
-    entries = [*read_losses(state.branch_properties["speed"]), *new]
+    lost = state.branch_properties["speed"]
+    entries = [*read_property(lost, LOST, partial(parse, list[dict[str, Any]]), "[]"), *new]
     folded: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries[:-REMEMBERED_LOSSES]:
         hours = tuple(entry["hours"])

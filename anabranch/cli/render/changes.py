@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.report import Table, Text
-from anabranch.lifecycle.retention import LedgerExpired, Promise, RowsExpired
+from anabranch.lifecycle.retention import Promise, RowsExpired
 from anabranch.offsets.hours import spans_of
 from anabranch.offsets.position import ranges_to_keys, size, to_keys
 from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_run_words
@@ -240,7 +240,10 @@ def maintained_text(
     yield f"{stream}: speed rows {would}dropped of hours: {hours}"
     yield from _expiry(stream, "rows", done["rows"], dry_run)
     yield from _expiry(stream, "dead letters", done["letters"], dry_run)
-    yield from _ledger_expiry(stream, done["ledger"], dry_run)
+    if (ledger := done["ledger"]).before is not None:
+        files = f"{ledger.size.files} files, {ledger.size.bytes} bytes"
+        leave = "would leave" if dry_run else "left"
+        yield f"{stream}: ledger: rows of hours before {ledger.before} {leave}: {files}"
     for table, orphans in done["orphans"].items():
         yield (
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
@@ -292,14 +295,6 @@ def _expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> Text:
     if rows.promise is not None and rows.promise.stored.files:
         for line in promise_lines(rows.promise):
             yield f"{stream}: {what}: {line}"
-
-
-def _ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> Text:
-    """Return the expiry of the ledger's rows, if any expire."""
-    if ledger.before is not None:
-        would = "would leave" if dry_run else "left"
-        size = f"{ledger.size.files} files, {ledger.size.bytes} bytes"
-        yield f"{stream}: ledger: rows of hours before {ledger.before} {would}: {size}"
 
 
 def promise_lines(promise: Promise) -> Iterator[str]:

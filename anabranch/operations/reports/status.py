@@ -209,7 +209,7 @@ def hour_rows(
     `dead_shares`. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
-    refused = ledger.refusals_since_acceptance(history)
+    refused = ledger.open_refusals(row for row in history if row.decision != "served")
     timeline = state.timeline
     known = {
         *rows,
@@ -497,10 +497,6 @@ class StreamSummary:
     table: str | None
     state: StreamState
     error: str | None
-
-
-def namespaces_of(selected: config.Selected) -> list[str]:
-    return sorted({stream.table.rpartition(".")[0] for stream in config.loaded(selected)})
 
 
 def summarize(
