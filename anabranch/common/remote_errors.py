@@ -188,7 +188,9 @@ _NETWORK_WORDS = (
     "Checkpoint block",
     "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
     "SparkContext was shut down",
+    "stopped SparkContext",
     "was cancelled",
+    "SPARK_JOB_CANCELLED",
     "OutOfMemoryError",
     "AWS Error",
 )

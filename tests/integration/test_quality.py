@@ -3,6 +3,7 @@
 import json
 import logging
 import tempfile
+import threading
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from expectations import entry, suite_of
 from pyspark.sql import DataFrame, SparkSession
 
+from anabranch.common.errors import Transient
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.suite import SPEED, RowCountBaseline
 
@@ -228,3 +230,29 @@ def test_the_gate_leaves_nothing_behind_and_is_quiet(
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == persistent
     assert dict(spark.conf.getAll) == settings
     assert frame.count() == 5  # the session goes on
+
+
+def test_jobs_that_a_stop_cancels_are_no_verdict_on_the_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The hazard: an hour was refused by the quality gate since its job was asked to stop."""
+    slow = spark.range(0, 50, 1, 1).selectExpr(
+        "id AS n", "reflect('java.lang.Thread', 'sleep', 100L) AS slept"
+    )
+    suite = _file(
+        tmp_path, {"type": "expect_column_values_to_be_null", "kwargs": {"column": "slept"}}
+    )
+    ended = threading.Event()
+
+    def stop() -> None:
+        while not ended.wait(0.2):
+            spark.sparkContext.cancelAllJobs()
+
+    canceller = threading.Thread(target=stop)
+    canceller.start()
+    try:
+        with pytest.raises(Transient, match="evaluate the suite some: "):
+            run_suite(slow, suite)
+    finally:
+        ended.set()
+        canceller.join()

@@ -172,6 +172,21 @@ def test_errors_that_rows_cause_are_no_service_errors(text: str) -> None:
     assert not is_away(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 7 cancelled as part of "
+            "cancellation of all jobs SQLSTATE: XXKDA"
+        ),
+        "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+    ],
+)
+def test_errors_of_a_job_that_is_stopped_are_no_errors_of_rows(text: str) -> None:
+    assert is_away(text)
+    assert isinstance(explain_text("evaluate the suite s", text), Transient)
+
+
 def test_reading_files_raises_errors_of_ours() -> None:
     expected = "read the manifests of t: OSError: gone"
     with pytest.raises(Transient, match=expected), lake_errors("read the manifests of t"):
