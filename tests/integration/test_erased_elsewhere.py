@@ -41,10 +41,13 @@ def keys_with(one: World, player: str) -> list[str]:
     return found
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "properties",
-    [ELSEWHERE, OBJECTS, ELSEWHERE | OBJECTS],
+    [
+        pytest.param(ELSEWHERE, marks=pytest.mark.full),
+        pytest.param(OBJECTS, marks=pytest.mark.full),
+        ELSEWHERE | OBJECTS,
+    ],
     ids=("data", "objects", "data, objects"),
 )
 def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[str, str]) -> None:
