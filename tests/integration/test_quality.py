@@ -239,9 +239,7 @@ def test_jobs_that_a_stop_cancels_are_no_verdict_on_the_rows(
     slow = spark.range(0, 50, 1, 1).selectExpr(
         "id AS n", "reflect('java.lang.Thread', 'sleep', 100L) AS slept"
     )
-    suite = _file(
-        tmp_path, {"type": "expect_column_values_to_be_null", "kwargs": {"column": "slept"}}
-    )
+    suite = suite_of(tmp_path, entry("expect_column_values_to_be_null", column="slept"))
     ended = threading.Event()
 
     def stop() -> None:

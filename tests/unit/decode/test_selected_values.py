@@ -51,9 +51,17 @@ def stream_of(select: list[Any], **more: Any) -> Stream:
     )
 
 
+def decoder(stream: Stream) -> Decoder:
+    return Decoder(decode_spec(stream, secret=SECRET))
+
+
 def decoded(stream: Stream, values: list[dict[str, Any]], key: bytes | None = b"key") -> Decoded:
+    return decoder(stream).decode(batch_of(values, key))
+
+
+def batch_of(values: list[dict[str, Any]], key: bytes | None = b"key") -> pa.RecordBatch:
     n = len(values)
-    batch = pa.RecordBatch.from_pydict(
+    return pa.RecordBatch.from_pydict(
         {
             "key": pa.array([key] * n, pa.binary()),
             "value": pa.array(
@@ -67,7 +75,6 @@ def decoded(stream: Stream, values: list[dict[str, Any]], key: bytes | None = b"
             "ingest_hour": pa.array(["2026-11-21T03"] * n),
         }
     )
-    return Decoder(decode_spec(stream, secret=SECRET)).decode(batch)
 
 
 def one(expression: str, kind: str, values: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
@@ -250,14 +257,16 @@ def test_a_hash_needs_its_secret_which_is_in_no_text() -> None:
 
 
 @cache
-def computed() -> Stream:
-    return stream_of(
-        [
-            {"n": {"sql": "i + l", "type": "INT"}},
-            {"c": {"sql": "s::INT", "type": "INT"}},
-            {"e": {"sql": "s::INT + i", "type": "BIGINT"}},
-            {"t": {"sql": "list_sort(tags)", "type": "ARRAY<STRING>"}},
-        ]
+def computing() -> Decoder:
+    return decoder(
+        stream_of(
+            [
+                {"n": {"sql": "i + l", "type": "INT"}},
+                {"c": {"sql": "s::INT", "type": "INT"}},
+                {"e": {"sql": "s::INT + i", "type": "BIGINT"}},
+                {"t": {"sql": "list_sort(tags)", "type": "ARRAY<STRING>"}},
+            ]
+        )
     )
 
 
@@ -274,10 +283,9 @@ def computed() -> Stream:
 )
 def test_each_record_has_the_value_that_it_has_alone(values: list[dict[str, Any]]) -> None:
     """A verdict does not depend on the other records of the batch."""
-    stream = computed()
-    together = decoded(stream, values)
+    together = computing().decode(batch_of(values))
     for i, value in enumerate(values):
-        alone = decoded(stream, [value])
+        alone = computing().decode(batch_of([value]))
         assert together.errors.get(i) == alone.errors.get(0)
         for name in ("n", "c", "e", "t"):
             assert together.rows.column(name)[i] == alone.rows.column(name)[0]
