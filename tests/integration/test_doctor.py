@@ -299,7 +299,7 @@ def test_the_first_thing_to_run(
         | {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"s3://{bucket}/warehouse"}
     }
     one = World(tmp_path / "conf", settings, spark)
-    patient = Patient(one, tools)
+    patient = Patient(one, tools, past_hour(1))
     try:
         report = patient.report()
         found = {f["check"]: f for f in report["findings"]}

@@ -670,6 +670,7 @@ print("RESULT" + json.dumps(ratios))
 """
 
 
+@pytest.mark.full
 def test_parsing_a_file_is_in_proportion_to_reading_200_streams(tmp_path: Path) -> None:
     """In CPU time, against PyYAML's own reader; Airflow parses each file in a process of its own."""
     streams = tmp_path / "conf" / "streams"
