@@ -205,6 +205,7 @@ _JAVA_TERMINAL = (
     "MessageSizeTooLarge",
     "RecordListTooLarge",
     "StackOverflowError",
+    "No enum constant",
     "NoClassDefFoundError",
     "NoSuchMethodError",
     "NoSuchFieldError",
