@@ -56,6 +56,7 @@ from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from anabranch.spark.session import LazySpark, close_session, open_here, stop_on_signal
+from anabranch.spark.submit import with_master
 from anabranch.spark.workers import SETTINGS
 from anabranch.subjects.follow import take_up
 from batch_layer.plan import waiting_hours
@@ -189,6 +190,7 @@ def run(arguments: Sequence[str]) -> int:
         default=None,
         help="outermost run that contains it: NAMESPACE/JOB/ID",
     )
+    options.add_argument("--master", default=None, help="Spark's master; default: as configured")
     parsed = options.parse_args(list(arguments))
     span = span_of(parsed.hour) if parsed.hour is not None else None
     hours = frozenset(hours_between(span[0], shift(span[1], 1))) if span is not None else None
@@ -211,7 +213,7 @@ def run(arguments: Sequence[str]) -> int:
         [name] = parsed.stream
         job = open_job(name, parsed.conf)
         of_process(stream=name, layer="batch")
-        with _spark([job], name, f"stream {name}", SETTINGS, span) as (spark, stop):
+        with _spark([job], name, f"stream {name}", SETTINGS, span, parsed.master) as (spark, stop):
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
@@ -224,7 +226,7 @@ def run(arguments: Sequence[str]) -> int:
         LOG.error("stream %s: %s", name, error)
     if jobs:
         what = f"{len(jobs)} streams"
-        with _spark(jobs, what, what, SETTINGS | SHARED, span) as (spark, stop):
+        with _spark(jobs, what, what, SETTINGS | SHARED, span, parsed.master) as (spark, stop):
             outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
     print_outcomes(outcomes, hours, parsed.output, nothing)
     return combined_exit_code(exit_code_of(outcome, hours) for outcome in outcomes)
@@ -232,12 +234,17 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _spark(
-    jobs: Sequence[Job], what: str, component: str, settings: Mapping[str, str], span: Span
+    jobs: Sequence[Job],
+    what: str,
+    component: str,
+    settings: Mapping[str, str],
+    span: Span,
+    master: str | None,
 ) -> Iterator[tuple[LazySpark, threading.Event]]:
     """Yield a session of the application `anabranch batch WHAT`, closed at the end, and an event
     that SIGTERM or Ctrl-C sets. The signal also cancels Spark's jobs, so that the job ends within
-    seconds. Log lines of the signal name the `component`. Opening raises ConfigurationError if
-    executors cannot decode records."""
+    seconds. Log lines of the signal name the `component`. `master` replaces the configured one.
+    Opening raises ConfigurationError if executors cannot decode records."""
     stop, ended = threading.Event(), threading.Event()
 
     def request_stop() -> None:
@@ -247,6 +254,8 @@ def _spark(
 
     def open_spark() -> SparkSession:
         environment = jobs[0].environment
+        if master is not None:
+            environment = with_master(environment, master)
         with KafkaAdapter(environment.kafka) as kafka:
             java = java_options(jobs, kafka, span)
         opened = open_here(environment, f"anabranch batch {what}", settings, java)

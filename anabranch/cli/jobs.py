@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -229,11 +228,9 @@ def run_batch(chosen: StreamSelection, options: Sequence[str], master: str | Non
         chosen.streams, chosen.group, conf_folder(), output_format(), options, master
     )
     require_spark(environment)
-    # The job reads the environment again.
-    os.environ["ANABRANCH_SPARK_MASTER"] = environment.spark.master
     with importing():
         from batch_layer import job
-    main(job.run, arguments)
+    main(job.run, [*arguments, *(["--master", master] if master is not None else [])])
 
 
 def _require_ended(stream: str, span: tuple[str, str]) -> None:

@@ -151,6 +151,8 @@ def test_both_jobs_run_their_tasks_on_both_workers(
 @LONG
 def test_a_job_ends_if_executors_lack_packages(on_postgres: Make, cluster: SparkCluster) -> None:
     one = on_postgres({"spark.cores.max": "2", "spark.pyspark.python": "/nowhere/python"})
+    # Few records: the batch layer needs Spark for its quality gate alone.
+    one.expect(entry("expect_column_values_to_be_unique", column="event_id"))
     one.send([*spread(past_hour(1), 20, "e")])
     for layer in ("speed", "batch"):
         arguments = (layer, one.name, *(("--available-now",) if layer == "speed" else ()))
@@ -189,6 +191,7 @@ def test_an_archive_of_our_packages_gives_executors_their_python(
 def test_streaming_and_rebuilding_jobs_share(on_postgres: Make, cluster: SparkCluster) -> None:
     one = on_postgres({"spark.cores.max": "1"})
     hour = past_hour(1)
+    one.expect(entry("expect_column_values_to_be_unique", column="event_id"))
     one.send(spread(hour, 400, "past"))
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         speed.until(lambda: one.published == 400, "the past hour to be published")

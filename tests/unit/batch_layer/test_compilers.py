@@ -9,7 +9,8 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, decide, new_lake
 
-from anabranch.common.errors import Refused, Transient
+from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.config import Environment
 from anabranch.config.sections import Archive
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
@@ -93,3 +94,26 @@ def test_options_by_the_sum_of_the_shares(
 
     monkeypatch.setattr(job, "share_of", share_of)
     assert java_options(cast(Any, shares), cast(Any, None), None) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "opened"), [(None, "local[*]"), ("spark://h:7077", "spark://h:7077")]
+)
+def test_spark_opens_at_the_master_that_is_given(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, given: str | None, opened: str
+) -> None:
+    one = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
+    masters = list[str]()
+
+    def open_here(environment: Environment, *_: Any) -> Any:
+        masters.append(environment.spark.master)
+        raise ConfigurationError("no Java here")
+
+    monkeypatch.setattr(job, "open_here", open_here)
+    monkeypatch.setattr(job, "java_options", lambda *_: "")
+    with (
+        job._spark([one], "a", "stream a", {}, None, given) as (spark, _),
+        pytest.raises(ConfigurationError, match="no Java here"),
+    ):
+        spark()
+    assert masters == [opened]

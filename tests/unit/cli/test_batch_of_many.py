@@ -71,6 +71,8 @@ def test_the_job_is_given_the_selection(
 ) -> None:
     given, done = submitted(*arguments)
     assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
+    given, _ = submitted(*arguments, "--master", "local[7]")
+    assert given[-2:] == ["--master", "local[7]"]
 
 
 def test_reports_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
