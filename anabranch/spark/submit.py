@@ -72,8 +72,10 @@ def submit_command(
         # Every process of the machine can read a command line; the job sets secrets in its session.
         if not REDACTED.search(key):
             command += ["--conf", f"{key}={value}"]
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
     process = dict(os.environ) | {
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        # A driver in this process names the executors' Python by this variable alone.
+        "PYSPARK_PYTHON": environment.spark.conf.get("spark.pyspark.python", python),
         "SPARK_HOME": home,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
         # spark-submit replaces this process and keeps its id and standard error.

@@ -91,9 +91,12 @@ def test_a_temporary_folder_that_java_cannot_use_is_refused(
 
 def test_the_python_of_executors_is_not_the_drivers() -> None:
     one = environment("yarn", spark_pyspark_python="./environment/bin/python")
-    conf = after(submit.submit_command(one, "speed_layer", [])[0], "--conf")
+    command, process = submit.submit_command(one, "speed_layer", [])
+    conf = after(command, "--conf")
     assert "spark.pyspark.python=./environment/bin/python" in conf
     assert f"spark.pyspark.driver.python={sys.executable}" in conf
+    # In this process, a driver has the executors' Python from its environment alone.
+    assert process["PYSPARK_PYTHON"] == "./environment/bin/python"
 
 
 def test_a_driver_elsewhere_is_refused() -> None:
