@@ -306,7 +306,6 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
     """Send the events of decisions that a receiver missed."""
     from anabranch.cli.many import run_streams
     from anabranch.lineage import reporting
-    from anabranch.lineage.reporting import Receiver
 
     def send(job: Job) -> Report[object]:
         stream, settings = job.stream.name, job.environment.lineage
@@ -315,8 +314,10 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
                 "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: "
                 "OPENLINEAGE_URL), found none"
             )
-        subject, receiver = reporting.subject_of(job), Receiver(settings)
-        sent = []
+        subject = reporting.subject_of(job)  # names the extra that an environment lacks
+        from anabranch.lineage.receiver import Receiver
+
+        receiver, sent = Receiver(settings), []
         for row in reporting.decisions_of(job, span):
             run, events = reporting.run_events(subject, row)
             receiver.send(events)

@@ -1,27 +1,18 @@
 """Send the ledger's decisions to a lineage receiver: from the batch job at its end, and again from
 `anabranch batch --lineage-only`. The job sends all ledger rows appended since it began, including
 decisions of an earlier process that died before it recorded them.
-
-Requests to the receiver have a time limit and are not retried.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import requests
-from openlineage.client.event_v2 import RunEvent
-from openlineage.client.transport.http import HttpConfig, HttpTransport
-
-from anabranch.common.deadline import call_within
-from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
-from anabranch.common.http import is_transient, open_session
-from anabranch.config import Lineage
+from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.ledger_files import Span
 from anabranch.protocol.ledger_row import LedgerRow
 
@@ -30,64 +21,6 @@ if TYPE_CHECKING:
 
     from anabranch.job import Job
     from anabranch.lineage.events import HourRun, Subject
-
-
-# The caller decides whether to retry.
-_ONCE = {"total": 0, "read": 0, "connect": 0}
-# The path of OpenLineage's specification; `lineage.url` may have a path before it.
-_PATH = "api/v1/lineage"
-_SECONDS = 10.0
-
-
-class Receiver:
-    """Sends events by OpenLineage's client, with the settings of `anabranch.yaml` only."""
-
-    def __init__(self, settings: Lineage) -> None:
-        self._settings = settings
-        key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
-        session = open_session("lineage.url", f"Bearer {key}" if key else None)
-        # The client joins the endpoint to the URL as to a folder.
-        config = HttpConfig(f"{settings.url}/", _PATH, _SECONDS, session=session, retry=_ONCE)
-        self._transport = HttpTransport(config)
-
-    def send(self, events: Iterable[RunEvent]) -> None:
-        """Send events in order, within 10 s. Raises NoAnswer after that, Transient (unreachable),
-        ConfigurationError (path, key), Refused (events rejected)."""
-        late = NoAnswer(
-            f"send lineage to {self._settings.url}: found no answer within {_SECONDS:g} s "
-            "(transient, try again)"
-        )
-
-        def emit() -> None:
-            try:
-                for event in events:
-                    self._transport.emit(event)
-            except Exception as error:
-                raise self._explained(error) from error
-
-        # The client's own timeout restarts with every byte, and does not cover name resolution.
-        call_within(_SECONDS, "lineage", emit, late)
-
-    def _explained(self, error: BaseException) -> AnabranchError:
-        if isinstance(error, AnabranchError):
-            return error
-        doing = f"send lineage to {self._settings.url}/{_PATH}"
-        response = error.response if isinstance(error, requests.HTTPError) else None
-        if response is None:
-            if isinstance(error, requests.exceptions.SSLError):
-                return ConfigurationError(
-                    f"{doing}: {error}; check lineage.url and its certificate"
-                )
-            return Transient(f"{doing}: {error} (transient, try again)")
-        answer = f"{response.status_code} {response.reason or ''}".strip()
-        found = f"{doing}: expected the receiver to accept the event, found {answer}"
-        if is_transient(response.status_code):
-            return Transient(f"{found} (transient, try again)")
-        if response.status_code in (401, 403):
-            return ConfigurationError(f"{found}; check lineage.api_key")
-        if response.status_code in (404, 405):
-            return ConfigurationError(f"{found}; check lineage.url")
-        return Refused(f"{found}; see its log")
 
 
 LOG = logging.getLogger(__name__)
@@ -158,6 +91,7 @@ def _send_since(job: Job, sequence: int) -> None:
         unsent = _runs(job.ledger.history_since(sequence))
         if not unsent:
             return
+        from anabranch.lineage.receiver import Receiver
 
         receiver, subject = Receiver(job.environment.lineage), subject_of(job)
         until = time.monotonic() + JOBS_WAIT.total_seconds()

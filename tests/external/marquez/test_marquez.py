@@ -23,7 +23,8 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.lineage.events import table_name
-from anabranch.lineage.reporting import Receiver, report_lineage, run_events, subject_of
+from anabranch.lineage.receiver import Receiver
+from anabranch.lineage.reporting import report_lineage, run_events, subject_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id

@@ -13,6 +13,18 @@ import sqlalchemy
 from anabranch.spark import worker_daemon
 
 LARGE = {"great_expectations", "pandas"}
+# Of the extras: an environment may lack them.
+EXTRAS = {
+    "airflow",
+    "deltalake",
+    "fastavro",
+    "grpc_tools",
+    "jinja2",
+    "openlineage",
+    "psycopg2",
+    "starlette",
+    "uvicorn",
+}
 LAKE = {"pyspark", "boto3", "duckdb", "sqlglot", *LARGE}
 # Modules, and packages that are not imported with them and with those before them.
 IN_TURN = [
@@ -26,7 +38,7 @@ IN_TURN = [
         "anabranch.job, anabranch.operations.reports.status, anabranch.protocol.decisions",
         LAKE | {"rich.console"},
     ),
-    ("batch_layer.job, speed_layer.job", LARGE),
+    ("batch_layer.job, speed_layer.job", LARGE | EXTRAS),
     (f"pyspark.daemon, {', '.join(worker_daemon.MODULES)}", LARGE),
 ]
 # Imports PyArrow's datasets by PyIceberg before anything else of the table.

@@ -16,7 +16,7 @@ from anabranch import config
 from anabranch.common.errors import ConfigurationError
 from anabranch.dev.services.processes import HOST
 from anabranch.kafka.schema_registry import SchemaRegistryClient
-from anabranch.lineage.reporting import Receiver
+from anabranch.lineage.receiver import Receiver
 from serving_layer.egress.search import Index
 
 EVENT = RunEvent(

@@ -38,10 +38,11 @@ from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.lineage import reporting as receiver_module
+from anabranch.lineage import receiver as receiver_module
 from anabranch.lineage import reporting as reporting_module
 from anabranch.lineage.events import Name, catalog_address, catalog_name, table_name, topic_name
-from anabranch.lineage.reporting import Receiver, report_lineage
+from anabranch.lineage.receiver import Receiver
+from anabranch.lineage.reporting import report_lineage
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
@@ -353,9 +354,8 @@ def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in [
-        n for n in sys.modules if n.startswith(("openlineage", "anabranch.lineage.events"))
-    ]:
+    of_client = ("openlineage", "anabranch.lineage.events", "anabranch.lineage.receiver")
+    for name in [n for n in sys.modules if n.startswith(of_client)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openlineage", None)
     with report_lineage(job_of(lake, receiver.url)):
