@@ -56,7 +56,6 @@ from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from anabranch.spark.session import LazySpark, close_session, open_here, stop_on_signal
-from anabranch.spark.submit import with_master
 from anabranch.spark.workers import SETTINGS
 from anabranch.subjects.follow import take_up
 from batch_layer.plan import waiting_hours
@@ -254,11 +253,9 @@ def _spark(
 
     def open_spark() -> SparkSession:
         environment = jobs[0].environment
-        if master is not None:
-            environment = with_master(environment, master)
         with KafkaAdapter(environment.kafka) as kafka:
             java = java_options(jobs, kafka, span)
-        opened = open_here(environment, f"anabranch batch {what}", settings, java)
+        opened = open_here(environment, f"anabranch batch {what}", settings, master, java)
         stop_on_signal(opened, request_stop, _SIGNALS)
         return opened
 

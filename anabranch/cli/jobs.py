@@ -225,7 +225,7 @@ def run_batch(chosen: StreamSelection, options: Sequence[str], master: str | Non
     from anabranch.spark.submit import job_of, require_spark
 
     environment, arguments = job_of(
-        chosen.streams, chosen.group, conf_folder(), output_format(), options, master
+        chosen.streams, chosen.group, conf_folder(), output_format(), options
     )
     require_spark(environment)
     with importing():

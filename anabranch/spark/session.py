@@ -249,10 +249,16 @@ _SHELL = "pyspark-shell"
 
 
 def open_here(
-    environment: Environment, name: str, settings: Mapping[str, str], java: str = ""
+    environment: Environment,
+    name: str,
+    settings: Mapping[str, str],
+    master: str | None,
+    java: str = "",
 ) -> SparkSession:
-    """Open a session whose driver is this process, with Python workers. `java`: options of its JVM,
-    if none runs yet: under spark-submit, it does. Raises ConfigurationError, Transient."""
+    """Open a session whose driver is this process, with Python workers. `master` replaces the
+    configured one. `java`: options of its JVM, if none runs yet: under spark-submit, it does.
+    Raises ConfigurationError, Transient."""
+    environment = with_master(environment, master)
     if not is_submitted():
         command, process = submit_command(environment, "batch_layer", (), java)
         os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
@@ -271,10 +277,8 @@ def session_here(
 ) -> Iterator[SparkSession]:
     """Open a session whose driver is this process, with Python workers, closed at the end. Raises
     ConfigurationError, Transient."""
-    if master is not None:
-        environment = with_master(environment, master)
     require_spark(environment)
-    spark = open_here(environment, name, SETTINGS)
+    spark = open_here(environment, name, SETTINGS, master)
     try:
         with explained(spark, name):
             yield spark

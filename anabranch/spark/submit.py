@@ -104,8 +104,10 @@ def submit(environment: Environment, arguments: Sequence[str]) -> None:
     os.execve(command[0], command, process)
 
 
-def with_master(environment: Environment, master: str) -> Environment:
-    """Return the environment with another master of Spark."""
+def with_master(environment: Environment, master: str | None) -> Environment:
+    """Return the environment with another master of Spark; itself for None."""
+    if master is None:
+        return environment
     return environment.model_copy(
         update={"spark": environment.spark.model_copy(update={"master": master})}
     )
@@ -141,8 +143,6 @@ def job_of(
         raise error
     named = [option for name in streams for option in ("--stream", name)]
     chosen = named or (["--group", group] if group else ["--all"])
-    environment = load_environment(conf)
-    if master is not None:
-        environment = with_master(environment, master)
+    environment = with_master(load_environment(conf), master)
     folder = ["--conf", conf] if conf else []
     return environment, [*chosen, *folder, "--output", output, *extra]

@@ -17,6 +17,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import SETTLED, Accepted
+from anabranch.spark import session
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer import job
 from batch_layer.job import java_options, share_of
@@ -105,11 +106,13 @@ def test_spark_opens_at_the_master_that_is_given(
     one = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     masters = list[str]()
 
-    def open_here(environment: Environment, *_: Any) -> Any:
+    def open_session(environment: Environment, *_: Any) -> Any:
         masters.append(environment.spark.master)
         raise ConfigurationError("no Java here")
 
-    monkeypatch.setattr(job, "open_here", open_here)
+    monkeypatch.setattr(session, "open_session", open_session)
+    # Without the environment of a JVM.
+    monkeypatch.setattr(session, "is_submitted", lambda: True)
     monkeypatch.setattr(job, "java_options", lambda *_: "")
     with (
         job._spark([one], "a", "stream a", {}, None, given) as (spark, _),
