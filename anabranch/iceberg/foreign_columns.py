@@ -82,20 +82,20 @@ def find_foreign_changes(table: Table, wanted: Schema) -> list[ForeignChange]:
         return []
     former = sorted(table.schemas().values(), key=lambda s: s.schema_id, reverse=True)
     changes = plan_foreign_changes(published, table.schema(), wanted, former)
-    if all(c.now is not None or c.replaced_by is None for c in changes):
+    replaced = [c for c in changes if c.now is None and c.replaced_by is not None]
+    if not replaced:
         return changes
-    files, fields = data_files(table), index_by_id(table.schema())
+    files = data_files(table)
 
     def is_missed(change: ForeignChange) -> bool:
-        if change.now is not None or change.replaced_by is None:
-            return True
         # Iceberg adds NOT NULL to no column, so only the old field can be what is wanted.
-        if wanted.find_field(change.path).required and not fields[change.replaced_by].required:
+        now = table.schema().find_field(change.path)
+        if wanted.find_field(change.path).required and not now.required:
             return True
         # Under a new id, all old rows would have null in the column.
         return has_values(files, _leaves(change.field))
 
-    return list(filter(is_missed, changes))
+    return [c for c in changes if c not in replaced or is_missed(c)]
 
 
 def plan_foreign_changes(
