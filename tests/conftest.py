@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import psutil
 import pytest
 import yaml
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from world import World
 
 pytest_plugins = ["steadiness"]
+
+# An example may take any time: a busy machine is no fault.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Until all tests are collected: imported modules stay.
 gc.disable()

@@ -33,7 +33,6 @@ RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
 FEW = settings(
     max_examples=budget(4, 25),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -41,7 +41,7 @@ def test_the_worst_lines_of_a_megabyte() -> None:
     expect(spec_of(worst.CSV_DDL, "csv"), worst.csv_cases())
 
 
-@settings(max_examples=budget(100, 1_000), deadline=None, derandomize=True)
+@settings(max_examples=budget(100, 1_000), derandomize=True)
 @given(st.text("a, \r\n", max_size=8))
 def test_a_line_without_quotes_has_the_fields_of_one_with(line: str) -> None:
     fields = csv.split(f'"",{line}', ",")
@@ -51,7 +51,7 @@ def test_a_line_without_quotes_has_the_fields_of_one_with(line: str) -> None:
 ABOVE_A_TIE = "1.0000000596046447753906250001"
 
 
-@settings(max_examples=budget(100, 1_000), deadline=None, derandomize=True)
+@settings(max_examples=budget(100, 1_000), derandomize=True)
 @given(
     st.lists(
         st.none()

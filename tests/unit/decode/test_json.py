@@ -322,7 +322,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=budget(40, 400), deadline=None)
+@settings(max_examples=budget(40, 400))
 @given(
     st.lists(
         st.fixed_dictionaries({}, optional=dict.fromkeys(("s", "n", "x", "b", "z"), VALUES)),
@@ -366,7 +366,7 @@ ITEMS = st.fixed_dictionaries({}, optional=OBJECTS).map(as_json) | st.just("null
 LISTS = st.lists(ITEMS, max_size=3).map(lambda items: f"[{','.join(items)}]") | st.just("null")
 
 
-@settings(max_examples=budget(60, 1_000), deadline=None)
+@settings(max_examples=budget(60, 1_000))
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -414,7 +414,7 @@ def test_parts_of_nested_values_are_read_as_columns(objects: list[dict[str, str]
         assert result.errors.get(i) == alone
 
 
-@settings(max_examples=budget(60, 1_000), deadline=None)
+@settings(max_examples=budget(60, 1_000))
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(0, 2))
 def test_no_bytes_make_it_fail(values: list[bytes], brackets: int) -> None:
     start, end = b"{" * brackets, b"}" * brackets

@@ -53,7 +53,7 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=budget(100, 2_000), deadline=None)
+@settings(max_examples=budget(100, 2_000))
 @given(st.sampled_from(list(PER_SECOND)), st.lists(st.tuples(NUMBERS, st.booleans()), max_size=8))
 @example("millis", [("1795867200.123", True), ("1795867200.123", False)])
 @example("nanos", [("-1", False), ("9223372036854775807", False), ("9223372036854775808", True)])
@@ -143,7 +143,7 @@ def test_times_of_a_form() -> None:
     assert verdict(schema, b'{"day":5}')[0] == "wrong_type"
 
 
-@settings(max_examples=budget(50, 1_000), deadline=None)
+@settings(max_examples=budget(50, 1_000))
 @given(
     st.sampled_from([".", ","]),
     st.decimals(-(10**9), 10**9, places=2),
@@ -192,7 +192,7 @@ def test_other_numbers_are_refused(kind: str, sign: str, sent: bytes, words: str
     assert (code, text) == ("wrong_type", f"n: expected {words}, found {found}")
 
 
-@settings(max_examples=budget(50, 1_000), deadline=None)
+@settings(max_examples=budget(50, 1_000))
 @given(st.integers(-(10**38) + 1, 10**38 - 1), st.integers(0, 3))
 @example(0, 0)
 @example(12_345, 0)
@@ -296,7 +296,7 @@ OBJECTS = st.recursive(
 )
 
 
-@settings(max_examples=budget(60, 600), deadline=None)
+@settings(max_examples=budget(60, 600))
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), OBJECTS, max_size=3), max_size=5))
 def test_paths_in_any_objects(objects: list[dict[str, Any]]) -> None:
     paths = ("a", "b.a", "b.b.a", "b.b.b", "c.c", "c")
@@ -338,7 +338,7 @@ ANY = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=budget(150, 3_000), deadline=None)
+@settings(max_examples=budget(150, 3_000))
 @given(st.lists(st.dictionaries(st.sampled_from(["a", *EVERY]), ANY, max_size=5), max_size=6))
 def test_any_values_have_the_verdict_that_they_have_alone(objects: list[dict[str, Any]]) -> None:
     values: list[bytes | None] = [json.dumps(one).encode() for one in objects]

@@ -154,7 +154,7 @@ def is_same(expected: Any, value: Any) -> bool:
     )
 
 
-@settings(max_examples=budget(150, 1_000), deadline=None)
+@settings(max_examples=budget(150, 1_000))
 @given(MESSAGES, CHOICES)
 def test_messages_are_read_as_the_librarys_json_has_them(value: Any, choice: Any) -> None:
     message = json_format.ParseDict({**value, **choice}, Every())

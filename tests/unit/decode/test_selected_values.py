@@ -270,7 +270,7 @@ def computing() -> Decoder:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.fixed_dictionaries(

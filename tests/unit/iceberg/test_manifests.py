@@ -285,7 +285,7 @@ hour = st.integers(0, 60).map(lambda i: shift(FIRST, i))
 slot = st.tuples(hour, st.integers(0, 3), st.integers(1, 5000), st.booleans())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(slot, max_size=80))
 def test_merged_manifests_have_each_entry_once(drawn: list[tuple[str, int, int, bool]]) -> None:
     slots = [

@@ -12,7 +12,7 @@ from anabranch.kafka.source import is_unreadable, plan_driver_ranges, plan_spark
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ODD, st.integers(1, 8))
 def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_most: int) -> None:
     ranges = dict.fromkeys(range(4), (0, 1000))

@@ -226,7 +226,7 @@ def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], 
     return log, where
 
 
-@settings(max_examples=budget(50, 150), deadline=None)
+@settings(max_examples=budget(50, 150))
 @given(LOGS, st.integers(1, 3))
 def test_outliers_move_no_other(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
     log, where = with_outliers(*parts)
@@ -248,7 +248,7 @@ def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
     return {(0, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC)) for o, ts in usable.items()}
 
 
-@settings(max_examples=budget(40, 100), deadline=None)
+@settings(max_examples=budget(40, 100))
 @given(
     st.lists(
         st.lists(FAR | st.integers(millis(NOW) - 10**9, millis(NOW) + 10**7), max_size=60),

@@ -319,7 +319,7 @@ class Pieces:
         yield from self.table.select(columns).to_batches(max_chunksize=7)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=60))
 def test_counts_are_those_of_a_plain_loop(places: list[tuple[int, int]]) -> None:
     table = pa.table(

@@ -462,7 +462,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=budget(30, 1_000), deadline=None, derandomize=True)
+@settings(max_examples=budget(30, 1_000), derandomize=True)
 @given(st.lists(st.dictionaries(NAMES, JSON, max_size=5), min_size=1, max_size=6))
 @example([{"": 1}])
 @example([{"a": {"b": None}}, {"a": {"B": 1, "b": 2}}])
@@ -473,7 +473,7 @@ def test_a_draft_loads_and_no_object_is_a_dead_letter(objects: list[dict[str, An
     assert not draft.check.conflicts and len(rows) == len(objects)
 
 
-@settings(max_examples=budget(15, 500), deadline=None, derandomize=True)
+@settings(max_examples=budget(15, 500), derandomize=True)
 @given(
     st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=2, max_size=6),
     st.sampled_from([",", ";", "\t", "|"]),

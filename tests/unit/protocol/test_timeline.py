@@ -427,7 +427,7 @@ def play(steps: list[Step], grace: timedelta = timedelta(0), at_once: int | None
     return world
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(STEPS, min_size=5, max_size=60), GRACES, AT_ONCE)
 def test_both_layers_put_every_offset_into_the_same_hour(
     steps: list[Step], grace: timedelta, at_once: int | None
@@ -440,7 +440,7 @@ ADOPTIONS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
 def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
     """The hazard: compared with a position that began again, old cuts would contain, or skip, the
@@ -458,7 +458,7 @@ NEAR_THE_HOUR = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(NEAR_THE_HOUR, min_size=5, max_size=40))
 def test_clocks_half_a_minute_apart_agree_around_the_end_of_an_hour(steps: list[Step]) -> None:
     play([tick(29 * 60 + 55), *steps])
@@ -506,7 +506,7 @@ BATCH_ONLY = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(BATCH_ONLY, min_size=5, max_size=40), GRACES)
 def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: timedelta) -> None:
     world = World(grace)
@@ -519,7 +519,7 @@ def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: 
     assert sum(c.offsets for c in world.cuts.values()) == sum(len(s) for s in world.log.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 90), min_size=1, max_size=40),
     st.lists(st.booleans(), min_size=40, max_size=40),

@@ -88,7 +88,7 @@ def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, 12), st.data())
 def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataObject) -> None:
     done = data.draw(st.sets(st.integers(0, max(0, hours - 1)), max_size=hours)) if hours else set()

@@ -140,7 +140,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=budget(150, 400))
+@settings(max_examples=budget(150, 400))
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
 def test_a_consumer_has_mains_rows_after_every_poll(steps: list[Any], at_once: int) -> None:
     """This holds through restatements, overrides, erasures, rows recorded late, and kills between

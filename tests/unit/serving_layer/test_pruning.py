@@ -199,7 +199,6 @@ _CONDITIONS = st.recursive(
 
 @settings(
     max_examples=budget(40, 120),
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -127,7 +127,7 @@ def test_a_reader_of_the_running_hour_opens_at_most_100(dates: int, each: int, r
     seed=st.integers(0, 9),
     has_ended=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_ended: bool) -> None:
     chance = random.Random(seed)
     files = [
@@ -156,7 +156,7 @@ def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_e
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
     growth = planning._GROWTH_OF_MANY if len(rows) > planning._MANY else planning._GROWTH
     files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
