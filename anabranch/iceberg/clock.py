@@ -107,7 +107,8 @@ class Clock:
 
 
 def store_clock(environment: Environment) -> Clock:
-    """Return the clock of a process that commits. Only an object store has one to compare."""
+    """Return the clock of a process that commits to the warehouse. Only an object store has one to
+    compare with."""
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)

@@ -329,8 +329,8 @@ def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
 
 
 def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
-    """Return a table's current snapshot id and data files by path. Raises Refused without rows, or
-    for equality deletes, which PyIceberg does not read; Transient."""
+    """Return a table's current snapshot id and its data files, ordered by path. Raises Refused
+    without rows, or for equality deletes, which PyIceberg does not read; Transient."""
     with lake_errors(f"read {name}"):
         snapshot = table.current_snapshot()
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)

@@ -85,7 +85,7 @@ def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) ->
 
 
 def removed_at(table: Table) -> datetime | None:
-    """Return when records last left the archive (UTC); older snapshots have them."""
+    """Return when records last left the archive (UTC), or None; older snapshots have them."""
     properties = branch_properties(table, "main")
     if _REMOVED not in properties:
         return None

@@ -113,7 +113,8 @@ class State:
 
     @property
     def removed_at(self) -> datetime | None:
-        """The time (UTC) of the last expiry or erasure: older snapshots may have the rows."""
+        """The time (UTC) of the last expiry or erasure, or None; older snapshots may have the
+        rows."""
         return max(
             (at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None
         )

@@ -32,7 +32,8 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def parse_major(output: str) -> int | None:
-    """Return the major version in `java -version`'s output: 17 for 17.0.15, 8 for 1.8.0_402."""
+    """Return the major version in the output of `java -version`: 17 for 17.0.15, 8 for 1.8.0_402;
+    None if it has none."""
     match = _VERSION.search(output)
     return int(match.group(1)) if match else None
 

@@ -40,7 +40,8 @@ MAX_POSITION_BYTES = 4096
 
 @dataclass(frozen=True)
 class LastPlace:
-    """The last place that was sent of an hour with this content, by partition and offset."""
+    """The last place, in the order of partition and offset, that was sent of an hour with this
+    content."""
 
     hour: str
     source: str

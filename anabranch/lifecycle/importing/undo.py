@@ -79,7 +79,8 @@ def undo(job: Job, publisher: Publisher, why: str | None) -> Undone:
 
 
 def _newest(job: Job, state: State, hours: list[str]) -> dict[str, LedgerRow]:
-    """Return the newest decisions about imported `hours`. Raises Refused if more rests on them."""
+    """Return the newest decision about each of the imported `hours`. Raises Refused if anything
+    rests on them, Transient."""
     lookback = job.stream.lookback_hours
     span = Span(shift(hours[0], -1), shift(hours[-1], lookback))
     rows = ledger.recorded_and_waiting(job.ledger.history(span, UNUSED_COLUMNS), state)
