@@ -37,6 +37,7 @@ KAFKA_NAMES: Mapping[str, str] = {
     "kafka_partition": "int",
     "kafka_offset": "bigint",
     "kafka_timestamp": "timestamp",
+    "kafka_headers": "map<string,binary>",
 }
 """Kafka's metadata in expressions, with their types."""
 

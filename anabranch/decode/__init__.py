@@ -47,6 +47,8 @@ ERROR_TEXT_LENGTH = 300
 
 HOUR_MICROS = 3_600_000_000
 
+_NO_TEXT = found("UTF-8", "bytes that are not")
+
 # After the columns' own errors, which have the columns' places.
 _REQUIRED, _SELECT, _EVENT_TIME, _UNKNOWN = 1 << 20, 1 << 21, 1 << 22, 1 << 23
 
@@ -206,6 +208,10 @@ class Decoder:
         columns, bad = self._selection.columns(batch, at, reading.columns)
         for place, one in enumerate(self._spec.select or ()):
             for i in bad.get(one.name, ()):
+                if one.kind in ("kafka", "header"):
+                    text = f"{one.name}: {_NO_TEXT}"
+                    reading.errors.add(i, _SELECT + place, "invalid_utf8", text)
+                    continue
                 of = ", ".join(f"{name} = {reading.shown(name, i)}" for name in one.fields)
                 expected = f"a {one.type.upper()} of {one.source}"
                 text = f"{one.name}: {found(expected, of)}"
@@ -319,9 +325,7 @@ class RawReader:
             if type == "string":
                 columns[name], bad = texts(columns[name])
                 for i in bad:
-                    errors.add(
-                        i, place, "invalid_utf8", f"{name}: {found('UTF-8', 'bytes that are not')}"
-                    )
+                    errors.add(i, place, "invalid_utf8", f"{name}: {_NO_TEXT}")
         return Reading(columns, errors, lambda name, i: str(columns[name][i].as_py()))
 
 

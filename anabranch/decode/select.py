@@ -1,7 +1,7 @@
 """The columns of a stream's `select`, computed from a batch of decoded records by DuckDB.
 
 A record whose expression fails, or has a value that other programs could not read, is a dead letter
-with the column's name.
+with the column's name. So is one with a key or header that is no UTF-8, for a STRING.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from anabranch.decode.values import MICROS
 FAILED = "select_failed"
 """The error code of a record for which an expression has no value."""
 
+_HEADERS = values.arrow_type(KAFKA_NAMES["kafka_headers"])
+
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # days since 1970, of the years 1 to 9999
 
 
@@ -33,6 +35,7 @@ class Selection:
         self._selected, self._topic, self._secret = selected, topic, secret
         self._computed = [one for one in selected if one.kind in ("sql", "hash", "truncate")]
         self._connection = connection() if self._computed else None
+        self._reads_headers = any("kafka_headers" in one.sql.lower() for one in self._computed)
         self._fields = dict.fromkeys(name for one in self._computed for name in one.fields)
 
     def columns(
@@ -41,27 +44,29 @@ class Selection:
         """Return the selected columns of a batch, from the values `read` of its fields and its
         timestamps `at`; and by column the indexes of the records for which it has no value."""
         computed, bad = self._compute(batch, at, read)
-        return {
-            one.name: computed[one.name]
-            if one.name in computed
-            else read[one.sql]
-            if one.kind == "field"
-            else self._of_kafka(one, batch)
-            for one in self._selected
-        }, bad
+        columns = dict[str, pa.Array]()
+        for one in self._selected:
+            if one.kind == "field":
+                columns[one.name] = read[one.sql]
+            elif one.name in computed:
+                columns[one.name] = computed[one.name]
+            else:
+                columns[one.name], no_text = self._of_kafka(one, batch)
+                if no_text:
+                    bad[one.name] = no_text
+        return columns, bad
 
-    def _of_kafka(self, one: SelectedColumn, batch: pa.RecordBatch) -> pa.Array:
+    def _of_kafka(self, one: SelectedColumn, batch: pa.RecordBatch) -> tuple[pa.Array, list[int]]:
+        """Return values of Kafka's metadata, and the indexes of those that are no text."""
         if one.kind == "header":
             headers = headers_of(batch.column("headers")).to_pylist()
-            found = pa.array([_last(of_record, one.sql) for of_record in headers], pa.binary())
-            return values.texts(found)[0]
+            return values.texts(pa.array([_last(of, one.sql) for of in headers], pa.binary()))
         if one.sql == "headers":
-            return headers_of(batch.column("headers"))
+            return headers_of(batch.column("headers")), []
         if one.sql == "topic":
-            return pa.repeat(self._topic, len(batch))
+            return pa.repeat(self._topic, len(batch)), []
         key = batch.column("key")
-        # Parquet's readers refuse a text that is not UTF-8.
-        return values.texts(key)[0] if one.type == "string" else key
+        return values.texts(key) if one.type == "string" else (key, [])
 
     def _compute(
         self, batch: pa.RecordBatch, at: pa.Array, read: Mapping[str, pa.Array]
@@ -77,6 +82,7 @@ class Selection:
                     batch.column("partition"),
                     batch.column("offset"),
                     at,
+                    self._headers(batch),
                 ),
                 strict=True,
             )
@@ -93,6 +99,16 @@ class Selection:
             if failed := sorted({*failed, *unreadable}):
                 bad[one.name] = failed
         return columns, bad
+
+    def _headers(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the headers by name, the last of each, if an expression reads them."""
+        if not self._reads_headers:
+            return pa.nulls(len(batch), _HEADERS)
+        pairs = (
+            None if of is None else list({h["key"]: h["value"] for h in of}.items())
+            for of in headers_of(batch.column("headers")).to_pylist()
+        )
+        return pa.array(pairs, _HEADERS)
 
     def _query(self, records: pa.Table, expressions: Sequence[str]) -> list[pa.Array] | None:
         """Return the values of expressions for all records; None if one of them fails."""

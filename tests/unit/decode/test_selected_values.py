@@ -192,7 +192,6 @@ def test_masked_columns_and_those_of_kafka() -> None:
             {"topic": {"kafka": "topic"}},
             {"headers": {"kafka": "headers"}},
             {"trace": {"header": "trace-id"}},
-            {"bad": {"header": "bad"}},
             {"no": {"header": "none"}},
         ]
     )
@@ -226,12 +225,37 @@ def test_masked_columns_and_those_of_kafka() -> None:
         {"key": "bad", "value": b"\xff"},
         {"key": "none", "value": None},
     ]
-    assert [(r["trace"], r["bad"], r["no"]) for r in rows[:2]] == [
-        (None, None, None),
-        ("neu é", None, None),
-    ]
-    [row] = decoded(stream, [{}], key=b"\xff").good.to_pylist()
-    assert (row["key"], row["text"]) == (b"\xff", None)
+    assert [(r["trace"], r["no"]) for r in rows[:2]] == [(None, None), ("neu é", None)]
+
+
+def test_keys_and_headers_that_are_no_text_are_dead_letters() -> None:
+    # A number's bytes are text or not by chance: as null they would be lost.
+    key, number = {"kafka": "key"}, b"\0\0\0\xff"
+    text = stream_of(["id", {"bytes": key}, {"text": key | {"type": "STRING"}}])
+    header = stream_of(["id", {"bad": {"header": "bad"}}])
+    letter = ("invalid_utf8", "text: expected UTF-8, found bytes that are not")
+    assert dict(decoded(text, [{}], key=number).errors) == {0: letter}
+    assert decoded(text, [{}], key=None).good.column("text").to_pylist() == [None]
+    found = decoded(header, [{}, {}])
+    assert found.good.column("bad").to_pylist() == [None]
+    assert found.errors[1] == ("invalid_utf8", letter[1].replace("text", "bad"))
+
+
+def test_headers_in_expressions() -> None:
+    stream = stream_of(
+        [
+            "id",
+            *(
+                {n: {"sql": f"decode(Kafka_Headers['{n}'])", "type": "STRING"}}
+                for n in ("none", "bad")
+            ),
+        ]
+    )
+    found = decoded(stream, [{}, {}])
+    assert found.errors.keys() == {1} and found.errors[1][1].startswith("bad: expected a STRING of")
+    trace = {"sql": "decode(kafka_headers['trace-id'])", "type": "STRING"}
+    found = decoded(stream_of(["id", {"trace": trace}]), [{}, {}])
+    assert found.good.column("trace").to_pylist() == [None, "neu é"]
 
 
 def test_headers_without_a_value_and_none_at_all() -> None:
