@@ -2,7 +2,8 @@
 name if the stream's file has the header. A record that repeats the header is refused.
 
 - A field in double quotes may contain the delimiter, line breaks, and quotes written twice; an
-  unquoted field contains no quote. Blanks belong to a field. One line break at the end is ignored.
+  unquoted field contains no quote. Blanks belong to a field. A byte order mark at the beginning and
+  one line break at the end are ignored.
 - An empty field without quotes is null; `""` is empty text.
 - STRING takes a field unchanged; `anabranch.decode.values` has the other types' texts. BOOLEAN is
   `true` or `false`.
@@ -71,7 +72,7 @@ class CsvReader:
         if one is None:
             return refuse("null_value", found("a line of CSV", "a null value"))
         try:
-            line = one.decode()
+            line = one.decode().removeprefix("\ufeff")
         except UnicodeDecodeError:
             return refuse("invalid_utf8", found("UTF-8", "bytes that are not"))
         if line in ("", "\n", "\r\n"):
@@ -90,7 +91,7 @@ class CsvReader:
 def _patterns(delimiter: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     mark = re.escape(delimiter)
     field = rf'(?:{_QUOTED}|[^"\r\n{mark}]*+)'
-    line = rf"(?!\ufeff){field}(?:{mark}{field})*+(?:\r?\n)?"
+    line = rf"{field}(?:{mark}{field})*+(?:\r?\n)?"
     return re.compile(line), re.compile(f"{mark}({field})")
 
 
@@ -98,7 +99,7 @@ def split(line: str, delimiter: str) -> list[str | None] | None:
     """Return the fields of a line, None for an empty one; None for text that is no line of CSV."""
     if '"' not in line:
         plain = line[:-1].removesuffix("\r") if line.endswith("\n") else line
-        if "\n" in plain or "\r" in plain or plain.startswith("\ufeff"):
+        if "\n" in plain or "\r" in plain:
             return None
         return [field or None for field in plain.split(delimiter)]
     whole, fields = _patterns(delimiter)

@@ -12,6 +12,7 @@ Source: https://debezium.io/documentation/reference/stable/connectors/postgresql
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -91,6 +92,7 @@ def _parts(
     """Return a value's change and row, None if it has none, and whether it is a change."""
     if value is None:
         return b"{}", _fields_of(key()), True
+    value = value.removeprefix(BOM_UTF8)
     try:
         change = _CHANGE.decode(value)
         if change.op == _NULL and change.payload != _NULL:

@@ -4,6 +4,7 @@
   their own JSON type only (`anabranch.decode.values` has the texts of times, numbers and bytes; a
   DECIMAL may be in quotes): a number in quotes, `3.5` for INT or `1e999` for DOUBLE is
   `wrong_type`.
+- A byte order mark before the object is ignored (RFC 8259, section 8.1).
 - A name that an object repeats counts once, at every level: the last one.
 - A column's path leads through objects. Where one is missing or null, so is the column.
 - Values are read by a typed decoder of msgspec, in one pass. A record that it refuses is read again
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -52,6 +54,7 @@ _TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _WRONG = re.compile(
     r"Expected `([^`|]+?)(?: \| null)?`(?:, got `(.+?)`| [<>]= .*?)?(?: - at `\$(.*)`)?$"
 )
+_NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf)\b")
 # msgspec takes no other names of fields.
 _CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
 
@@ -228,6 +231,7 @@ class JsonReader:
                 continue
             one = data[i]
             assert one is not None
+            one = one.removeprefix(BOM_UTF8)
             try:
                 fields = _OBJECT.decode(one)
             except REFUSED as error:
@@ -317,6 +321,12 @@ def _broken(one: bytes, error: Exception) -> tuple[str, str]:
         return "empty_value", found("a JSON object", "no text")
     if _OTHER_THAN_OBJECT.match(one):
         return "not_an_object", found("a JSON object", one.decode(errors="replace"))
+    # Python, JavaScript and C write these; most readers refuse them.
+    at = re.search(r"byte ([0-9]+)", str(error))
+    number = _NO_NUMBER.search(one, max(0, int(at[1]) - 1)) if at is not None else None
+    if at is not None and number is not None and number.start() <= int(at[1]):
+        text = f"{number[0].decode()}, which is no number of JSON"
+        return "malformed_json", f"{found('one JSON object', text)} ({error})"
     return "malformed_json", f"{_MALFORMED} ({error})"
 
 

@@ -4,6 +4,7 @@ kind of difference is named, with its reason."""
 import base64
 import gzip
 import json
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -96,7 +97,9 @@ def test_the_corpus_is_read_as_before(
     for i, one in enumerate(corpus):
         code, _ = decoded.errors.get(i, (None, ""))
         if code != one["code"]:
-            assert (one["code"], code) in CHANGES, values[i]
+            is_marked = str(one["code"]).startswith("malformed") and values[i].startswith(BOM_UTF8)
+            # A byte order mark is ignored: the rest is judged.
+            assert is_marked or (one["code"], code) in CHANGES, values[i]
             changes[one["code"], code] += 1
         elif code is None:
             for name, expected in one["row"].items():

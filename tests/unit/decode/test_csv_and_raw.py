@@ -32,6 +32,7 @@ def test_lines_of_csv() -> None:
     assert (plain["small"], plain["total"]) == (0.5, 9007199254740993)
     assert (quoted["event_id"], quoted["level"]) == ('b;"quoted"\n line', 7)
     assert (quoted["raw"], quoted["total"]) == (b"", None)
+    assert read["byte order mark"]["event_id"] == "m"
     assert read["blanks are text"]["event_id"] == " d "
     assert read["empty text in NOT NULL"]["event_id"] == ""
     assert read["1 MB of quotes"]["event_id"] == '"' * 500_000

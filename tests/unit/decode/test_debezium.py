@@ -121,6 +121,11 @@ def test_other_values(value: object, code: str, words: str) -> None:
     assert words in result.errors[1][1]
 
 
+def test_a_byte_order_mark_is_ignored() -> None:
+    value = b"\xef\xbb\xbf" + json.dumps(change("c", None, ROW)).encode()
+    assert rows(decoded([value])) == [{**READ, "op": "c", **OF_SOURCE}]
+
+
 def test_a_change_without_a_row_is_one_of_nulls() -> None:
     schema = {**SCHEMA, "id": "BIGINT"}
     result = decoded([change("t", None, None), change("m", None, None)], of=stream("json", schema))

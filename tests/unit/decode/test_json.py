@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka_batches import AT, HOUR, MICROSECOND, START, micros, new_batch
 
-from anabranch.decode import Decoder
+from anabranch.decode import Decoder, WriterSchema
 from anabranch.decode.json import MOST_LEARNED
 
 NESTED = (
@@ -128,6 +128,22 @@ def test_a_repeated_name_counts_once_at_every_level() -> None:
     ddl = "id STRING, m MAP<STRING, STRING>, s STRUCT<a: INT>"
     value = b'{"m":{"x":"1"},"id":"a","m":{"c":"red","c":"blue"},"s":{"a":1,"a":2}}'
     assert [(dict(r["m"]), r["s"]) for r in rows(ddl, value)] == [({"c": "blue"}, {"a": 2})]
+
+
+@pytest.mark.parametrize("value", [b'{"n": 1}', b'{"n": "x"}', b"[1]", b" ", b"{"])
+@pytest.mark.parametrize("form", ["json", "json_schema"])
+def test_a_byte_order_mark_changes_nothing(value: bytes, form: str) -> None:
+    head, schemas = (b"", {}) if form == "json" else (b"\0\0\0\0\1", {1: WriterSchema("{}")})
+    spec = spec_of("n INT", form, schemas=schemas)
+    plain, marked = (decoded(spec, [head + mark + value]) for mark in (b"", b"\xef\xbb\xbf"))
+    assert marked.errors == plain.errors and marked.rows.equals(plain.rows)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "nan", "-inf"])
+def test_numbers_that_json_does_not_have_are_named(number: str) -> None:
+    code, text = verdict("n DOUBLE", b'{"a": "NaN", "n": [1, %s]}' % number.encode())
+    assert code == "malformed_json" and f"found {number}, which is no number of JSON" in text
+    assert "NaN" not in verdict("n DOUBLE", b'{"a": "NaN", "n": x}')[1]
 
 
 @pytest.mark.parametrize("every", [1, 3, 700])
