@@ -154,7 +154,8 @@ def check_hours(hours: Sequence[HourRange]) -> tuple[HourRange, ...]:
     return tuple(hours)
 
 
-_HEADER = 5
+PREFIX_BYTES = 5
+"""The length of a zero byte and a schema id, before a payload."""
 
 DESCRIPTOR = 0
 """The key of the schema of values without a schema id, since no registry has this id."""
@@ -200,7 +201,9 @@ def split(
                 found(f"a value in {kind} wire format", "a null value"),
             )
         else:
-            text = found("a zero byte and a schema id of four bytes", one[:_HEADER].hex().upper())
+            text = found(
+                "a zero byte and a schema id of four bytes", one[:PREFIX_BYTES].hex().upper()
+            )
             errors.add(i, Errors.WHOLE, "not_wire_format", f"{text}. {ID_PLACES}")
     every = np.unique(ids[ids >= 0]).tolist()
     if unlisted := [id for id in every if id not in schemas]:
@@ -211,19 +214,19 @@ def split(
                 errors.add(i, Errors.WHOLE, error[0], f"schema id {id}: {error[1]}")
             ids[ids == id] = -1
     # An end is given because Arrow 26 fails without one.
-    return pc.binary_slice(value, _HEADER, 2**31 - 1), ids
+    return pc.binary_slice(value, PREFIX_BYTES, 2**31 - 1), ids
 
 
 def schema_ids(value: pa.Array) -> np.ndarray:
     """Return the schema id of each value; -1 for a value that is not in the wire format."""
     ids = np.full(len(value), -1, np.int64)
-    is_long = pc.fill_null(pc.greater_equal(pc.binary_length(value), _HEADER), False)
+    is_long = pc.fill_null(pc.greater_equal(pc.binary_length(value), PREFIX_BYTES), False)
     places = np.flatnonzero(is_long.to_numpy(zero_copy_only=False))
     if len(places):
-        heads = pc.binary_slice(value.take(pa.array(places)), 0, _HEADER)
+        heads = pc.binary_slice(value.take(pa.array(places)), 0, PREFIX_BYTES)
         data = (
             np.frombuffer(b"".join(heads.to_pylist()), np.uint8)
-            .reshape(-1, _HEADER)
+            .reshape(-1, PREFIX_BYTES)
             .astype(np.int64)
         )
         found_ids = data[:, 1:] @ np.array([2**24, 2**16, 2**8, 1])

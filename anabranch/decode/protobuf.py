@@ -220,7 +220,7 @@ class ProtobufReader:
             by_type[id, (0,)] = places.tolist(), messages.take(places).to_pylist()
         for i, one in zip(others.tolist(), payload.take(others).to_pylist(), strict=True):
             try:
-                key, start = _indexes(one)
+                key, start = indexes(one)
             except (IndexError, ValueError, Malformed):
                 text = found("the indexes of a message", one[:10].hex().upper() or "no bytes")
                 errors.add(i, Errors.WHOLE, "malformed_protobuf", f"schema id {ids[i]}: {text}")
@@ -262,7 +262,7 @@ def contents_reader(text: str, message: str | None = None) -> Callable[[bytes], 
         try:
             at: str | Key = message or (0,)
             if message is None:
-                at, start = ((0,), 1) if payload[:1] == b"\0" else _indexes(payload)
+                at, start = indexes(payload)
                 payload = payload[start:]
             of = message_factory.GetMessageClass(message_of(text, at))
             return list(_contents(of.FromString(payload)))
@@ -305,8 +305,11 @@ def _unknown(fields: Any) -> Iterator[Any]:
         yield from [one.data] if isinstance(one.data, int | bytes) else _unknown(one.data)
 
 
-def _indexes(payload: bytes) -> tuple[Key, int]:
-    """Return the indexes before a message, and its start. Raises IndexError, ValueError."""
+def indexes(payload: bytes) -> tuple[Key, int]:
+    """Return the indexes before a message, and its start; a zero byte is the short form of those of
+    the first. Raises IndexError, ValueError, Malformed."""
+    if payload[:1] == b"\0":
+        return (0,), 1
     count, at = read_long(payload, 0)
     # Types are nested at most so deep; a larger count would be read from the message.
     if not 0 < count <= 32:

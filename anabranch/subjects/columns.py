@@ -72,11 +72,17 @@ NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
 class NotAColumn(Exception):
-    """A field of a subject's schema that has no column type; the message begins with its path."""
+    """A field of a subject's schema that has no column type; the message begins with its path.
+    `field`: the field of the record that it is or is in; empty if it is the whole record."""
 
     def __init__(self, path: str, expected: str, found: str) -> None:
         where = f"{path}: " if path else ""
         super().__init__(f"{where}expected {expected}, found {found}")
+        self.field = path
+
+
+class NotAName(NotAColumn):
+    """A field with a name that no column can have."""
 
 
 class NotReadable(NotAColumn):
@@ -88,8 +94,15 @@ def fields_of(
 ) -> list[tuple[str, str]]:
     """Return the name and type of each field. `given` has types by name that replace those of the
     schema; None leaves a field out. Raises NotAColumn."""
-    kept = ((str(name), field) for name, field in fields.items() if given.get(name, "") is not None)
-    return [(name, given.get(name) or read(field, name)) for name, field in kept]
+    found = []
+    for name, field in fields.items():
+        if (kind := given.get(name, "")) is not None:
+            try:
+                found.append((str(name), kind or read(field, str(name))))
+            except NotAColumn as error:
+                error.field = str(name)
+                raise
+    return found
 
 
 def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
@@ -101,16 +114,18 @@ def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
 
 
 def require_names(path: str, names: Collection[str]) -> None:
-    """Raise NotAColumn for a name of no column, and for names that differ only by case."""
+    """Raise NotAColumn for a name of no column, and for names that differ only by case: NotAName
+    for one of the record itself."""
     seen: dict[str, str] = {}
+    refused = NotAColumn if path else NotAName
     for name in names:
         at = f"{path}.{name}" if path else name
         if not name.isascii() or not name.isidentifier():
-            raise NotAColumn(
+            raise refused(
                 at, "a name of letters, digits and underscores, no digit first", repr(name)
             )
         if (other := seen.setdefault(name.lower(), name)) != name:
-            raise NotAColumn(at, "names that differ by more than case", f"{other} and {name}")
+            raise refused(at, "names that differ by more than case", f"{other} and {name}")
 
 
 _PLAIN = {

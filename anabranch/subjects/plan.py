@@ -35,6 +35,7 @@ from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion
 from anabranch.subjects.columns import (
     NotAColumn,
+    NotAName,
     NotReadable,
     avro_fields,
     json_schema_fields,
@@ -80,7 +81,7 @@ def plan_columns(
         if taken := next(
             (name for name in subject_types if name.lower() in _taken_names(stream)), None
         ):
-            raise NotAColumn(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
+            raise NotAName(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
     except NotReadable as error:
         raise Refused(
             f"{where}: {error}; no record of it can be read, whichever fields are left out: "

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,12 +24,16 @@ import pyarrow as pa
 
 from anabranch.common.errors import ConfigurationError, NotYet, Refused
 from anabranch.config import Environment, Stream
-from anabranch.config.columns import Notation
+from anabranch.config.columns import Column, Notation
 from anabranch.config.loading import parse_stream
 from anabranch.config.plain import NAME
+from anabranch.config.schema import columns_mapping
 from anabranch.decode import Decoded
-from anabranch.decode.guessed import Guess, snake
-from anabranch.decode.inputs import schema_ids
+from anabranch.decode.avro import Malformed
+from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.guessed import STRING, Guess, snake
+from anabranch.decode.inputs import PREFIX_BYTES, schema_ids
+from anabranch.decode.protobuf import Key, indexes, message_of
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion, open_registry
 from anabranch.operations.check import (
@@ -41,8 +46,10 @@ from anabranch.operations.check import (
 )
 from anabranch.operations.draft import forms
 from anabranch.operations.draft.forms import Sketch, add_change, text_of, time_of
-from anabranch.subjects.columns import NotAColumn, avro_fields
+from anabranch.protocol.ledger_row import is_too_many
+from anabranch.subjects.columns import NotAColumn, NotAName, avro_fields, json_schema_fields
 from anabranch.subjects.plan import plan_columns
+from anabranch.subjects.schemas import whole_schema
 
 _FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}
 _MOST_EXCLUDED = 100
@@ -72,7 +79,7 @@ def sketch_of_registry(
         version = registry.latest(own)
     if version is None:
         return None
-    sketch = _of_version(topic, registry, version)
+    sketch = _of_version(topic, registry, version, records, known)
     if own != f"{topic}-value":
         of = sketch.format if isinstance(sketch.format, dict) else {"type": sketch.format}
         sketch.format = {**of, "subject": own}
@@ -82,19 +89,29 @@ def sketch_of_registry(
     return sketch
 
 
-def _of_version(topic: str, registry: SchemaRegistryClient, version: SubjectVersion) -> Sketch:
+def _of_version(
+    topic: str,
+    registry: SchemaRegistryClient,
+    version: SubjectVersion,
+    records: pa.RecordBatch,
+    ids: Collection[int],
+) -> Sketch:
     sketch = Sketch(_FORMATS.get(version.type, "avro"), schema="registry")
     if version.type == "AVRO":
         row = _row_of(version)
         if row is not None:
             return _of_changes(topic, registry, version, row)
-    excluded: list[str] = []
-    while len(excluded) < _MOST_EXCLUDED:
+    if version.type == "PROTOBUF" and (message := _message_of(registry, records, ids)):
+        sketch.format = {"type": "protobuf", "message": message}
+    form = sketch.format if isinstance(sketch.format, dict) else {"type": sketch.format}
+    # Columns that the file declares, and fields that get none under their own names.
+    declared, excluded = Sketch(), list[str]()
+    for _ in range(_MOST_EXCLUDED):
         stream = Stream.model_validate(
             {
                 "name": "draft", "topic": topic, "table": "draft.draft", "key": "none",
-                "format": {"type": sketch.format, "subject": version.subject}, "columns": (),
-                "subject_schema": {"exclude": excluded}, "schema": "registry",
+                "format": {**form, "subject": version.subject}, "columns": (), "schema": "registry",
+                "subject_schema": {"exclude": excluded, "columns": tuple(declared.columns)},
             }
         )  # fmt: skip
         try:
@@ -102,15 +119,67 @@ def _of_version(topic: str, registry: SchemaRegistryClient, version: SubjectVers
             break
         except Refused as error:
             cause = error.__cause__
-            field = re.match(r"\w+", str(cause)) if isinstance(cause, NotAColumn) else None
-            if field is None or field[0] in excluded:
+            name = cause.field if isinstance(cause, NotAColumn) else ""
+            if version.type == "JSON" and not name and (objects := _payloads(records)):
+                sketch = Sketch(sketch.format, comments=[f"Without the subject's columns: {cause}"])
+                sketch.add_fields(objects, forms.stamps_of(records))
+                return sketch
+            if not name or name in excluded:
                 sketch.comments.append(f"The subject is refused: {error}")
                 break
-            excluded.append(field[0])
-            sketch.comments.append(f"Left out: {cause}")
-    if excluded:
-        sketch.schema = {"exclude": excluded}
+            if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
+                types = _types_of(version, excluded, declared)
+                others = [Column(of, "string", True) for of in types if of != name]
+                named = Sketch(columns=[*others, *declared.columns])
+                named.add(Guess(types[name]), name, (name,))
+                declared.columns.append(named.columns[-1])
+                excluded.append(name)
+            elif version.type == "JSON" and not isinstance(cause, NotAName):
+                declared.add(STRING, name)
+                sketch.comments.append(f"As its text: {cause}")
+            else:
+                excluded.append(name)
+                sketch.comments.append(f"Left out: {cause}")
+    columns = columns_mapping(declared.columns)
+    if excluded or columns:
+        parts = {"columns": columns, "exclude": excluded}
+        sketch.schema = {key: value for key, value in parts.items() if value}
     return sketch
+
+
+def _types_of(
+    version: SubjectVersion, excluded: Sequence[str], declared: Sketch
+) -> Mapping[str, str]:
+    given = dict.fromkeys(excluded) | {c.name: c.type for c in declared.columns}
+    fields = avro_fields if version.type == "AVRO" else json_schema_fields
+    return dict(fields(whole_schema(version), given))
+
+
+def _payloads(records: pa.RecordBatch) -> Sequence[Mapping[str, Any]]:
+    """Return the objects of JSON in the wire format."""
+    sent = [
+        value[PREFIX_BYTES:] for value in records.column("value").to_pylist() if value is not None
+    ]
+    return [one for one in map(forms.read, sent) if isinstance(one, Mapping)]
+
+
+def _message_of(
+    registry: SchemaRegistryClient, records: pa.RecordBatch, ids: Collection[int]
+) -> str:
+    """Return the name of the message of most records; empty if it is the first of its file."""
+    found = Counter[tuple[int, Key]]()
+    for value, id in zip(
+        records.column("value").to_pylist(), schema_ids(records.column("value")), strict=True
+    ):
+        with suppress(IndexError, ValueError, Malformed):
+            if int(id) in ids:
+                found[int(id), indexes(value[PREFIX_BYTES:])[0]] += 1
+    for (id, key), _ in found.most_common(1):
+        schema = registry.schema(id)
+        with suppress(Incompatible):
+            if schema is not None and key != (0,):
+                return str(message_of(whole_schema(schema), key).full_name)
+    return ""
 
 
 def _row_of(version: SubjectVersion) -> Mapping[str, Any] | None:
@@ -246,6 +315,11 @@ def draft(
         raise NotYet(
             f"topic {topic}: expected its records, found no topic of this name; create it first"
         )
+    is_compacted = False
+    # Without the right to see a topic's settings.
+    with suppress(ConfigurationError):
+        settings = kafka.settings(topic)
+        is_compacted = settings is not None and "compact" in settings.cleanup_policy
     found = kafka.newest_records(described, RECORDS, _OLDEST)
     records = batch_of(found, datetime.now(UTC))
     sketch = sketch_of_registry(environment, topic, records)
@@ -256,6 +330,7 @@ def draft(
                 "again"
             )
         sketch = forms.sketch_of(records)
+    sketch.has_states = is_compacted
     return finished(environment, folder, sketch, records, name, topic)
 
 
@@ -277,6 +352,8 @@ def finished(
             stream = with_columns(stream, open_registry(environment, stream))
         return text, stream, decode_sample(environment, stream, records)
 
+    sent = zip(*(records.column(name).to_pylist() for name in ("key", "value")), strict=True)
+    sketch.has_states |= any(key is not None and value is None for key, value in sent)
     _, stream, decoded = read()
     while _widen(sketch, decoded):
         _, stream, decoded = read()
@@ -285,6 +362,15 @@ def finished(
     time = _time(sketch, stream, rows)
     _, stream, decoded = read(key, time)
     found = check_of(stream, records, decoded)
+    nulls = sum(reason.records for reason in found.reasons if reason.code == "null_value")
+    most, total = stream.quality.max_dead, found.records
+    if is_too_many(found.dead, total, most, 1) and not is_too_many(
+        found.dead - nulls, total, most, 1
+    ):
+        # Of an hour, another share may be null.
+        sketch.max_dead = max(50, min(95, 200 * nulls // total))
+        _, stream, decoded = read(key, time)
+        found = check_of(stream, records, decoded)
     sketch.comments = [*_account(found), *sketch.comments]
     return Draft(name, topic, text_of(sketch, name, topic, table, key, time), found)
 
@@ -306,12 +392,30 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
     widened = False
     for code, text in decoded.errors.values():
         match = re.match(r"\w+", text)
-        column = columns.pop(match[0], None) if match is not None else None
-        if column is not None and code in ("wrong_type", "unreadable_timestamp"):
+        if match is None or code not in ("wrong_type", "unreadable_timestamp"):
+            continue
+        if sketch.schema is not None:
+            widened |= _declare_text(sketch, match[0])
+        elif (column := columns.pop(match[0], None)) is not None:
             note = f"{column.type.upper()} in most records"
             sketch.replace(replace(column, type="string", notation=Notation()), note)
             widened = True
     return widened
+
+
+def _declare_text(sketch: Sketch, name: str) -> bool:
+    """Make a column of a JSON Schema STRING, which takes any value; return whether it was none."""
+    form = sketch.format["type"] if isinstance(sketch.format, dict) else sketch.format
+    schema = sketch.schema if isinstance(sketch.schema, dict) else {}
+    columns: dict[str, Any] = schema.get("columns", {})
+    declared = columns.get(name, {})
+    more = declared if isinstance(declared, dict) else {"type": declared}
+    if form != "json_schema" or more.get("type") == "STRING":
+        return False
+    kind = {**more, "type": "STRING"} if "from" in more else "STRING"
+    sketch.schema = {**schema, "columns": {**columns, name: kind}}
+    sketch.comments.append(f"As its text: {name}: some values are of another type")
+    return True
 
 
 def _key(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -321,8 +425,14 @@ def _key(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> l
     for key in sketch.keys:
         if not maps & set(key) and not count_duplicates(key, names, rows)[1]:
             return key
+    if sketch.has_states:
+        sketch.key_note = "a later record of the same key is no duplicate"
+        return []
     candidates = []
+    computed = {name for one in sketch.select if isinstance(one, dict) for name in one}
     for column in stream.columns if sketch.format != "raw" else ():
+        if column.name in computed:
+            continue
         values = [row[column.name] for row in rows]
         if not _KEY_TYPES.fullmatch(column.type) or not rows or not all(map(_is_given, values)):
             continue

@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -43,7 +45,8 @@ class Sketch:
     `implied`: the path before a column's own name that needs no `from`. `notes`: what a person must
     decide, by column; `key_note` and `time_note`: of the key and the event time; `comments`: of the
     whole. `keys`: what the format or envelope says of an event's identity, in order; `time`: of its
-    time."""
+    time. `has_states`: a record replaces the earlier one of its key, as in a compacted topic.
+    `max_dead`: of `quality`, in percent."""
 
     format: object = "json"
     columns: list[Column] = field(default_factory=list)
@@ -57,6 +60,8 @@ class Sketch:
     key_note: str = ""
     time_note: str = ""
     rescues: bool = False
+    has_states: bool = False
+    max_dead: int = 0
 
     def add(self, of: Guess, wanted: str, path: tuple[str, ...] = ()) -> str:
         """Add a column, and return its name: `wanted`, if none has it. `path`: its field."""
@@ -95,10 +100,12 @@ class Sketch:
         # Names that need no other come first, so that each keeps its own.
         for name in sorted((n for n in counts if n in chosen), key=lambda n: not NAME.fullmatch(n)):
             found = [one.get(name) for one in objects]
-            inner = _wrapper(found)
-            found = [one and one[inner] for one in found] if inner else found
+            inner = list[str]()
+            while wrapper := _wrapper(found):
+                found = [one and one[wrapper] for one in found]
+                inner.append(wrapper)
             of = guess(found, name, stamps) or _NO_VALUE
-            self.add(of, name, (*path, name, *([inner] if inner else ())))
+            self.add(of, name, (*path, name, *inner))
 
     def replace(self, column: Column, note: str) -> None:
         self.columns[[c.name for c in self.columns].index(column.name)] = column
@@ -146,6 +153,8 @@ def text_of(
         lines.append(f"{line}{_comment(sketch.time_note)}")
     if sketch.rescues:
         lines.append("unknown: rescue # fields without a column, in the column rescued")
+    if sketch.max_dead:
+        lines.append(f"quality: {{max_dead: {sketch.max_dead} %}} # null values are dead letters")
     return "\n".join(lines) + "\n"
 
 
@@ -168,8 +177,12 @@ def _flow(value: object) -> str:
 _JSON = msgspec.json.Decoder(float_hook=Decimal)
 _DELIMITERS = (",", ";", "\t", "|")
 _OPERATIONS = frozenset("crudtm")
+_DOCUMENTS = {list: "lists of JSON", str: "JSON in a text of JSON", dict: "several objects of JSON"}
+_COMPRESSED = {b"\x1f\x8b": "compressed by gzip", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 # Fields of a change's source that place it, in the order of databases' logs.
 _POSITIONS = (*("lsn", "file", "pos", "row", "ord", "scn", "change_lsn", "event_serial_no"),)
+_KEY = "record_key"
+_HEADER_TIME = "CAST(decode(kafka_headers['ce_time']) AS TIMESTAMPTZ)"
 _MILLIS = Guess("timestamp", Notation(unit="millis"))
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
@@ -179,38 +192,58 @@ Object = Mapping[str, Any]
 def sketch_of(records: pa.RecordBatch) -> Sketch:
     """Return the sketch of a topic's records, of `operations.check.batch_of`. Pure."""
     given = [value for value in records.column("value").to_pylist() if value is not None]
-    stamps = [ms for ms in records.column("timestamp").cast(pa.int64()).to_pylist() if ms]
-    stamps = [micros // 1000 for micros in stamps]
+    stamps = stamps_of(records)
     if given and all(json.detect_encoding(value).startswith("utf-16") for value in given):
         comment = "text in UTF-16, which no format reads: let the producer send UTF-8"
         return _raw("binary", records, [comment])
-    objects = [one for one in map(_read, given) if isinstance(one, Mapping)]
+    objects = [one for one in map(read, given) if isinstance(one, Mapping)]
     if 2 * len(objects) >= len(given):
         sketch = _of_objects(objects, stamps, records)
         if sketch.columns:
             return sketch
-    lines = [one.decode() for one in given if values.is_utf8(one) and one[:1] != b"\0"]
+    lines = [one.decode("utf-8-sig") for one in given if values.is_utf8(one) and one[:1] != b"\0"]
     if 2 * len(lines) > len(given):
         found = None if form_of(lines) else _of_csv(lines, stamps, _firsts(records))
-        return found or _of_text(lines, records)
+        if found is None:
+            return _of_text(lines, records)
+        mark = found.format.get("delimiter", ",") if isinstance(found.format, dict) else ","
+        _add_metadata(
+            found, records, lambda one: csv.split((one or b"").decode(errors="replace"), mark)
+        )
+        return found
     comment = "no text: perhaps a format with a schema (avro, protobuf)"
+    for start, name in _COMPRESSED.items():
+        if all(value.startswith(start) for value in given):
+            comment = f"{name}, which no format reads: let Kafka compress (compression.type)"
     if all(value[:1] == b"\0" for value in given):
         comment = "values begin with a zero byte, as with a schema registry: set registry.url"
     return _raw("binary", records, [comment])
 
 
-def _read(value: bytes | None) -> Any:
+def stamps_of(records: pa.RecordBatch) -> list[int]:
+    """Return the records' timestamps in milliseconds since 1970."""
+    stamps = records.column("timestamp").cast(pa.int64()).to_pylist()
+    return [micros // 1000 for micros in stamps if micros]
+
+
+def read(value: bytes | None) -> Any:
+    """Return a value's JSON; None if it is none."""
     try:
-        return _JSON.decode(value or b"null")
+        return _JSON.decode((value or b"null").removeprefix(BOM_UTF8))
     except _UNREADABLE:
         return None
+
+
+def _object(value: bytes | None) -> Object | None:
+    found = read(value)
+    return found if isinstance(found, Mapping) else None
 
 
 def _of_objects(
     objects: Sequence[Object], stamps: Sequence[int], records: pa.RecordBatch
 ) -> Sketch:
     changes = [_change(one) for one in objects]
-    keys = [_payload(_read(key)) for key in records.column("key").to_pylist()]
+    keys = [_payload(read(key)) for key in records.column("key").to_pylist()]
     if all(change is not None for change in changes):
         return _of_changes(objects, [c for c in changes if c], keys, stamps)
     sketch = Sketch()
@@ -220,7 +253,7 @@ def _of_objects(
         _add_cloud_event(sketch, objects, stamps)
     else:
         sketch.add_fields(objects, stamps)
-    _add_headers(sketch, records)
+    _add_metadata(sketch, records, _object)
     return sketch
 
 
@@ -281,7 +314,7 @@ def _row(change: Object) -> Object | None:
     row = change.get("after")
     row = change.get("before") if row is None else row
     # MongoDB's documents are text.
-    row = _read(row.encode()) if isinstance(row, str) else row
+    row = read(row.encode()) if isinstance(row, str) else row
     return row if isinstance(row, Mapping) else None
 
 
@@ -343,18 +376,70 @@ def _add_cloud_event(sketch: Sketch, objects: Sequence[Object], stamps: Sequence
     sketch.time = names.get(("time",), "")
 
 
-def _add_headers(sketch: Sketch, records: pa.RecordBatch) -> None:
-    """Select the attributes of CloudEvents in headers (binary mode)."""
-    headers = headers_of(records.column("headers")).to_pylist()
-    names = [{h["key"] for h in one} for one in headers if one is not None]
-    if len(names) < len(headers) or not all({"ce_id", "ce_source"} <= of for of in names):
-        return
-    found = sorted({n for of in names for n in of if n.startswith("ce_") and n.isidentifier()})
-    columns = [column.name for column in sketch.columns]
-    own = [name for name in found if name.lower() not in {c.lower() for c in columns}]
-    sketch.select = [*columns, *({name: {"header": name}} for name in own)]
-    if {"ce_id", "ce_source"} <= set(own):
-        sketch.keys.insert(0, ["ce_source", "ce_id"])
+def _add_metadata(
+    sketch: Sketch, records: pa.RecordBatch, value_of: Callable[[bytes | None], Any]
+) -> None:
+    """Select the attributes of CloudEvents in headers (binary mode), and the records' keys if their
+    values lack them. `value_of` reads a value."""
+    columns = Sketch(columns=list(sketch.columns))
+    headers = [dict(_pairs(of)) for of in headers_of(records.column("headers")).to_pylist()]
+    counts = Counter(name for of in headers for name in of)
+    shared = sorted(name for name, n in counts.items() if n == len(headers))
+    found, keys = list[object](), list[list[str]]()
+    if {"ce_id", "ce_source"} <= set(shared):
+        for header in (name for name in shared if name.startswith("ce_")):
+            texts = [value.decode(errors="replace") for of in headers for value in [of[header]]]
+            time = guess(texts) if header == "ce_time" else None
+            name = columns.add(STRING, header)
+            if time is not None and time.type == "timestamp" and time.notation == Notation():
+                found.append({name: {"sql": _HEADER_TIME, "type": "TIMESTAMP"}})
+                sketch.time = name
+            else:
+                found.append({name: {"header": header}})
+            keys += [[name]] if header in ("ce_source", "ce_id") else []
+        sketch.keys.insert(0, [name for [name] in reversed(keys)])
+    sent = records.column("key").to_pylist()
+    given = [key for key in sent if key is not None]
+    if given and not _has_keys(sent, map(value_of, records.column("value").to_pylist())):
+        if all(map(values.is_utf8, given)):
+            found.append({columns.add(STRING, _KEY): {"kafka": "key", "type": "STRING"}})
+        else:
+            sketch.comments.append(
+                "Keys are bytes in no column; `select` reads them: {record_key: {kafka: key}}"
+            )
+    if found:
+        sketch.select = [*(column.name for column in sketch.columns), *found]
+    if others := [name for name in shared if not name.startswith("ce_")]:
+        sketch.comments.append(
+            f"Headers are in no column; `select` reads them: {', '.join(others[:10])}"
+        )
+
+
+def _pairs(headers: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
+    for header in headers or ():
+        if header["value"] is not None:
+            yield header["key"], header["value"]
+
+
+def _has_keys(keys: Sequence[bytes | None], found: Iterable[Any]) -> bool:
+    """Return whether most values contain what is in their records' keys."""
+    pairs = [(k, v) for k, v in zip(keys, found, strict=True) if k is not None and v is not None]
+    found_in = sum(_parts(_payload(_of_key(k))) <= _parts(v) for k, v in pairs)
+    return 2 * found_in > len(pairs) or not pairs
+
+
+def _of_key(key: bytes) -> Any:
+    found = read(key)
+    return key.decode(errors="replace") if found is None else found
+
+
+def _parts(value: Any) -> set[str]:
+    """Return the texts and numbers in a value, as text."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return {part for one in value for part in _parts(one)}
+    return set() if value is None else {str(value)}
 
 
 def _firsts(records: pa.RecordBatch) -> list[str]:
@@ -364,7 +449,9 @@ def _firsts(records: pa.RecordBatch) -> list[str]:
         strict=True,
     )
     first = {p: value for p, _, value in sorted(places, key=lambda place: place[1], reverse=True)}
-    return [value.decode() for value in first.values() if value and values.is_utf8(value)]
+    return [
+        value.decode("utf-8-sig") for value in first.values() if value and values.is_utf8(value)
+    ]
 
 
 def _of_csv(lines: Sequence[str], stamps: Sequence[int], firsts: Sequence[str]) -> Sketch | None:
@@ -416,11 +503,11 @@ def _names(row: Sequence[str | None], rows: Sequence[Sequence[str | None]]) -> b
 
 
 def _of_text(lines: Sequence[str], records: pa.RecordBatch) -> Sketch:
-    if any(
-        line.startswith(("[{", "[[", "[")) and _read(line.encode()) is not None for line in lines
-    ):
-        comment = "Values are lists of JSON, which queries take apart"
-        return _raw("string", records, [comment])
+    kinds = Counter(map(_documents, lines))
+    for kind, name in _DOCUMENTS.items():
+        if 2 * kinds[kind] > len(lines):
+            comment = f"Values are {name}, which queries take apart"
+            return _raw("string", records, [comment])
     form = form_of(lines)
     sketch = _raw("string", records, [f"Lines of {form.name}"] if form else [])
     if form is not None:
@@ -429,6 +516,14 @@ def _of_text(lines: Sequence[str], records: pa.RecordBatch) -> Sketch:
         sketch.select = [{"line": "value"}, *parts, *kept]
         sketch.time = form.time
     return sketch
+
+
+def _documents(line: str) -> type | None:
+    """Return the type of a text's JSON, of each line if it has several; None if it is no JSON."""
+    whole = read(line.encode())
+    of = [whole] if whole is not None else [read(part.encode()) for part in line.splitlines()]
+    kinds = set(map(type, of))
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:

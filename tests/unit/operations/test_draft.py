@@ -1,6 +1,7 @@
 """Drafts of streams' files: what topics have is found at the first try, and no record becomes a dead
 letter that another draft would make a row."""
 
+import gzip
 import json
 import re
 from datetime import UTC, date, datetime, timedelta
@@ -13,15 +14,26 @@ import duckdb
 import pyarrow as pa
 import pytest
 import yaml
+from answering_registry import answering_registry
 from budget import budget
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from protos import HEAD, indexed, type_of
 from strange_topics import TOPICS, without_maps
+from wire import wired
 
 from anabranch.config import load_environment
 from anabranch.config.loading import parse_stream
+from anabranch.kafka.schema_registry import open_registry
 from anabranch.operations.check import batch_of, decode_sample
-from anabranch.operations.draft import Draft, finished, forms, names_of
+from anabranch.operations.draft import (
+    Draft,
+    finished,
+    forms,
+    names_of,
+    sketch_of_registry,
+    with_columns,
+)
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
 AT = int(NOW.timestamp() * 1000)
@@ -56,6 +68,48 @@ def file_of(values: list[object], **more: Any) -> dict[str, Any]:
     assert (draft.check.dead, draft.check.objections) == (0, []), draft.file
     file: dict[str, Any] = yaml.safe_load(draft.file)
     return file
+
+
+def test_a_byte_order_mark_is_no_part_of_a_value() -> None:
+    mark = b"\xef\xbb\xbf"
+    values: list[object] = [mark + b'{"id": %d}' % i for i in range(2)]
+    assert file_of(values)["schema"] == {"id": "BIGINT"}
+    assert drafted(values)[1] == [{"id": 0}, {"id": 1}]
+    lines: list[object] = [mark + b"Id;on", b"1;28.11.2026", b"2;28.11.2026"]
+    draft, rows = drafted(lines)
+    assert [reason.code for reason in draft.check.reasons] == ["header_line"]
+    assert rows[0] == {"Id": 1, "on": date(2026, 11, 28)}
+
+
+@pytest.mark.parametrize(
+    ("value", "comment"),
+    [
+        (b'{"a": 1}\n{"a": 2}\n', "several objects of JSON, which queries take apart"),
+        (b'[\n{"a": 1}]', "lists of JSON, which queries take apart"),
+        (b'"{\\"a\\": 1}"', "JSON in a text of JSON, which queries take apart"),
+        (gzip.compress(b'{"a": 1}', mtime=0), "compressed by gzip, which no format reads"),
+    ],
+)
+def test_values_that_queries_or_producers_must_change_are_named(value: bytes, comment: str) -> None:
+    draft, rows = drafted([value, value])
+    assert comment in draft.file
+    assert [row["value"] for row in rows] in ([value] * 2, [value.decode(errors="replace")] * 2)
+
+
+def test_states_by_key_are_no_duplicates_and_keep_their_key() -> None:
+    values: list[object] = [{"id": i, "plan": "pro"} for i in range(8)]
+    keys = [b"%d" % i for i in range(8)]
+    # The value has its key.
+    assert drafted(values, keys=keys)[0].file.count("record_key") == 0
+    draft, rows = drafted([*values, None, None], keys=[*keys, b"1", b"2"])
+    assert yaml.safe_load(draft.file)["key"] == "none"
+    # Tombstones have no row; an hour of such records is accepted.
+    assert draft.check.objections == [] and [r.code for r in draft.check.reasons] == ["null_value"]
+    without: list[object] = [{"plan": "pro"}] * 8
+    draft, rows = drafted([*without, None], keys=[*keys, b"1"])
+    assert rows == [{"plan": "pro", "record_key": key.decode()} for key in keys]
+    # Bytes are no text.
+    assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[b"\0\xff"])[0].file
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
@@ -298,10 +352,12 @@ def test_cloud_events() -> None:
     }  # fmt: skip
     assert file["key"] == ["source", "id"] and file["event_time"] == {"column": "time"}
     # In binary mode the attributes are headers.
-    headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_specversion", b"1.0")]
-    draft, rows = drafted([{"n": 1}], headers=[headers])
-    assert yaml.safe_load(draft.file)["key"] == ["ce_source", "ce_id"]
-    assert rows == [{"n": 1, "ce_id": "1", "ce_source": "/s", "ce_specversion": "1.0"}]
+    headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_time", b"2026-11-28T11:00:00+01:00")]
+    draft, rows = drafted([{"n": 1}], headers=[[*headers, ("trace", b"\xff")]])
+    file = yaml.safe_load(draft.file)
+    assert (file["key"], file["event_time"]) == (["ce_source", "ce_id"], {"column": "ce_time"})
+    assert rows == [{"n": 1, "ce_id": "1", "ce_source": "/s", "ce_time": TEN}]
+    assert "# Headers are in no column; `select` reads them: trace" in draft.file
 
 
 def change(i: int, op: str, **source: object) -> dict[str, Any]:
@@ -431,6 +487,86 @@ def test_kafka_connect_without_schema() -> None:
     }
     texts: list[object] = [{"schema": {"type": "string"}, "payload": "x"}]
     assert file_of(texts)["schema"] == {"payload": "STRING"}
+
+
+def of_subject(
+    folder: Path, kind: str, schema: str, values: list[bytes]
+) -> tuple[Draft, list[dict[str, Any]]]:
+    """Return the draft of a topic whose values have schema id 1, and its rows."""
+    with answering_registry() as registry:
+        body = {"schema": schema, "schemaType": kind}
+        version = {"subject": "shop.orders-value", "version": 1}
+        for path, answer in (
+            ("schemas/ids/1", body),
+            ("schemas/ids/1/versions?deleted=true", [version]),
+            ("subjects/shop.orders-value/versions/latest", {**body, **version}),
+        ):
+            registry.answers[f"/{path}"] = (200, json.dumps(answer))
+        text = (CONF / "anabranch.yaml").read_text(encoding="utf-8")
+        (folder / "anabranch.yaml").write_text(f"{text}\nregistry: {{url: '{registry.url}'}}\n")
+        environment = load_environment(folder)
+        batch = batch_of(
+            [
+                SimpleNamespace(
+                    partition=0, offset=i, timestamp=AT, key=None, headers=(), value=value
+                )
+                for i, value in enumerate(values)
+            ],
+            NOW,
+        )
+        sketch = sketch_of_registry(environment, "shop.orders", batch)
+        assert sketch is not None
+        draft = finished(environment, folder, sketch, batch, "orders", "shop.orders")
+        stream = parse_stream("orders", folder, draft.file)
+        if stream.lacks_columns:
+            stream = with_columns(stream, open_registry(environment, stream))
+        decoded = decode_sample(environment, stream, batch)
+        assert (draft.check.dead, draft.check.objections) == (0, []), draft.file
+        return draft, decoded.good.select([c.name for c in stream.columns]).to_pylist()
+
+
+def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> None:
+    properties = {
+        "id": {"type": "integer"}, "@timestamp": {"type": "string", "format": "date-time"},
+        "more": {"type": "object"}, "either": {"type": ["string", "number"]}, "event_date": {"type": "string"},
+        "ID": {"type": "string"}, "late": {"type": "string", "format": "date-time"},
+    }  # fmt: skip
+    value = (
+        b'{"id": 5, "@timestamp": "2026-11-28T10:00:00Z", "more": {"a": 1.50}, "either": 7, '
+        b'"event_date": "x", "ID": "y", "late": "soon"}'
+    )
+    draft, rows = of_subject(
+        tmp_path, "JSON", json.dumps({"properties": properties}), [wired(1, value)]
+    )
+    assert rows == [
+        {
+            "id": 5, "more": '{"a": 1.50}', "either": "7", "timestamp": TEN, "event_date_2": "x",
+            "ID_2": "y", "late": "soon",
+        }
+    ]  # fmt: skip
+    assert "# As its text: more: expected an object with properties" in draft.file
+    # A subject without properties says nothing of the columns.
+    draft, rows = of_subject(tmp_path, "JSON", '{"type": "object"}', [wired(1, value)])
+    assert rows[0]["id"] == 5 and rows[0]["timestamp"] == TEN
+    assert draft.file.count("# Without the subject's columns: expected an object with prop") == 1
+
+
+def test_names_of_avro_that_no_column_has_are_read_by_another(tmp_path: Path) -> None:
+    names = ["id", "ID", "event_date", "nothing"]
+    fields = [{"name": name, "type": "null" if name == "nothing" else "string"} for name in names]
+    value = wired(1, b"\2a\2b\2c")
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
+    assert rows == [{"id": "a", "ID_2": "b", "event_date_2": "c"}]
+    assert "# Left out: nothing: expected a type with values, found null" in draft.file
+
+
+def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
+    text = HEAD + "message Item { string sku = 1; } message Order { message Id { int64 n = 1; } }"
+    value = indexed(1, type_of(text, "shop.Order.Id")(n=7), 1, 0)
+    draft, rows = of_subject(tmp_path, "PROTOBUF", text, [value])
+    assert rows == [{"n": 7}]
+    assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order.Id"}
 
 
 def test_names_of_streams() -> None:
