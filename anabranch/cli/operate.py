@@ -316,9 +316,9 @@ def draft(topic: str, write: bool) -> StreamReports:
     def drafted() -> Iterator[tuple[str, Report[Draft] | AnabranchError]]:
         with KafkaAdapter(environment.kafka) as kafka:
             topics = drafting.topics_of(kafka, topic)
-            for of, name in drafting.names_of(topics).items():
+            for of, (name, table) in drafting.names_of(topics).items():
                 try:
-                    found = drafting.draft(environment, folder, kafka, name, of)
+                    found = drafting.draft(environment, folder, kafka, name, of, table)
                     lines = found.file.splitlines()
                     if write:
                         lines = [f"wrote {drafting.write(folder, found)}"]

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -293,23 +294,29 @@ def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
     return found
 
 
-def names_of(topics: Sequence[str]) -> dict[str, str]:
-    """Return a stream's name for each topic, each once. Pure."""
-    names: dict[str, str] = {}
+def names_of(topics: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a stream's name and table for each topic, each once, as are the tables beside it.
+    Pure."""
+    found, names, tables = dict[str, tuple[str, str]](), set[str](), set[str]()
     for topic in topics:
-        name = base = _name(topic)
-        number = 2
-        while name.lower() in {n.lower() for n in names.values()}:
-            name, number = f"{base}_{number}", number + 1
-        names[topic] = name
-    return names
+        for number in count(1):
+            end = f"_{number}" if number > 1 else ""
+            name = _name(topic) + end
+            table = _table(topic, _name(topic)) + end
+            own = {f"{table}{of}".lower() for of in ("", "_dead_letters", "_hours")}
+            if name.lower() not in names and not own & tables:
+                break
+        names.add(name.lower())
+        tables |= own
+        found[topic] = name, table
+    return found
 
 
 def draft(
-    environment: Environment, folder: Path, kafka: KafkaAdapter, name: str, topic: str
+    environment: Environment, folder: Path, kafka: KafkaAdapter, name: str, topic: str, table: str
 ) -> Draft:
-    """Return a file for stream `name` that reads the topic. Writes nothing. Raises NotYet without
-    records, ConfigurationError, Transient."""
+    """Return a file for stream `name` that reads the topic into the table. Writes nothing. Raises
+    NotYet without records, ConfigurationError, Transient."""
     described = kafka.describe(topic)
     if described is None:
         raise NotYet(
@@ -331,7 +338,7 @@ def draft(
             )
         sketch = forms.sketch_of(records)
     sketch.has_states = is_compacted
-    return finished(environment, folder, sketch, records, name, topic)
+    return finished(environment, folder, sketch, records, name, topic, table)
 
 
 def finished(
@@ -341,9 +348,9 @@ def finished(
     records: pa.RecordBatch,
     name: str,
     topic: str,
+    table: str,
 ) -> Draft:
     """Return a sketch as a file that decodes the records, of `operations.check.batch_of`."""
-    table = _table(topic, name)
 
     def read(key: Sequence[str] = (), time: str = "") -> tuple[str, Stream, Decoded]:
         text = text_of(sketch, name, topic, table, key, time)

@@ -55,8 +55,8 @@ def drafted(
     ]  # fmt: skip
     batch, environment = batch_of(records, NOW), load_environment(CONF)
     sketch = forms.sketch_of(batch)
-    [name] = names_of([topic]).values()
-    draft = finished(environment, CONF, sketch, batch, name, topic)
+    [(name, table)] = names_of([topic]).values()
+    draft = finished(environment, CONF, sketch, batch, name, topic, table)
     stream = parse_stream(name, CONF, draft.file)
     decoded = decode_sample(environment, stream, batch)
     rows = decoded.good.select([column.name for column in stream.columns]).to_pylist()
@@ -516,7 +516,7 @@ def of_subject(
         )
         sketch = sketch_of_registry(environment, "shop.orders", batch)
         assert sketch is not None
-        draft = finished(environment, folder, sketch, batch, "orders", "shop.orders")
+        draft = finished(environment, folder, sketch, batch, "orders", "shop.orders", "a.b")
         stream = parse_stream("orders", folder, draft.file)
         if stream.lacks_columns:
             stream = with_columns(stream, open_registry(environment, stream))
@@ -569,10 +569,21 @@ def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
     assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order.Id"}
 
 
-def test_names_of_streams() -> None:
-    assert names_of(["shop.orders", "shop-orders", "1", "a" * 5]) == {
-        "shop.orders": "shop_orders", "shop-orders": "shop_orders_2", "1": "t_1", "aaaaa": "aaaaa",
-    }  # fmt: skip
+def test_names_of_streams_and_tables() -> None:
+    topics = [
+        "shop.orders", "shop-orders", "1", "a" * 5, "shop.Orders", "shop.orders_hours", "shop.ord-ers", "shop.ord_ers",
+    ]  # fmt: skip
+    assert names_of(topics) == {
+        "shop.orders": ("shop_orders", "shop.orders"),
+        "shop-orders": ("shop_orders_2", "raw.shop_orders_2"),
+        "1": ("t_1", "raw.t_1"),
+        "aaaaa": ("aaaaa", "raw.aaaaa"),
+        "shop.Orders": ("shop_Orders_3", "shop.Orders_3"),
+        # The table of that name has the hours of shop.orders.
+        "shop.orders_hours": ("shop_orders_hours_2", "shop.orders_hours_2"),
+        "shop.ord-ers": ("shop_ord_ers", "shop.ord_ers"),
+        "shop.ord_ers": ("shop_ord_ers_2", "shop.ord_ers_2"),
+    }
     assert yaml.safe_load(drafted([{"a": 1}], topic="orders")[0].file)["table"] == "raw.orders"
 
 
