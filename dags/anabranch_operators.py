@@ -121,6 +121,9 @@ class AnabranchOperator(BaseOperator):
         with _start(command, stdout, stderr) as process:
             self._process = process
             try:
+                # Killed while the process started, when `on_kill` could not end it yet.
+                if self._is_killed:
+                    self.on_kill()
                 yield process
             except BaseException:
                 self.on_kill()

@@ -82,7 +82,9 @@ def kill_when(operator, is_due):
 def run(script, kill_at=None):
     os.environ["ANABRANCH_COMMAND"] = "sh -c '" + script + "' sh" if script else "/no/such/command"
     operator = anabranch_operators.AnabranchOperator(task_id="t", arguments=["batch", "", "s"])
-    if kill_at:
+    if kill_at == "start":
+        operator.on_kill()
+    elif kill_at:
         kill_when(operator, lambda: os.path.exists(kill_at))
     return executed(operator)
 
@@ -336,6 +338,7 @@ print("RESULT" + json.dumps({
         "transient": run("echo grace has not passed; exit 75"),
         "signal": run("kill -9 $$"),
         "killed": run("sleep 60 & echo up > " + up_file + "; wait", up_file),
+        "killed at its start": run("sleep 20", "start"),
         "missing": run(None),
     },
 }))
@@ -603,7 +606,7 @@ def test_an_exception_is_reported_as_no_refusal(parsed: Any) -> None:
     assert "expected exit code 0, found 70\nOverflowError" in message
 
 
-@pytest.mark.parametrize("run", ["transient", "signal", "killed"])
+@pytest.mark.parametrize("run", ["transient", "signal", "killed", "killed at its start"])
 def test_transient_errors_may_be_retried(parsed: Any, run: str) -> None:
     assert parsed["runs"][run][0][0] == "AirflowException"
 
@@ -613,7 +616,8 @@ def test_the_error_contains_the_last_lines_of_the_output(parsed: Any) -> None:
     assert "expected exit code 0, found 1\n" in message
     assert message.endswith("\n29\n30\nquality gate failed")
     assert "\n11\n" not in message
-    assert "found -15" in parsed["runs"]["killed"][1]
+    for killed in ("killed", "killed at its start"):
+        assert "found -15" in parsed["runs"][killed][1]
     assert "set ANABRANCH_COMMAND" in parsed["runs"]["missing"][1]
 
 
