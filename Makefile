@@ -1,7 +1,7 @@
 # Needs Python 3.11+, Java 17+ and make; everything else goes into .venv and ~/.cache/anabranch.
 BIN := .venv/bin
 READY := .venv/anabranch.stamp
-# Integration tests and the model: the longest files first, so that both processes end at about the same time.
+# Integration tests and the model: the longest files first, so that all processes end at about the same time.
 LONG := $(addprefix tests/integration/test_,two_arms.py workers.py import_file_sink.py)
 INTEGRATION := $(LONG) tests/model $(filter-out $(LONG),$(sort $(wildcard tests/integration/test_*.py)))
 PYTEST = $(BIN)/python -m pytest -m 'not full' $(ARGS)
@@ -30,11 +30,7 @@ demo-takeover: $(READY) ## a file sink of Spark breaks, and its records and Kafk
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; ARGS=--durations=20
 	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support tests/unit
-	@log=$$(mktemp) && trap 'rm -f $$log' EXIT; \
-	$(PYTEST) tests/unit >$$log 2>&1 & unit=$$!; \
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(INTEGRATION); ended=$$?; \
-	wait $$unit; code=$$?; cat $$log; \
-	exit $$((code == 0 || code == 5 ? (ended == 5 ? code : ended) : code)) # 5: ARGS select no test of it
+	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(INTEGRATION) tests/unit
 
 test-full: $(READY) ## every test; SHARD=3/14: one of fourteen parts
 	@$(BIN)/python tests/support/full_run.py $(if $(SHARD),--shard $(SHARD))

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,19 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     seconds = _get_item_settings(item).timeout
     if not seconds:
         return (yield)
-    # Standard error is captured, and lost with the process.
-    with (shared_folder(item.config) / f"stacks-{os.getpid()}.log").open("w") as stacks:
-        faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True, file=stacks)
-        try:
-            return (yield)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    stacks = _stacks(shared_folder(item.config))
+    faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True, file=stacks)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@cache
+def _stacks(folder: Path) -> int:
+    """Open the file for this process's stacks: standard error is captured, and lost with the
+    process."""
+    return os.open(folder / f"stacks-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 class Controller:
