@@ -170,8 +170,8 @@ EXPIRE = {step for step in Step if step.label.startswith("expire.")}
 ERASE = {step for step in Step if step.label.startswith("erase.")} | {
     Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED,
 }  # fmt: skip
-# Nor do these: tests/unit/lifecycle/test_holds.py, test_importing.py and test_undo_import.py there,
-# tests/unit/protocol/test_topic_change.py.
+# Nor do these: in tests/unit/lifecycle test_retention_holds.py, test_importing.py and
+# test_importing_undo.py; tests/unit/protocol/test_topic_change.py.
 OTHERS = {s for s in Step if s.label.startswith(("hold.", "import.", "undo.", "adopt."))}
 
 

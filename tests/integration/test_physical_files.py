@@ -125,7 +125,7 @@ def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: M
     """The hazard: Spark's writer sorts by the table's order, and says so of files that the speed
     layer wrote."""
     hour = past_hour(1)
-    # FLOAT is left to Spark; what PyArrow writes: tests/unit/iceberg/test_physical_design.py.
+    # FLOAT is left to Spark; what PyArrow writes: tests/unit/iceberg/test_table_schemas.py.
     schema = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, amount FLOAT"
     one = world(
         schema=schema,

@@ -106,7 +106,7 @@ MUTATIONS = (
         "layers = {s.hour: s.layer for s in swaps if s.refused is None and not s.expired}",
         'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused '
         'is None}',
-        ("tests/unit/protocol/test_merge.py", "tests/unit/protocol/test_override.py"),
+        ("tests/unit/protocol/test_merge.py", "tests/unit/protocol/test_acts_override.py"),
     ),
 )  # fmt: skip
 

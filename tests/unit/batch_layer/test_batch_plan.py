@@ -4,31 +4,46 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import Broker
-from lakes import FIRST, StreamLake, new_environment, new_lake
+from lakes import FIRST, StreamLake, new_environment, new_lake, new_state, new_stream
 from no_spark import NO_SPARK
 
+from anabranch import config
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.job import Job
 from anabranch.lifecycle.maintenance import plan_dead_letters
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.state import DECISIONS, MAX_MAIN_ONLY_HOURS, Accepted, main_only_hours
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.state import (
+    DECISIONS,
+    MAX_MAIN_ONLY_HOURS,
+    Accepted,
+    State,
+    main_only_hours,
+)
 from anabranch.protocol.watermarks import COMPLETE_THROUGH, complete_through
+from batch_layer import plan
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
+    REBUILD_AFTER,
     PublishCheck,
     Rebuilt,
     acceptance_reason,
     check_publish,
     empty_hours,
+    is_still_valid,
+    last_refusal,
     may_yet_be_served,
     plan_acceptance_of_empty,
     plan_publish,
+    refusal_basis,
     revision_now,
+    should_record,
     waiting_hours,
 )
 from batch_layer.rebuild import Rebuilder
@@ -216,3 +231,93 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
     assert not ties(None)
     before = lake.state()
     assert not ties({"compacted": 1})
+
+
+# When a refused hour is rebuilt by itself, and when its refusal is said again.
+
+HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
+FAR = "2026-11-20T20"
+REFUSED_CUT = Cut("t", {0: (10, 20)})
+REFUSED_AT = datetime(2026, 11, 21, 5, tzinfo=UTC)
+STREAM = new_stream()
+
+
+def state(**values: Any) -> State:
+    return new_state(Timeline(FAR, AFTER, {0: 20}), {0: 25}, **values)
+
+
+def basis(
+    stream: config.Stream = STREAM,
+    suite: bytes = b"",
+    at: State | None = None,
+    cut: Cut = REFUSED_CUT,
+) -> str:
+    return refusal_basis(stream, suite, at or state(), HOUR, cut)
+
+
+def test_nothing_changed_is_the_same_basis() -> None:
+    assert basis() == basis(new_stream(), at=state())
+    # Of no account for how an hour is judged.
+    assert basis() == basis(new_stream(speed={"trigger": "9 seconds"}, airflow={"owner": "me"}))
+    assert basis() == basis(at=state(accepted={FAR: Accepted(1, REFUSED_CUT)}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        basis(new_stream(batch={"allow_gaps": ["retention"]})),
+        basis(new_stream(event_time=None, start="latest")),
+        basis(suite=b"expectations: []"),
+        basis(cut=Cut("t", {0: (10, 21)})),
+        basis(cut=Cut("other", {0: (10, 20)})),
+        basis(at=state(accepted={BEFORE: Accepted(1, REFUSED_CUT)})),
+        basis(at=state(accepted={BEFORE: Accepted(2, REFUSED_CUT)})),
+        basis(at=state(accepted={AFTER: Accepted(1, REFUSED_CUT)})),
+        basis(at=state(overrides={BEFORE: "speed"})),
+        basis(at=replace(state(), position=replace(state().position, offsets={0: 15}))),
+    ],
+)
+def test_a_verdict_contains_its_inputs(changed: str) -> None:
+    assert changed != basis()
+
+
+def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = basis()
+    monkeypatch.setattr(plan, "VERSION", "9.9.9")
+    assert basis() != before
+
+
+def row(kind: Kind, id: str | None = None) -> LedgerRow:
+    return ledger.decision(
+        HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id or plan.decision_id("id", basis()), reason="no"
+    )
+
+
+def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:
+    refusal = row("refused")
+    assert is_still_valid(refusal, basis(), REFUSED_AT + REBUILD_AFTER - timedelta(seconds=1))
+    assert not is_still_valid(refusal, basis(), REFUSED_AT + REBUILD_AFTER)
+    assert not is_still_valid(refusal, basis(suite=b"another"), REFUSED_AT)
+    assert not is_still_valid(None, basis(), REFUSED_AT)
+
+
+def test_a_refusal_is_written_again_only_if_it_changed() -> None:
+    refusal = row("refused")
+    assert not should_record(refusal, basis(), 1, "no", REFUSED_AT)
+    assert should_record(refusal, basis(), 1, "another reason", REFUSED_AT)
+    assert should_record(refusal, basis(), 2, "no", REFUSED_AT)
+    assert should_record(refusal, basis(suite=b"another"), 1, "no", REFUSED_AT)
+    assert should_record(refusal, basis(), 1, "no", REFUSED_AT + REBUILD_AFTER)
+    assert should_record(None, basis(), 1, "no", REFUSED_AT)
+
+
+def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
+    sealed, refused, accepted, served = (
+        row("sealed"), row("refused"), row("accepted"), row("served"),
+    )  # fmt: skip
+    assert last_refusal([sealed, refused], HOUR) is refused
+    assert last_refusal([sealed, refused, served], HOUR) is refused
+    assert last_refusal([sealed, accepted, refused], HOUR) is refused
+    assert last_refusal([refused, accepted], HOUR) is None
+    assert last_refusal([sealed], HOUR) is None
+    assert last_refusal([sealed, refused], BEFORE) is None

@@ -23,6 +23,7 @@ from proofs import NOW
 from pydantic import SecretStr
 
 from anabranch import config
+from anabranch.cli import main
 from anabranch.cli.jobs import batch
 from anabranch.common.errors import (
     AnabranchError,
@@ -38,6 +39,7 @@ from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.lineage import parse_run
 from anabranch.lineage import receiver as receiver_module
 from anabranch.lineage import reporting as reporting_module
 from anabranch.lineage.events import Name, catalog_address, catalog_name, table_name, topic_name
@@ -463,3 +465,26 @@ def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
         "arn:aws:glue:eu-central-1:123", "table/games/events"
     )
     assert catalog_address(glue) is None
+
+
+# Runs of a scheduler, as they are given to the batch job.
+
+ID = "019aa2f0-0000-7000-8000-000000000001"
+
+
+@pytest.mark.parametrize("text", ["", "a/b", f"/b/{ID}", "a/b/1", f"a//{ID}"])
+def test_an_invalid_run_of_a_scheduler_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected NAMESPACE/JOB/RUN ID"):
+        parse_run(text)
+
+
+def test_the_namespace_of_a_run_may_have_slashes() -> None:
+    assert parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
+
+
+@pytest.mark.parametrize("option", ["--parent-run", "--root-run"])
+def test_a_wrong_parent_is_wrong_usage_before_anything_is_begun(option: str) -> None:
+    done = CliRunner().invoke(main, ["batch", "events", option, "airflow/task"])
+    assert done.exit_code == 2
+    expected = f"{option}: expected NAMESPACE/JOB/RUN ID, the id a UUID, found 'airflow/task'"
+    assert expected in done.output

@@ -1,21 +1,30 @@
 """When the speed layer is late, and since when a record waits."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import time_machine
-from lakes import StreamLake, new_stream
+import yaml
+from click.testing import CliRunner, Result
+from conf_folders import write_environment
+from lakes import StreamLake, new_environment, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
 from proofs import NOW as START
 from report_hours import LATER, kafka
 
+from anabranch.cli import main
 from anabranch.cli.report import Table
 from anabranch.cli.reports import statuses_text
 from anabranch.config import Slo
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
+from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.state import State
 from anabranch.protocol.watermarks import waiting_since
 
@@ -123,3 +132,72 @@ def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.Monk
     one = of_batch_alone(tmp_path)
     monkeypatch.setattr(State, "is_merged", False)
     assert viewed(one, end=10).lag.offsets == 10
+
+
+# `anabranch status --list`: every stream of the folder, whether its table is there, and what is
+# wrong with its file.
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    write_environment(tmp_path)
+    for name, group in (("a", "small"), ("b", "small"), ("c", "large")):
+        stream = {
+            "topic": f"t-{name}", "table": f"raw.{name}", "key": "id", "schema": "id STRING",
+            "group": group,
+        }  # fmt: skip
+        (tmp_path / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+    return tmp_path
+
+
+def run(conf: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["status", "--list", *arguments, "--conf", str(conf)])
+
+
+def as_json(conf: Path, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(conf, *arguments, "--output", "json").stdout)
+    return found
+
+
+def test_every_stream_is_listed_with_its_table(conf: Path) -> None:
+    assert admin.create(Lake(new_environment(conf)), "raw.a", LEDGER_SCHEMA, (), {})
+    found = as_json(conf)
+    assert [(s["stream"], s["group"], s["topic"], s["table"], s["state"]) for s in found] == [
+        ("a", "small", "t-a", "raw.a", "ready"),
+        ("b", "small", "t-b", "raw.b", "new"),
+        ("c", "large", "t-c", "raw.c", "new"),
+    ]
+    assert run(conf).exit_code == 0
+
+
+def test_a_wrong_file_is_named_beside_the_others(conf: Path) -> None:
+    (conf / "streams" / "b.yaml").write_text("group: small\ntopic: t\n")
+    result = run(conf, "--group", "small")
+    assert result.exit_code == 1
+    assert "streams/b.yaml: table: required key, found none" in result.stdout
+    assert [(s["stream"], s["group"], s["state"]) for s in as_json(conf, "--group", "small")] == [
+        ("a", "small", "new"),
+        ("b", "small", "broken"),
+    ]
+
+
+def test_a_table_of_two_streams_is_broken_for_the_second(conf: Path) -> None:
+    text = (conf / "streams" / "a.yaml").read_text()
+    (conf / "streams" / "b.yaml").write_text(text)
+    found = {s["stream"]: s for s in as_json(conf)}
+    assert {name: s["state"] for name, s in found.items()} == {
+        "a": "new",
+        "b": "broken",
+        "c": "new",
+    }
+    assert "expected a table of its own" in found["b"]["error"]
+
+
+def test_a_catalog_that_does_not_answer_is_named(conf: Path) -> None:
+    environment = yaml.safe_load((conf / "anabranch.yaml").read_text())
+    environment["catalog"] |= {"type": "rest", "uri": "http://127.0.0.1:1"}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    found = as_json(conf, "a")
+    assert (found[0]["state"], found[0]["topic"]) == ("unknown", "t-a")
+    assert "catalog" in found[0]["error"]
+    assert run(conf, "a").exit_code == 1

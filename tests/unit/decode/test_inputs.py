@@ -1,5 +1,6 @@
-"""Ingest hours by partition and offset, in a worker."""
+"""A worker's records: in parts of a bounded size, with their ingest hours by partition and offset."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.decode.inputs import assign_hours, check_hours
+from anabranch.decode.inputs import assign_hours, check_hours, split_records
 from anabranch.offsets.hours import HourRange
 from speed_layer.plan import assign
 
@@ -84,3 +85,25 @@ def test_an_offset_behind_the_last_hour_is_refused() -> None:
 def test_contradicting_hours_are_refused(hours: list[HourRange]) -> None:
     with pytest.raises(ValueError, match="expected"):
         check_hours(hours)
+
+
+def record(size: int) -> Any:
+    return SimpleNamespace(key=None, value=b"x" * size if size else None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([], []),
+        ([0, 0], [2]),
+        ([1] * 10_001, [10_000, 1]),
+        # A part ends once it has more than 16 MiB.
+        ([2**24, 1, 1], [2, 1]),
+        ([2**25, 2**25], [1, 1]),
+    ],
+)
+def test_parts_of_records(sizes: list[int], parts: list[int]) -> None:
+    records = [record(size) for size in sizes]
+    found = list(split_records(records))
+    assert [len(part) for part in found] == parts
+    assert [r for part in found for r in part] == records

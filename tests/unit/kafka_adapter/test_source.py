@@ -1,13 +1,25 @@
 """Reads around bad records: stretches that contain every record that Spark cannot read, and few
 other parts."""
 
+from __future__ import annotations
+
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
-from anabranch.kafka.source import is_unreadable, plan_driver_ranges, plan_spark_ranges, time_of
+from anabranch import config
+from anabranch.kafka.source import (
+    is_unreadable,
+    plan_driver_ranges,
+    plan_spark_ranges,
+    read_ranges,
+    read_topics,
+    time_of,
+)
 
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 
@@ -53,3 +65,40 @@ def test_only_an_overflow_of_the_reader_is_read_around() -> None:
     assert is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
     assert not is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
     assert not is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
+
+
+# The options with which Spark reads Kafka.
+
+KAFKA = config.Kafka(bootstrap_servers="127.0.0.1:1")
+
+
+class Recorded:
+    """Takes a reader's options, and reads nothing."""
+
+    def __init__(self) -> None:
+        self.options_: dict[str, str] = {}
+        self.read = self
+
+    def format(self, name: str) -> Recorded:
+        return self
+
+    def options(self, **given: str) -> Recorded:
+        self.options_ |= given
+        return self
+
+    def option(self, name: str, value: str) -> Recorded:
+        self.options_[name] = value
+        return self
+
+    def load(self) -> Any:
+        return self.options_
+
+
+def test_a_partition_that_does_not_answer_delays_many_topics_for_less_than_a_topic_alone() -> None:
+    spark = cast(SparkSession, Recorded())
+    alone: Any = read_ranges(spark, KAFKA, "t", {0: (0, 1)})
+    assert alone["kafkaConsumer.pollTimeoutMs"] == "60000"
+    joint: Any = read_topics(spark, KAFKA, {"t": {0: (0, 1)}}, "g")
+    waits = int(joint["kafkaConsumer.pollTimeoutMs"])
+    # A request that is lost is sent again in the meantime.
+    assert int(joint["kafka.request.timeout.ms"]) < waits <= 15_000

@@ -1,5 +1,6 @@
 """How many offsets a batch job has to read at most, by which Java's compilers are chosen."""
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,19 +9,22 @@ from typing import Any, cast
 import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, decide, new_lake
+from no_spark import NO_SPARK
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.config import Environment
 from anabranch.config.sections import Archive
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import SETTLED, Accepted
 from anabranch.spark import session
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer import job
-from batch_layer.job import java_options, share_of
+from batch_layer.job import java_options, run_stream, share_of
+from batch_layer.stream_run import StreamRun
 
 SECOND, OPEN = shift(FIRST, 1), shift(FIRST, 2)
 BY_SPARK, BY_WORKERS = 500_000, 2_000_000
@@ -120,3 +124,29 @@ def test_spark_opens_at_the_master_that_is_given(
     ):
         spark()
     assert masters == [opened]
+
+
+# Outcomes of a stream's run in a job of many streams.
+
+
+class Connection:
+    """One that throws while it is closed, as a client whose broker is gone may."""
+
+    def close(self, **_: Any) -> None:
+        raise OSError("no route to host")
+
+
+@pytest.mark.parametrize("error", [None, Refused("hour: refused")])
+def test_a_run_ends_with_its_outcome_in_any_case(tmp_path: Path, error: Refused | None) -> None:
+    lake = new_lake(tmp_path)
+    adapter = KafkaAdapter(lake.environment.kafka)
+    adapter._admin = adapter._consumer = Connection()
+    job = Job(lake.environment, lake.stream, lake.again(), adapter)
+
+    def work(run: StreamRun) -> None:
+        if error is not None:
+            raise error
+
+    outcome = run_stream(job, NO_SPARK, work, threading.Event())
+    assert (outcome.stream, outcome.results, outcome.error) == (lake.stream.name, (), error)
+    assert adapter._admin is adapter._consumer is None
