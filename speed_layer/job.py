@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
 from anabranch.config import Environment
-from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
+from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job
 from anabranch.kafka.security import token_digest
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
@@ -294,15 +295,24 @@ def _warm_up(spark: SparkSession) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the job with spark-submit's arguments. Return the exit code."""
-    options = parser("Publish streams' records within seconds.")
+    options = argparse.ArgumentParser(description="Publish streams' records within seconds.")
+    chosen = options.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
+    chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
+    chosen.add_argument(
+        "--all", action="store_true", help="every stream of the configuration folder"
+    )
+    options.add_argument(
+        "--conf", help="the configuration folder (default: ANABRANCH_CONF, else conf)"
+    )
+    options.add_argument(
+        "--output", choices=("text", "json"), default="text", help="how to print and log"
+    )
     options.add_argument(
         "--available-now", action="store_true", help="publish the records present, then exit"
     )
     options.add_argument(
-        "--health",
-        type=Path,
-        default=None,
-        help="write progress to this file, for `anabranch health`",
+        "--health", type=Path, help="write progress to this file, for `anabranch health`"
     )
     parsed = options.parse_args(list(arguments))
     if parsed.stream is None or len(parsed.stream) > 1:
@@ -400,4 +410,5 @@ def _session(
 
 def start() -> None:
     """Run the job and end the process with its exit code."""
-    main(run, sys.argv[1:])
+    arguments = sys.argv[1:]
+    main(partial(run, arguments), as_json="json" in arguments)
