@@ -98,13 +98,7 @@ def hold(stream: str, hours: str, release: bool, why: str) -> Report[object]:
         f"erasure {id} was requested before and is not done: these hours lose its records"
         for id in held.erasures
     ]
-    view = {
-        "stream": stream,
-        "changed": held.changed,
-        "holds": held.holds,
-        "erasures": held.erasures,
-    }
-    return Report(view, [f"{stream}: {line}" for line in lines])
+    return Report({"stream": stream, **vars(held)}, [f"{stream}: {line}" for line in lines])
 
 
 @click.command()

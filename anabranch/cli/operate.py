@@ -73,15 +73,14 @@ def apply(
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import FamilyStreams
 
-    if rolled_back and chosen.one is None:
-        raise ConfigurationError(
-            "--rolled-back: expected one STREAM, whose file was put back; found "
-            f"{len(chosen.streams)}"
-        )
-    if renamed_from and chosen.one is None:
-        raise ConfigurationError(
-            f"--renamed-from: expected one STREAM, the new name; found {len(chosen.streams)}"
-        )
+    for flag, given, which in (
+        ("--rolled-back", rolled_back, "whose file was put back"),
+        ("--renamed-from", renamed_from, "the new name"),
+    ):
+        if given and chosen.one is None:
+            raise ConfigurationError(
+                f"{flag}: expected one STREAM, {which}; found {len(chosen.streams)}"
+            )
     configure_logging()
     environment = config.load_environment(conf_folder())
     families = FamilyStreams(environment, conf_folder())

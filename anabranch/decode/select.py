@@ -18,9 +18,6 @@ from anabranch.decode import values
 from anabranch.decode.inputs import headers_of
 from anabranch.decode.values import MICROS
 
-FAILED = "select_failed"
-"""The error code of a record for which an expression has no value."""
-
 _HEADERS = values.arrow_type(KAFKA_NAMES["kafka_headers"])
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # days since 1970, of the years 1 to 9999

@@ -100,8 +100,8 @@ class Version:
 class LifecycleRule:
     """An enabled lifecycle rule of a bucket, with the parts that concern files in use.
     `is_narrowed`: it applies only to tagged objects or some sizes. `deletes_after`: a number of
-    days, or a date. `moves_to`: a storage class. `clears_versions`, `clears_uploads`: it removes
-    noncurrent versions and incomplete uploads."""
+    days, or a date. `moves_to`: a storage class. `clears_versions`: it removes noncurrent
+    versions."""
 
     name: str
     prefix: str
@@ -109,7 +109,6 @@ class LifecycleRule:
     deletes_after: str | None = None
     moves_to: str | None = None
     clears_versions: bool = False
-    clears_uploads: bool = False
 
 
 def open_store(s3: config.S3) -> ObjectStore:
@@ -512,5 +511,4 @@ def _rule(rule: Any) -> LifecycleRule:
         deletes_after=str(after) if after is not None else None,
         moves_to=next((str(kind) for kind in moves if kind), None),
         clears_versions="NoncurrentVersionExpiration" in rule,
-        clears_uploads="AbortIncompleteMultipartUpload" in rule,
     )

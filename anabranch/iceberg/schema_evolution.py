@@ -291,16 +291,18 @@ def _or_wider(kind: IcebergType, is_key: bool) -> str:
     return type_words(kind)
 
 
-def type_words(kind: IcebergType) -> str:
+def type_words(kind: IcebergType, in_order: bool = False) -> str:
     """Return a type as in the stream's file (`bigint`, `array<int>`), without Iceberg's ids. The
-    fields of a struct are sorted by name, since their order does not matter. Pure."""
+    fields of a struct are sorted by name, since their order does not matter, or `in_order`. Pure.
+    """
     if isinstance(kind, StructType):
-        fields = sorted(f"{f.name}:{type_words(f.field_type)}" for f in kind.fields)
-        return f"struct<{','.join(fields)}>"
+        fields = [f"{f.name}:{type_words(f.field_type, in_order)}" for f in kind.fields]
+        return f"struct<{','.join(fields if in_order else sorted(fields))}>"
     if isinstance(kind, ListType):
-        return f"array<{type_words(kind.element_type)}>"
+        return f"array<{type_words(kind.element_type, in_order)}>"
     if isinstance(kind, MapType):
-        return f"map<{type_words(kind.key_type)},{type_words(kind.value_type)}>"
+        key, value = type_words(kind.key_type, in_order), type_words(kind.value_type, in_order)
+        return f"map<{key},{value}>"
     if isinstance(kind, DecimalType):
         return f"decimal({kind.precision},{kind.scale})"
     return {"long": "bigint", "timestamptz": "timestamp"}.get(str(kind), str(kind))

@@ -301,14 +301,20 @@ def read_promise(
         path: size for id in heads(table).values() for path, size in of_snapshot[id].items()
     }
     holders = list(holders_of(table, of_snapshot, expired.at, now))
-    ends = [holder.until for holder in holders]
-    gone_at = (
-        max((end for end in ends if end is not None), default=now) if None not in ends else None
-    )
     stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
     return Promise(
-        Size.of(on_heads.values()), Size.of(stored.values()), holders, gone_at, is_versioned(job)
+        Size.of(on_heads.values()),
+        Size.of(stored.values()),
+        holders,
+        last_end(holders, now),
+        is_versioned(job),
     )
+
+
+def last_end(holders: Sequence[Holder], otherwise: datetime | None) -> datetime | None:
+    """Return when the last holder ends, `otherwise` without one; None if one has no end. Pure."""
+    ends = [holder.until for holder in holders]
+    return max((at for at in ends if at is not None), default=otherwise) if all(ends) else None
 
 
 class FilesByManifest:

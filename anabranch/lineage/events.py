@@ -25,7 +25,6 @@ from openlineage.client.facet_v2 import (
     base_subset_dataset,
     catalog_dataset,
     column_lineage_dataset,
-    data_quality_assertions_dataset,
     dataset_type_dataset,
     dataset_version_dataset,
     documentation_job,
@@ -400,9 +399,8 @@ def _table_facets(subject: Subject, row: LedgerRow) -> dict[str, Any]:
     if row.decision == "accepted" and row.snapshot_id is not None:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
     if assertions := assertions_of(row):
-        facets["dataQualityAssertions"] = (
-            data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
-        )
+        facet = quality_facet.DataQualityAssertionsDatasetFacet(assertions)
+        facets["dataQualityAssertions"] = facet
     return facets
 
 

@@ -40,8 +40,8 @@ class Held:
     """The holds of a stream after the act. `changed` is False if they were so already. `erasures`:
     the ids of erasures that were requested before a hold and are not done."""
 
-    holds: tuple[Hold, ...]
     changed: bool
+    holds: tuple[Hold, ...]
     erasures: tuple[str, ...] = ()
 
 
@@ -104,9 +104,9 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
         holds = plan_hold(state, first, last, act, release)
         running = () if release else tuple(one.id for one in state.erasures.all if one.done is None)
         if holds is None:
-            return Decision(state, None, Held(state.holds.holds, False, running))
+            return Decision(state, None, Held(False, state.holds.holds, running))
         publish = plan_held(state, holds, first, last, act, new_id(), lake.clock.now())
-        return Decision(state, publish, Held(holds.holds, True, running))
+        return Decision(state, publish, Held(True, holds.holds, running))
 
     published = publisher.run(decide, f"{act.name} hours of {stream.name}")
     reach(Step.HOLD_PUBLISHED)

@@ -135,19 +135,7 @@ LEDGER_SCHEMA = Schema(
     ),
 )
 
-_JSON = (
-    "cut",
-    "gaps",
-    "diff",
-    "quality",
-    "partitions",
-    "sources",
-    "run",
-    "unknown",
-    "act",
-    "erasure",
-    "imported",
-)
+_JSON = ("cut", *PARSED)
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
 """The long columns, which many readers do not need."""
 
@@ -610,7 +598,7 @@ _ERASED = ("good", "dead", "erased", "partitions", "sequence")
 def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     columns = {name: table[name].to_pylist() for name in table.column_names}
     topic_ids = columns.pop("topic_id", ())
-    for name in (c for c in _JSON if c in columns and c != "cut"):
+    for name in (name for name in PARSED if name in columns):
         read = _reader(PARSED[name])
         # Most rows have one of few values.
         values = {

@@ -292,26 +292,15 @@ class LedgerRow(HourAccount):
         """Return the ledger's columns with JSON values, without the sequence of the append."""
         act = {"act": to_json(self.act)} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
-        return (
-            self.as_dict()
-            | _cut_columns(self.cut)
-            | act
-            | erasure
-            | {
-                "decision_id": self.decision_id,
-                "hour": self.hour,
-                "decision": self.decision,
-                "revision": self.revision,
-                "served": self.served,
-                "snapshot_id": self.snapshot_id,
-                "reason": self.reason,
-                "code_version": self.code_version,
-                "recorded_at": self.recorded_at,
-            }
-        )
+        own = {name: getattr(self, name) for name in _OWN_COLUMNS}
+        return self.as_dict() | _cut_columns(self.cut) | act | erasure | own
 
 
 ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))
+_NO_COLUMNS = ("cut", "act", "erasure", "sequence", "publish")  # or columns of JSON
+_OWN_COLUMNS = tuple(
+    f.name for f in fields(LedgerRow) if f.name not in (*ACCOUNT_COLUMNS, *_NO_COLUMNS)
+)
 
 
 def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
@@ -359,15 +348,7 @@ class Counts:
 
     @staticmethod
     def of(account: HourAccount) -> Counts:
-        return Counts(
-            account.offsets,
-            account.good,
-            account.dead,
-            account.duplicate,
-            account.gap,
-            account.erased,
-            account.conflicts,
-        )
+        return Counts(*(getattr(account, field.name) for field in fields(Counts)))
 
     def as_dict(self) -> dict[str, int | None]:
         rare = {"erased": self.erased, "conflicts": self.conflicts}

@@ -73,13 +73,7 @@ class Turn:
 
     def to_properties(self) -> dict[str, str]:
         """Return the table property of the turn."""
-        values = {
-            "number": self.number,
-            "bound": self.bound,
-            "what": self.what,
-            "by": self.by,
-            "asked_at": self.asked_at,
-        }
+        values = {name: value for name, value in vars(self).items() if name != "id"}
         return {TURN + self.id: json.dumps(values)}
 
     @property

@@ -153,21 +153,10 @@ def _merge(
 def table_columns(schema: Schema) -> tuple[Column, ...]:
     """Return the stream's columns of its table, without RESERVED_COLUMNS."""
     return tuple(
-        Column(f.name, column_type(f.field_type), not f.required)
+        Column(f.name, type_words(f.field_type, in_order=True), not f.required)
         for f in schema.fields
         if f.name not in RESERVED_COLUMNS
     )
-
-
-def column_type(kind: IcebergType) -> str:
-    """Return an Iceberg type as a stream's file writes it, with struct fields in their order."""
-    if isinstance(kind, StructType):
-        return f"struct<{','.join(f'{f.name}:{column_type(f.field_type)}' for f in kind.fields)}>"
-    if isinstance(kind, ListType):
-        return f"array<{column_type(kind.element_type)}>"
-    if isinstance(kind, MapType):
-        return f"map<{column_type(kind.key_type)},{column_type(kind.value_type)}>"
-    return type_words(kind)
 
 
 def _taken_names(stream: Stream) -> Sequence[str]:
@@ -205,7 +194,8 @@ def _widened(path: str, old_type: str, new_type: str) -> str:
     """Return the type of a table's column after a change of the subject: widened if the subject is
     wider, never narrowed. Raises NotAColumn as `_merge`."""
     ids = [0]
-    return column_type(_wider(path, iceberg_type(old_type, ids), iceberg_type(new_type, ids)))
+    wider = _wider(path, iceberg_type(old_type, ids), iceberg_type(new_type, ids))
+    return type_words(wider, in_order=True)
 
 
 def _wider(path: str, old_type: IcebergType, new_type: IcebergType) -> IcebergType:

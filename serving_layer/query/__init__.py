@@ -164,8 +164,9 @@ def open_query(
         yield Answer(_checked(rows, explained), files)
 
 
-def open_derived(derived: Derived) -> duckdb.DuckDBPyRelation:
-    """Return a view's rows as a relation of its own connection, as `open_relation` does."""
+def open_relation(derived: Derived) -> duckdb.DuckDBPyRelation:
+    """Return a view's rows as a relation of its own connection, in UTC, which lives as long as the
+    relations derived from it. Raises Refused, Transient."""
     connection = _own_connection()
     derived.register(connection)
     return connection.sql(derived.sql)
@@ -176,14 +177,6 @@ def _own_connection() -> duckdb.DuckDBPyConnection:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"SET temp_directory = '{process_folder('query')}/{uuid4().hex}'")
     return connection
-
-
-def open_relation(rows: SelectedRows) -> duckdb.DuckDBPyRelation:
-    """Return the rows of one table as a relation of its own connection, in UTC, which lives as long
-    as the relations derived from it. Raises Refused, Transient."""
-    connection = _own_connection()
-    connection.register(rows.name, rows.files().dataset())
-    return connection.table(quoted(rows.name))
 
 
 @contextmanager

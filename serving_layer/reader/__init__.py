@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +36,6 @@ from serving_layer.query import (
     Derived,
     SelectedRows,
     Source,
-    open_derived,
     open_query,
     open_relation,
     source,
@@ -238,7 +237,7 @@ class StreamTable:
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation of a new DuckDB connection, which reads lazily and only
         what the whole query needs."""
-        relation = open_relation(self._selected())
+        relation = open_relation(self._selected().derived())
         wanted = Rows(**rows)
         if conditions := self._conditions(wanted):
             relation = relation.filter(conditions)
@@ -285,10 +284,8 @@ class StreamTable:
             f"stream {self.stream.name}: expected one of its views ({known}), found {name!r}"
         )
 
-    @contextmanager
-    def _answer(self, wanted: Rows) -> Iterator[Answer]:
-        with self.reader.query(self._statement(wanted), self.selection) as answer:
-            yield answer
+    def _answer(self, wanted: Rows) -> AbstractContextManager[Answer]:
+        return self.reader.query(self._statement(wanted), self.selection)
 
     def _statement(self, wanted: Rows) -> str:
         conditions = self._conditions(wanted)
@@ -391,7 +388,7 @@ class StreamView:
 
     def duckdb(self) -> duckdb.DuckDBPyRelation:
         """Return the view's rows, as of this call, as a relation of a new DuckDB connection."""
-        return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
+        return open_relation(self.reader.derived(self.stream, self.definition, self.selection))
 
     def spark(self, session: SparkSession) -> DataFrame:
         """Return the rows as a data frame of a Spark session that has the catalog under its

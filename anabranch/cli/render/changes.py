@@ -17,7 +17,6 @@ from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_
 from anabranch.protocol.deliveries import Delivery
 
 if TYPE_CHECKING:
-    from anabranch.cli.report import Text
     from anabranch.config import Members, Stream
     from anabranch.lifecycle.erasure.rows import Found
     from anabranch.lifecycle.erasure.run import Erased
@@ -196,15 +195,8 @@ def imported_text(stream: str, done: Imported, key: Sequence[str]) -> Text:
 
 
 def imported_view(stream: str, done: Imported) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        "imported": done.hours,
-        "rows": done.rows,
-        "good": done.good,
-        "duplicate": done.duplicate,
-        "erased": done.erased,
-        **plan_view(done.plan),
-    }
+    counts = {name: getattr(done, name) for name in ("rows", "good", "duplicate", "erased")}
+    return {"stream": stream, "imported": done.hours, **counts, **plan_view(done.plan)}
 
 
 def plan_view(plan: ImportPlan) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from anabranch.lifecycle.erasure.end import (
     written_until,
 )
 from anabranch.lifecycle.erasure.search import Values, find_rows
-from anabranch.lifecycle.retention import Holder, holders_of
+from anabranch.lifecycle.retention import Holder, holders_of, last_end
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.erasure import is_read, keys_of, load_requests
@@ -174,10 +174,6 @@ def _status(
     versions = _count_versions(job, one)
     views = {view.name: tables[job.stream.partials_table(view)] for view in job.stream.views}
     stale = {view: stale_hours(partials, state.table, hours) for view, partials in views.items()}
-    ends = [holder.until for holder in holders]
-    gone_at = (
-        max((end for end in ends if end is not None), default=None) if None not in ends else None
-    )
     scanned = _scan(job, state, one) if scan and request is not None else None
     known = [*rows, *state.decisions]
     if request is None or erasure.lacks_rows(known, one) or erasure.lacks_places(known, one):
@@ -199,7 +195,7 @@ def _status(
         files=len(there),
         versions=versions if isinstance(versions, int) else None,
         holders=holders,
-        gone_at=gone_at,
+        gone_at=last_end(holders, None),
         left=[*again, *_describe_left(state, one, there, versions, holders, stale, now, scanned)],
         scanned=scanned,
     )

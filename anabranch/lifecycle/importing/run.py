@@ -49,7 +49,6 @@ from anabranch.lifecycle.importing.sources import (
 from anabranch.lifecycle.importing.tasks import (
     HASH,
     HERE,
-    FactsSpec,
     Window,
     Workers,
     WriteSpec,
@@ -548,7 +547,7 @@ class _Import:
         of those that were erased."""
         key, filters = self._stream.key, self._erasures(state, window)
         columns = {hashed.column: None for one in filters for hashed in one.values}
-        facts = read_facts(self._workers, FactsSpec(window, tuple(key), tuple(columns)))
+        facts = read_facts(self._workers, window, tuple(key), tuple(columns))
         numbers = facts[NUMBER].to_numpy()
         # As in the batch layer, an erased row makes no other row a duplicate.
         erased = _erased(facts, hours_of(numbers), filters)

@@ -150,36 +150,30 @@ def plan_window(
     return Window(reader, tuple(map(tuple, groups)), first, last)
 
 
-@dataclass(frozen=True)
-class FactsSpec:
-    """The facts that decide which rows are imported: hash of the `key`, texts for erasures."""
-
-    window: Window
-    key: tuple[str, ...]
-    erased: tuple[str, ...]
-
-
-def read_facts(workers: Workers, spec: FactsSpec) -> pa.Table:
-    """Return the facts of a window's rows, ordered by number: `NUMBER`, `HASH`, `PLACE` if the
-    source has places, and the texts of the columns `erased`."""
-    found = list(workers.run(partial(_facts, spec), len(spec.window.parts)))
-    rows = pa.concat_tables([_no_facts(spec), *found], promote_options="default")
+def read_facts(
+    workers: Workers, window: Window, key: tuple[str, ...], erased: tuple[str, ...]
+) -> pa.Table:
+    """Return the facts that decide which rows of a window are imported, ordered by number:
+    `NUMBER`, `HASH` of the `key`, `PLACE` if the source has places, and the texts of the columns
+    `erased`."""
+    found = list(workers.run(partial(_facts, window, key, erased), len(window.parts)))
+    rows = pa.concat_tables([_no_facts(erased), *found], promote_options="default")
     numbers = rows[NUMBER].to_numpy()
     return rows if (np.diff(numbers) > 0).all() else rows.take(pa.array(np.argsort(numbers)))
 
 
-def _no_facts(spec: FactsSpec) -> pa.Table:
+def _no_facts(erased: tuple[str, ...]) -> pa.Table:
     kinds = {NUMBER: pa.int64(), HASH: pa.int64(), **dict.fromkeys(PLACE, pa.int64())}
-    kinds |= dict.fromkeys(spec.erased, pa.string())
+    kinds |= dict.fromkeys(erased, pa.string())
     return pa.schema(list(kinds.items())).empty_table()
 
 
-def _facts(spec: FactsSpec, i: int) -> pa.Table:
-    found = [_no_facts(spec)]
-    for rows in spec.window.read(i, [*dict.fromkeys([*spec.key, *spec.erased])]):
-        hashes = hash_keys(rows, spec.key) if spec.key else pa.nulls(len(rows), pa.int64())
+def _facts(window: Window, key: tuple[str, ...], erased: tuple[str, ...], i: int) -> pa.Table:
+    found = [_no_facts(erased)]
+    for rows in window.read(i, [*dict.fromkeys([*key, *erased])]):
+        hashes = hash_keys(rows, key) if key else pa.nulls(len(rows), pa.int64())
         places = {name: rows[name] for name in PLACE}
-        texts = {name: rows[name].cast(pa.string()) for name in spec.erased}
+        texts = {name: rows[name].cast(pa.string()) for name in erased}
         found.append(pa.table({NUMBER: rows[NUMBER], HASH: hashes, **places, **texts}))
     return pa.concat_tables(found)
 
@@ -189,18 +183,16 @@ def read_keys(
 ) -> pa.Table:
     """Return the keys of a window's rows, or of those with the numbers `at`, ordered by number."""
     found = workers.run(partial(_keys, window, tuple(key), at), len(window.parts))
-    empty = pa.schema([*(window.reader.schema.field(n) for n in key), (NUMBER, pa.int64())])
-    rows = pa.concat_tables([_nullable(empty).empty_table(), *found])
-    return rows.sort_by(NUMBER)
+    return pa.concat_tables([_no_keys(window, key), *found]).sort_by(NUMBER)
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([column.with_nullable(True) for column in schema])
+def _no_keys(window: Window, key: Sequence[str]) -> pa.Table:
+    columns = [window.reader.schema.field(name).with_nullable(True) for name in key]
+    return pa.schema([*columns, (NUMBER, pa.int64())]).empty_table()
 
 
 def _keys(window: Window, key: tuple[str, ...], at: NDArray[np.int64] | None, i: int) -> pa.Table:
-    schema = pa.schema([*(window.reader.schema.field(n) for n in key), (NUMBER, pa.int64())])
-    found = [_nullable(schema).empty_table()]
+    found = [_no_keys(window, key)]
     for rows in window.read(i, key):
         rows = rows.select([*key, NUMBER])
         if at is not None:

@@ -183,13 +183,12 @@ class OtherAudit:
 
 @dataclass(frozen=True)
 class _Log:
-    """The topic's log when the table had been read: first offsets, last stable ones and ends of all
+    """The topic's log when the table had been read: first offsets and ends of all
     accepted records by partition, and the ends of its hours, oldest first; the running hour ends at
     the last stable offsets. Empty without Kafka."""
 
     topic: Topic | None = None
     starts: Offsets = field(default_factory=dict)
-    stable: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
     hours: Mapping[str, Offsets] = field(default_factory=dict)
 
@@ -264,7 +263,7 @@ def _read_log(
         progress.step()
     if last == running:
         ends[running] = stable
-    return _Log(topic, starts, stable, kafka.accepted_ends(topic, stable), ends)
+    return _Log(topic, starts, kafka.accepted_ends(topic, stable), ends)
 
 
 def plan_cuts(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
-from anabranch.subjects.plan import column_type
 
 FIXED = {"type": "fixed", "name": "F", "size": 16}
 POINT = {
@@ -77,7 +77,7 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
 )
 def test_avro_types(kind: Any, column: str) -> None:
     assert avro(kind) == [("f", column)]
-    assert column_type(iceberg_type(column, [0])) == column  # a type that a table has
+    assert type_words(iceberg_type(column, [0]), in_order=True) == column  # a type that a table has
 
 
 NO_COLUMN_OF_AVRO: list[Any] = [
