@@ -219,8 +219,10 @@ UNKNOWN_NAME_LENGTH = 100
 
 
 def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(value) or len(set(value)) < len(value):
-        raise ValueError("expected names that are not empty, each once")
+    # A line that ends with its delimiter has a field without a name.
+    names = [name for name in value if name]
+    if not names or len(set(names)) < len(names):
+        raise ValueError("expected names, each once")
     return value
 
 

@@ -401,7 +401,8 @@ def _add_metadata(
     sent = records.column("key").to_pylist()
     given = [key for key in sent if key is not None]
     if given and not _has_keys(sent, map(value_of, records.column("value").to_pylist())):
-        if all(map(values.is_utf8, given)):
+        # Numbers in four bytes may be text, with control characters.
+        if all(values.is_utf8(key) and key.decode().isprintable() for key in given):
             found.append({columns.add(STRING, _KEY): {"kafka": "key", "type": "STRING"}})
         else:
             sketch.comments.append(
@@ -475,27 +476,32 @@ def _of_csv(lines: Sequence[str], stamps: Sequence[int], firsts: Sequence[str]) 
     more: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
     sketch = Sketch()
     if header is not None:
-        more["header"] = header
+        more["header"] = [name or "" for name in header]
         sketch.comments.append("A record that repeats the header is a dead letter, header_line")
     else:
         sketch.comments.append("The fields have no names: name the columns")
     sketch.format = {"type": "csv", **more} if more else "csv"
     for place in range(width):
         name = header[place] if header is not None else f"c{place + 1}"
-        of = guess_text([row[place] for row in rows], str(name), stamps)
-        sketch.add(of or Guess("string", note="empty in each record"), str(name), (str(name),))
+        of = guess_text([row[place] for row in rows], name or "", stamps)
+        if name:
+            sketch.add(of or Guess("string", note="empty in each record"), name, (name,))
     return sketch
 
 
 def _names(row: Sequence[str | None], rows: Sequence[Sequence[str | None]]) -> bool:
     """Return whether a line is a header: names that no other line has, above values of which some
-    are no text, or not like names."""
-    names = [name for name in row if name and is_usable(name) and len(name) <= 100]
-    if len(set(names)) < len(row) or any(guess_text([name]) != STRING for name in names):
+    are no text, or not like names. Fields without a name, as after a last delimiter, are empty."""
+    names = [name for name in row if name]
+    if len(set(names)) < len(names) or not all(
+        is_usable(name) and len(name) <= 100 and guess_text([name]) == STRING for name in names
+    ):
         return False
     others = [other for other in rows if other != row]
-    if any(name in {other[i] for other in others} for i, name in enumerate(names)):
-        return False
+    for i, name in enumerate(row):
+        found = {other[i] for other in others}
+        if name in found if name else found - {None}:
+            return False
     kinds = [guess_text([other[i] for other in others]) for i in range(len(row))]
     if any(kind is not None and kind != STRING for kind in kinds):
         return True

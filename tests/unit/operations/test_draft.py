@@ -109,7 +109,8 @@ def test_states_by_key_are_no_duplicates_and_keep_their_key() -> None:
     draft, rows = drafted([*without, None], keys=[*keys, b"1"])
     assert rows == [{"plan": "pro", "record_key": key.decode()} for key in keys]
     # Bytes are no text.
-    assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[b"\0\xff"])[0].file
+    for key in (b"\0\xff", b"\0\0\0\5"):
+        assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[key])[0].file
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
@@ -288,6 +289,14 @@ def test_csv_with_a_header() -> None:
     assert rows[1] == {"Id": 1, "total": Decimal("1.50"), "city": "x", "placed_at": TEN}
     # A line of other text among values is none.
     assert "header" not in drafted([*lines, "Id;placed at;total;city"])[0].file
+
+
+def test_delimiters_at_the_end_of_csv() -> None:
+    draft, rows = drafted(["id;name;;", "1;a;;", "2;c;;"])
+    assert [reason.code for reason in draft.check.reasons] == ["header_line"]
+    assert rows == [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}]
+    # A field that has values needs a name.
+    assert "header" not in drafted(["id;name;;", "1;a;;", "2;c;;x"])[0].file
 
 
 def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
