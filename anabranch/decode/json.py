@@ -325,8 +325,8 @@ def _broken(one: bytes, error: Exception) -> tuple[str, str]:
     at = re.search(r"byte ([0-9]+)", str(error))
     number = _NO_NUMBER.search(one, max(0, int(at[1]) - 1)) if at is not None else None
     if at is not None and number is not None and number.start() <= int(at[1]):
-        text = f"{number[0].decode()}, which is no number of JSON"
-        return "malformed_json", f"{found('one JSON object', text)} ({error})"
+        text = found("one JSON object, which has no such numbers", number[0].decode())
+        return "malformed_json", f"{text} ({error})"
     return "malformed_json", f"{_MALFORMED} ({error})"
 
 
