@@ -32,7 +32,7 @@ from anabranch.config.schema import columns_mapping
 from anabranch.decode import Decoded
 from anabranch.decode.avro import Malformed
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.guessed import STRING, Guess, snake
+from anabranch.decode.guessed import Guess, snake
 from anabranch.decode.inputs import PREFIX_BYTES, schema_ids
 from anabranch.decode.protobuf import Key, indexes, message_of
 from anabranch.kafka.client import KafkaAdapter
@@ -130,13 +130,14 @@ def _of_version(
                 break
             if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
                 types = _types_of(version, excluded, declared)
+                declared.columns = [one for one in declared.columns if one.name != name]
                 others = [Column(of, "string", True) for of in types if of != name]
                 named = Sketch(columns=[*others, *declared.columns])
                 named.add(Guess(types[name]), name, (name,))
                 declared.columns.append(named.columns[-1])
                 excluded.append(name)
             elif version.type == "JSON" and not isinstance(cause, NotAName):
-                declared.add(STRING, name)
+                declared.columns.append(Column(name, "string", True))
                 sketch.comments.append(f"As its text: {cause}")
             else:
                 excluded.append(name)

@@ -399,7 +399,7 @@ def _add_metadata(
             keys += [[name]] if header in ("ce_source", "ce_id") else []
         sketch.keys.insert(0, [name for [name] in reversed(keys)])
     sent = records.column("key").to_pylist()
-    given = [key for key in sent if key is not None]
+    given = [key for key in sent if key]
     if given and not _has_keys(sent, map(value_of, records.column("value").to_pylist())):
         # Numbers in four bytes may be text, with control characters.
         if all(values.is_utf8(key) and key.decode().isprintable() for key in given):
@@ -424,7 +424,7 @@ def _pairs(headers: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, b
 
 def _has_keys(keys: Sequence[bytes | None], found: Iterable[Any]) -> bool:
     """Return whether most values contain what is in their records' keys."""
-    pairs = [(k, v) for k, v in zip(keys, found, strict=True) if k is not None and v is not None]
+    pairs = [(k, v) for k, v in zip(keys, found, strict=True) if k and v is not None]
     found_in = sum(_parts(_payload(_of_key(k))) <= _parts(v) for k, v in pairs)
     return 2 * found_in > len(pairs) or not pairs
 
@@ -434,12 +434,12 @@ def _of_key(key: bytes) -> Any:
     return key.decode(errors="replace") if found is None else found
 
 
-def _parts(value: Any) -> set[str]:
-    """Return the texts and numbers in a value, as text."""
+def _parts(value: Any, levels: int = 4) -> set[str]:
+    """Return the texts and numbers in a value, as text, of its first levels."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
-        return {part for one in value for part in _parts(one)}
+        return {part for one in value if levels for part in _parts(one, levels - 1)}
     return set() if value is None else {str(value)}
 
 

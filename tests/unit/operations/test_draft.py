@@ -108,6 +108,8 @@ def test_states_by_key_are_no_duplicates_and_keep_their_key() -> None:
     without: list[object] = [{"plan": "pro"}] * 8
     draft, rows = drafted([*without, None], keys=[*keys, b"1"])
     assert rows == [{"plan": "pro", "record_key": key.decode()} for key in keys]
+    deep: list[object] = ['{"a":' + "[" * 400 + "]" * 400 + "}", {"a": []}]
+    assert "record_key" in drafted(deep, keys=[b"1", b"2"])[0].file
     # Bytes are no text.
     for key in (b"\0\xff", b"\0\0\0\5"):
         assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[key])[0].file
@@ -538,11 +540,11 @@ def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> 
     properties = {
         "id": {"type": "integer"}, "@timestamp": {"type": "string", "format": "date-time"},
         "more": {"type": "object"}, "either": {"type": ["string", "number"]}, "event_date": {"type": "string"},
-        "ID": {"type": "string"}, "late": {"type": "string", "format": "date-time"},
+        "ID": {"type": "string"}, "-": {"type": "array"}, "late": {"type": "string", "format": "date-time"},
     }  # fmt: skip
     value = (
         b'{"id": 5, "@timestamp": "2026-11-28T10:00:00Z", "more": {"a": 1.50}, "either": 7, '
-        b'"event_date": "x", "ID": "y", "late": "soon"}'
+        b'"event_date": "x", "ID": "y", "late": "soon", "-": [1]}'
     )
     draft, rows = of_subject(
         tmp_path, "JSON", json.dumps({"properties": properties}), [wired(1, value)]
@@ -550,7 +552,7 @@ def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> 
     assert rows == [
         {
             "id": 5, "more": '{"a": 1.50}', "either": "7", "timestamp": TEN, "event_date_2": "x",
-            "ID_2": "y", "late": "soon",
+            "ID_2": "y", "field": "[1]", "late": "soon",
         }
     ]  # fmt: skip
     assert "# As its text: more: expected an object with properties" in draft.file
