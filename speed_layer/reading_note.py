@@ -55,9 +55,11 @@ class ReadingNote:
         name = hashlib.sha256(table.encode()).hexdigest()[:24]
         self._file = Path(tempfile.gettempdir()) / f"anabranch-reading-{os.getuid()}-{name}"
         self.before = self._load()
+        self._is_written = False
 
     def write(self, ranges: Ranges, deaths: int) -> None:
         """Note that these offsets are read now. A failure is only logged, at debug level."""
+        self._is_written = True
         part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             part.unlink(missing_ok=True)
@@ -68,7 +70,10 @@ class ReadingNote:
             LOG.debug("note of the offsets that are read: not written: %s", error)
 
     def remove(self) -> None:
-        """Remove the note: the process ends by itself."""
+        """Remove the note: the process ends by itself. The note of the process before stays until
+        its offsets are read again: without it, the next start would die of the same record."""
+        if not self._is_written:
+            return
         try:
             self._file.unlink(missing_ok=True)
         except OSError as error:

@@ -29,6 +29,13 @@ def test_a_process_that_ends_by_itself_leaves_no_note(folder: Path) -> None:
     assert ReadingNote("t").before == Noted() and not [*folder.iterdir()]
 
 
+def test_a_process_that_read_nothing_leaves_the_note_of_the_one_before_it() -> None:
+    """It ended before the offsets were read again, such as while it looked for the record."""
+    ReadingNote("t").write({0: (5, 9)}, 1)
+    ReadingNote("t").remove()
+    assert ReadingNote("t").before == Noted({0: (5, 9)}, 1)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"ranges": {"x": 1}}', "[" * 100_000])
 def test_a_note_of_others_is_none(folder: Path, text: str) -> None:
     note = ReadingNote("t")
