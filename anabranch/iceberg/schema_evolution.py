@@ -259,8 +259,9 @@ def _types(
     else:
         raise Refused(
             f"{where}, column {'.'.join(path)}: expected {_or_wider(have, is_key)}, found "
-            f"{type_words(wanted)}; put the type back, and add a new column of the other type, or "
-            "make a new stream with its own table"
+            f"{type_words(wanted)}; put the type back with a field that no record has (`from: "
+            f"no_{path[0]}`), and add a column of the other type (`from: {path[0]}`), or make a "
+            "new stream with its own table"
         )
 
 
