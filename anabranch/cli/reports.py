@@ -291,7 +291,7 @@ def status_text(view: StreamStatus) -> Text:
         ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
         ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
         ("position since", view.position_since.isoformat()),
-        ("lag", "no such topic" if view.topic_missing else f"{view.lag.offsets} offsets"),
+        ("lag", _lag(view, f"{view.lag.offsets} offsets")),
         *(
             (f"last publish to {b}", "never" if at is None else at.isoformat())
             for b, at in view.last_publish.items()
@@ -377,6 +377,13 @@ def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
             yield f"{name}: the speed layer is late: {view.late}"
 
 
+def _lag(view: StreamStatus, lag: object) -> object:
+    # The offsets of another topic have nothing to do with the position.
+    if view.topic_missing or view.topic_recreated:
+        return "no such topic" if view.topic_missing else "topic recreated"
+    return lag
+
+
 def _status_cells(name: str, view: StreamStatus) -> list[object]:
     from anabranch.protocol.ledger_row import percent
 
@@ -389,8 +396,15 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
     )
     dead = percent(share.share) if share is not None else ""
     through = view.complete_through or "none"
-    lag = "no such topic" if view.topic_missing else view.lag.offsets
-    return [name, lag, waiting, through, *hours, dead, len(view.unexplained)]
+    return [
+        name,
+        _lag(view, view.lag.offsets),
+        waiting,
+        through,
+        *hours,
+        dead,
+        len(view.unexplained),
+    ]
 
 
 def streams_text(views: Sequence[StreamSummary]) -> Text:

@@ -23,6 +23,7 @@ from anabranch.cli.reports import statuses_text
 from anabranch.config import Slo
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
+from anabranch.offsets.position import Topic
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
 from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.state import State
@@ -106,13 +107,20 @@ def viewed(one: StreamLake, end: int, **slo: timedelta) -> StreamStatus:
 
 
 @time_machine.travel(LATER, tick=False)
-def test_a_topic_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """The hazard: by a wrong name of its topic, a stream has no lag, and is in order."""
-    asked = SimpleNamespace(**vars(kafka()) | {"describe": lambda name, confirmed: None})
+@pytest.mark.parametrize(
+    ("topic", "lag"),
+    [(None, "no such topic"), (Topic("events", "another", (0, 1)), "topic recreated")],
+)
+def test_a_topic_that_is_not_the_streams_is_named(
+    topic: Topic | None, lag: str, tmp_path: Path
+) -> None:
+    """The hazard: by a wrong name of its topic, or after another took its name, a stream has no
+    lag, and is in order."""
+    asked = SimpleNamespace(**vars(kafka()) | {"describe": lambda name, confirmed: topic})
     view = status(replace(job(of_batch_alone(tmp_path)), kafka=asked))  # type: ignore[arg-type]
-    assert view.topic_missing
+    assert (view.topic_missing, view.topic_recreated) == (topic is None, topic is not None)
     [table] = [one for one in statuses_text({"events": view}) if isinstance(one, Table)]
-    assert next(iter(table.rows))[1] == "no such topic"
+    assert next(iter(table.rows))[1] == lag
 
 
 @time_machine.travel(LATER, tick=False)
