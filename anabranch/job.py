@@ -1,7 +1,8 @@
-"""The start and end of every job: connections, logging, and the exit code."""
+"""The start and end of every job: arguments, connections, logging, and the exit code."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -277,16 +278,34 @@ def _stream_of(member: FamilyMember) -> config.Stream:
     return member.found
 
 
-def main(run: Callable[[], int], as_json: bool) -> None:
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that both spark-submit entries share; `stream` is a list."""
+    arguments = argparse.ArgumentParser(description=description)
+    chosen = arguments.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
+    chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
+    chosen.add_argument(
+        "--all", action="store_true", help="every stream of the configuration folder"
+    )
+    arguments.add_argument(
+        "--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)"
+    )
+    arguments.add_argument(
+        "--output", choices=("text", "json"), default="text", help="how to print and log"
+    )
+    return arguments
+
+
+def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
     """Run a job and end the process with its exit code. Log an error of ours as one line, without a
     traceback.
 
     Other errors are classified as everywhere, and unexpected ones are logged with their traceback.
     They never end the process with exit code 1, which means *refused*.
     """
-    configure_logging(as_json=as_json)
+    configure_logging(as_json="json" in arguments)
     try:
-        code = run()
+        code = run(arguments)
     except AnabranchError as error:
         LOG.error("%s", error)
         code = error.exit_code

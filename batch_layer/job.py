@@ -1,11 +1,13 @@
-"""The batch job, in the process of `anabranch batch`.
+"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--backlog N] [--restate]
+[--accept] | --replay]`.
 
-Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. A replay
-restates each accepted hour with dead letters that decode now. A refused hour does not block the
-next one. Many streams share one Spark; each has its own outcome. Spark is opened once an hour needs
-it (decision 68), with Java's compilers by the number of waiting offsets. The exit code is 1 if any
-hour was refused, and `combined_exit_code` for many streams. The job prints the results itself, by
-stream and hour.
+Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
+--replay, restates each accepted hour with dead letters that decode now. A refused hour does not
+block the next one. Several --stream, --group NAME or --all select many streams, which share one
+Spark; each has its own outcome. Spark is opened once an hour needs it (decision 68), with Java's
+compilers by the number of waiting offsets. The exit code is 1 if any hour was refused, and
+`combined_exit_code` for many streams. The job prints the results itself, by stream and hour:
+spark-submit runs it without the command line.
 
 Of many streams, each has a thread; its outcome (done, refused or failed) does not affect the
 others. `Turns` decides whose hour is next.
@@ -13,15 +15,26 @@ others. `Turns` decides whose hour is next.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
+
+if __name__ == "__main__":
+    # Exit code 1 means refused, but Python exits with 1 if an import fails.
+    try:
+        importlib.import_module("anabranch.common.process").run_job("batch_layer.job")
+    except ImportError:
+        traceback.print_exc()
+        sys.exit(70)
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -30,12 +43,14 @@ from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, ConfigurationError, combined_exit_code
 from anabranch.common.logs import Progress, fields, of_process
 from anabranch.common.output import print_json, print_table
+from anabranch.common.process import is_submitted
 from anabranch.common.remote_errors import classify_unexpected
 from anabranch.iceberg.file_io import remembering_files
-from anabranch.job import Job, open_job, open_jobs
+from anabranch.job import Job, main, open_job, open_jobs, parser
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.lineage import parse_run
 from anabranch.lineage.reporting import report_lineage
-from anabranch.offsets.hours import hours_between, shift
+from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.offsets.position import ranges_between, size
 from anabranch.protocol.ledger_row import act_now
 from anabranch.protocol.state import load_state
@@ -130,67 +145,89 @@ def run_streams(
     return outcomes
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """The run that a command asks for: of the named `streams`, else of `group`, else of all; of the
-    hours of `span`, else of all waiting ones. `backlog`: the most earlier waiting hours to rebuild
-    first. `at_once`: the number of small hours at a time. `parents`: the scheduler's runs. `master`
-    replaces Spark's configured one."""
-
-    conf: str | None
-    streams: tuple[str, ...]
-    group: str | None
-    output: str
-    span: Span = None
-    restate: bool = False
-    accept: bool = False
-    why: str | None = None
-    backlog: int = 0
-    replay: bool = False
-    at_once: int | None = None
-    parents: Parents = (None, None)
-    master: str | None = None
+def _run(text: str) -> str:
+    parse_run(text)
+    return text
 
 
-def run(asked: BatchRequest) -> int:
-    """Run the job. Return the exit code."""
-    span, parents = asked.span, asked.parents
+def run(arguments: Sequence[str]) -> int:
+    """Run the job with spark-submit's arguments. Return the exit code."""
+    options = parser("Build the authoritative rows of streams' hours.")
+    options.add_argument(
+        "--hour",
+        default=None,
+        help="an hour such as 2026-11-21T03, or A..B; default: all waiting hours",
+    )
+    options.add_argument(
+        "--restate", action="store_true", help="publish a new revision of accepted hours"
+    )
+    options.add_argument(
+        "--accept", action="store_true", help="publish despite gaps or a failed quality gate"
+    )
+    options.add_argument(
+        "--backlog",
+        type=int,
+        default=0,
+        help="with --hour: the most earlier hours that wait to rebuild first, oldest first",
+    )
+    options.add_argument("--why", default=None, help="the reason, for the ledger")
+    options.add_argument(
+        "--replay", action="store_true", help="rebuild hours with dead letters that decode now"
+    )
+    options.add_argument(
+        "--at-once",
+        type=int,
+        default=None,
+        help="number of small hours rebuilt at a time; default: one per core",
+    )
+    options.add_argument(
+        "--parent-run", type=_run, default=None, help="scheduler's run: NAMESPACE/JOB/ID"
+    )
+    options.add_argument(
+        "--root-run",
+        type=_run,
+        default=None,
+        help="outermost run that contains it: NAMESPACE/JOB/ID",
+    )
+    options.add_argument("--master", default=None, help="Spark's master; default: as configured")
+    parsed = options.parse_args(list(arguments))
+    span = span_of(parsed.hour) if parsed.hour is not None else None
     hours = frozenset(hours_between(span[0], shift(span[1], 1))) if span is not None else None
     act = (
-        act_now("restate" if asked.restate else "accept", asked.why)
-        if asked.restate or asked.accept
+        act_now("restate" if parsed.restate else "accept", parsed.why)
+        if parsed.restate or parsed.accept
         else None
     )
-    request = RebuildRequest(asked.restate, asked.accept, asked.why, act)
+    request = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act)
+    parents = (parsed.parent_run, parsed.root_run)
 
     def work(stream: StreamRun) -> None:
-        if asked.replay:
-            stream.replay(hours, asked.why)
+        if parsed.replay:
+            stream.replay(hours, parsed.why)
         else:
-            stream.rebuild(hours, request, asked.backlog)
+            stream.rebuild(hours, request, parsed.backlog)
 
-    nothing = "has dead letters that decode now" if asked.replay else "to rebuild"
-    if len(asked.streams) == 1:
-        [name] = asked.streams
-        job = open_job(name, asked.conf)
+    nothing = "has dead letters that decode now" if parsed.replay else "to rebuild"
+    if parsed.stream is not None and len(parsed.stream) == 1:
+        [name] = parsed.stream
+        job = open_job(name, parsed.conf)
         of_process(stream=name, layer="batch")
-        with _spark([job], name, f"stream {name}", SETTINGS, span, asked.master) as (spark, stop):
+        with _spark([job], name, f"stream {name}", SETTINGS, span, parsed.master) as (spark, stop):
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
-        print_outcome(outcome, asked.output, nothing)
+        print_outcome(outcome, parsed.output, nothing)
         return exit_code(outcome.results, hours)
     of_process(layer="batch")
-    every = not asked.streams and asked.group is None
-    _, jobs, broken = open_jobs(asked.conf, asked.streams, asked.group, every)
+    _, jobs, broken = open_jobs(parsed.conf, parsed.stream, parsed.group, parsed.all)
     outcomes = [StreamOutcome(name, error=error) for name, error in broken.items()]
     for name, error in broken.items():
         LOG.error("stream %s: %s", name, error)
     if jobs:
         what = f"{len(jobs)} streams"
-        with _spark(jobs, what, what, SETTINGS | SHARED, span, asked.master) as (spark, stop):
-            outcomes += run_streams(jobs, spark, work, stop, parents, asked.at_once)
-    print_outcomes(outcomes, hours, asked.output, nothing)
+        with _spark(jobs, what, what, SETTINGS | SHARED, span, parsed.master) as (spark, stop):
+            outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
+    print_outcomes(outcomes, hours, parsed.output, nothing)
     return combined_exit_code(exit_code_of(outcome, hours) for outcome in outcomes)
 
 
@@ -234,12 +271,19 @@ def _spark(
     threading.Thread(target=cancel, name="cancel", daemon=True).start()
     stop_on_signal(None, request_stop, _SIGNALS)
     try:
+        if is_submitted():
+            spark()
         yield spark, stop
     finally:
         ended.set()
         stop.set()
         if spark.opened is not None:
             close_session(spark.opened)
+
+
+def start() -> None:
+    """Run the job and end the process with its exit code."""
+    main(run, sys.argv[1:])
 
 
 # Above these numbers of offsets the second compiler saves more time than it takes

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
 from anabranch.config import Environment
-from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job
+from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.security import token_digest
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
@@ -295,24 +294,15 @@ def _warm_up(spark: SparkSession) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the job with spark-submit's arguments. Return the exit code."""
-    options = argparse.ArgumentParser(description="Publish streams' records within seconds.")
-    chosen = options.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
-    chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
-    chosen.add_argument(
-        "--all", action="store_true", help="every stream of the configuration folder"
-    )
-    options.add_argument(
-        "--conf", help="the configuration folder (default: ANABRANCH_CONF, else conf)"
-    )
-    options.add_argument(
-        "--output", choices=("text", "json"), default="text", help="how to print and log"
-    )
+    options = parser("Publish streams' records within seconds.")
     options.add_argument(
         "--available-now", action="store_true", help="publish the records present, then exit"
     )
     options.add_argument(
-        "--health", type=Path, help="write progress to this file, for `anabranch health`"
+        "--health",
+        type=Path,
+        default=None,
+        help="write progress to this file, for `anabranch health`",
     )
     parsed = options.parse_args(list(arguments))
     if parsed.stream is None or len(parsed.stream) > 1:
@@ -410,5 +400,4 @@ def _session(
 
 def start() -> None:
     """Run the job and end the process with its exit code."""
-    arguments = sys.argv[1:]
-    main(partial(run, arguments), as_json="json" in arguments)
+    main(run, sys.argv[1:])

@@ -169,7 +169,10 @@ def dead_letters(
 
         if chosen.one is None:
             raise click.UsageError("--replay: expected one STREAM")
-        run_batch(chosen, span=hours, why=why, replay=True)
+        only = ["--hour", "..".join(hours)] if hours is not None else []
+        reason = [f"--why={why}"] if why else []
+        options = ["--replay", *only, *reason]
+        run_batch(chosen, options)
 
     def read(job: Job) -> Report[dead_letters.DeadLetters]:
         view = dead_letters.letters(job, hours, samples)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -201,43 +201,36 @@ def batch(
         sys.exit(show(_seal(one, span) if one is not None else _seal_many(chosen, span)))
     if lineage_only:
         sys.exit(show(_send_lineage(chosen, span)))
+    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
+    options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
+    for flag, number in (("--at-once", at_once), ("--backlog", backlog)):
+        options += [flag, str(number)] if number is not None else []
     for name, run in (("--parent-run", parent_run), ("--root-run", root_run)):
-        try:
-            if run:
+        if run:
+            try:
                 parse_run(run)
-        except ValueError as error:
-            raise click.UsageError(f"{name}: {error}") from None
+            except ValueError as error:
+                raise click.UsageError(f"{name}: {error}") from None
+            options.append(f"{name}={run}")
     if one is not None and span is not None:
         _require_ended(one, span)
-    run_batch(
-        chosen,
-        span=span,
-        restate=restate,
-        accept=accept,
-        why=why,
-        backlog=backlog or 0,
-        at_once=at_once,
-        parents=(parent_run or None, root_run or None),
-        master=master,
-    )
+    run_batch(chosen, options, master)
 
 
-def run_batch(chosen: StreamSelection, **asked: Any) -> None:
+def run_batch(chosen: StreamSelection, options: Sequence[str], master: str | None = None) -> None:
     """Run the batch job in this process, and end it with the job's exit code. The job opens Spark
-    once an hour needs it. `asked`: fields of `BatchRequest`. Raises ConfigurationError like
-    `job_of`, and if Java cannot run here."""
-    from functools import partial
-
+    once an hour needs it. Raises ConfigurationError like `job_of`, and if Java cannot run here."""
     from anabranch.common.process import importing
     from anabranch.job import main
     from anabranch.spark.submit import job_of, require_spark
 
-    conf, output = conf_folder(), output_format()
-    require_spark(job_of(chosen.streams, chosen.group, conf, output, ())[0])
+    environment, arguments = job_of(
+        chosen.streams, chosen.group, conf_folder(), output_format(), options
+    )
+    require_spark(environment)
     with importing():
         from batch_layer import job
-    request = job.BatchRequest(conf, chosen.streams, chosen.group, output, **asked)
-    main(partial(job.run, request), as_json=output == "json")
+    main(job.run, [*arguments, *(["--master", master] if master is not None else [])])
 
 
 def _require_ended(stream: str, span: tuple[str, str]) -> None:

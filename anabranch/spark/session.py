@@ -24,7 +24,7 @@ from anabranch.common.errors import (
     Transient,
     Unexplained,
 )
-from anabranch.common.process import in_own_thread
+from anabranch.common.process import in_own_thread, is_submitted
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.config import S3, Environment
 from anabranch.spark.settings import exposed_keys, kafka_properties, runs_here, session_settings
@@ -256,10 +256,12 @@ def open_here(
     java: str = "",
 ) -> SparkSession:
     """Open a session whose driver is this process, with Python workers. `master` replaces the
-    configured one. `java`: options of its JVM. Raises ConfigurationError, Transient."""
+    configured one. `java`: options of its JVM, if none runs yet: under spark-submit, it does.
+    Raises ConfigurationError, Transient."""
     environment = with_master(environment, master)
-    command, process = submit_command(environment, [_SHELL], java)
-    os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join(command[1:])})
+    if not is_submitted():
+        command, process = submit_command(environment, "batch_layer", (), java)
+        os.environ.update(process | {"PYSPARK_SUBMIT_ARGS": shlex.join([*command[1:-1], _SHELL])})
     spark = open_session(environment, name, settings)
     try:
         require_workers(spark)

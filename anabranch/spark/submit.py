@@ -19,12 +19,18 @@ from anabranch.spark.java import require_java, require_temporary, require_user, 
 from anabranch.spark.settings import REDACTED, runs_here
 
 
+def job_file(layer: str) -> Path:
+    """Return the installed `speed_layer/job.py` or `batch_layer/job.py`."""
+    spec = importlib.util.find_spec(layer)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "job.py"
+
+
 def submit_command(
-    environment: Environment, what: Sequence[str], java: str = ""
+    environment: Environment, layer: str, arguments: Sequence[str], java: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and process environment that run `what` (a file and its arguments)
-    with its driver on this machine. `java` are options of the driver's Java; configured options
-    take precedence.
+    """Return the command line and process environment that run a layer's job with its driver on
+    this machine. `java` are options of the driver's Java; configured options take precedence.
 
     On a local master the jars are on the class path at their place. A cluster gets copies of the
     jars, and nothing else from here. Raises
@@ -77,7 +83,7 @@ def submit_command(
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
     }
-    return [*command, *what], process
+    return [*command, str(job_file(layer)), *arguments], process
 
 
 def require_spark(environment: Environment) -> None:
@@ -91,10 +97,7 @@ def submit(environment: Environment, arguments: Sequence[str]) -> None:
     """Replace this process by spark-submit with the speed job, so that signals and the exit code
     are the job's own. Never returns. Raises like `require_spark`."""
     require_spark(environment)
-    speed = importlib.util.find_spec("speed_layer")
-    assert speed is not None and speed.origin is not None
-    job = Path(speed.origin).with_name("job.py")
-    command, process = submit_command(environment, [str(job), *arguments])
+    command, process = submit_command(environment, "speed_layer", arguments)
     append_standard_error()
     sys.stdout.flush()
     sys.stderr.flush()

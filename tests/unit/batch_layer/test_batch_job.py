@@ -116,8 +116,7 @@ def test_spark_opens_at_the_master_that_is_given(
 
     monkeypatch.setattr(session, "open_session", open_session)
     # Without the environment of a JVM.
-    monkeypatch.setattr(session, "submit_command", lambda *_: (["spark-submit"], {}))
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "")
+    monkeypatch.setattr(session, "is_submitted", lambda: True)
     monkeypatch.setattr(job, "java_options", lambda *_: "")
     with (
         job._spark([one], "a", "stream a", {}, None, given) as (spark, _),

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,11 @@ _IDS = [type(error).__name__ for error, _ in ENDS]
 def test_a_job_ends_with_the_exit_code_of_its_error(
     error: Exception, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def run() -> int:
+    def run(_: Sequence[str]) -> int:
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        job.main(run, as_json=False)
+        job.main(run, [])
     assert ended.value.code == code
 
 
@@ -124,18 +125,13 @@ def test_a_restatement_beside_an_hour_is_no_verdict_on_it() -> None:
     assert exit_code(results[1:], None) == 0
 
 
-COMMAND = ["-P", "-c", "from anabranch.entry import main; main()"]
-SPEED = str(ROOT / "speed_layer" / "job.py")
-
-
 @pytest.mark.parametrize(
     ("library", "begin"),
     [
-        ("click", COMMAND),
-        ("kafka", [*COMMAND, "batch", "game_events"]),
-        ("batch_layer", [*COMMAND, "batch", "game_events"]),
-        ("kafka", [SPEED]),
-        ("speed_layer", [SPEED]),
+        ("click", ["-c", "from anabranch.entry import main; main()"]),
+        ("kafka", [str(ROOT / "batch_layer" / "job.py")]),
+        ("kafka", [str(ROOT / "speed_layer" / "job.py")]),
+        ("batch_layer", [str(ROOT / "batch_layer" / "job.py")]),
     ],
 )
 def test_a_broken_install_is_no_refusal(tmp_path: Path, library: str, begin: list[str]) -> None:

@@ -20,7 +20,7 @@ from anabranch.common.errors import (
     combined_exit_code,
 )
 from anabranch.protocol.ledger_row import HourAccount
-from batch_layer.job import BatchRequest, StreamOutcome, print_outcomes
+from batch_layer.job import StreamOutcome, print_outcomes
 from batch_layer.rebuild import Result as HourResult
 
 HOUR = "2026-11-21T03"
@@ -37,66 +37,50 @@ def conf(tmp_path: Path) -> Path:
     return folder
 
 
-Submitted = Callable[..., tuple[BatchRequest | None, Result]]
-
-
 @pytest.fixture
-def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
-    """Runs `anabranch batch`; returns what the job is asked for, and what the command said."""
-    given: list[BatchRequest] = []
+def submitted(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[str], Result]]:
+    """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
+    given: list[str] = []
 
-    monkeypatch.setattr("anabranch.job.main", lambda run, as_json: given.extend(run.args))
+    monkeypatch.setattr("anabranch.job.main", lambda run, arguments: given.extend(arguments))
 
-    def run(*arguments: str) -> tuple[BatchRequest | None, Result]:
+    def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
         done = CliRunner().invoke(main, ["batch", *arguments, "--conf", str(conf)])
-        return given[0] if given else None, done
+        return list(given), done
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("arguments", "streams", "group"),
+    ("arguments", "expected"),
     [
-        (("c",), ("c",), None),
-        (("a", "c"), ("a", "c"), None),
-        (("--group", "small"), (), "small"),
-        (("--all",), (), None),
+        (("c",), ["--stream", "c"]),
+        (("a", "c"), ["--stream", "a", "--stream", "c"]),
+        (("--group", "small"), ["--group", "small"]),
+        (("--all",), ["--all"]),
     ],
 )
 def test_the_job_is_given_the_selection(
-    submitted: Submitted,
+    submitted: Callable[..., tuple[list[str], Result]],
     conf: Path,
     arguments: tuple[str, ...],
-    streams: tuple[str, ...],
-    group: str | None,
+    expected: list[str],
 ) -> None:
     given, done = submitted(*arguments)
-    assert (done.exit_code, given) == (0, BatchRequest(str(conf), streams, group, "text"))
+    assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
     given, _ = submitted(*arguments, "--master", "local[7]")
-    assert given is not None and given.master == "local[7]"
+    assert given[-2:] == ["--master", "local[7]"]
 
 
-def test_reports_read_each_stream(submitted: Submitted, conf: Path) -> None:
+def test_reports_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
     given, _ = submitted(
-        "--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4",
-        "--output", "json",
-    )  # fmt: skip
-    assert given == BatchRequest(
-        str(conf), (), None, "json", (HOUR, HOUR), restate=True, why="a new schema", at_once=4
+        "--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4"
     )
-
-
-RUN = "airflow/dag.task/0191b2c3-d4e5-7f60-8a9b-0c1d2e3f4a5b"
-
-
-def test_the_job_is_given_the_schedulers_runs(submitted: Submitted) -> None:
-    given, _ = submitted(
-        "--all", "--parent-run", RUN, "--root-run", "", "--hour", HOUR, "--backlog", "3"
-    )
-    assert given is not None and (given.parents, given.backlog) == ((RUN, None), 3)
-    given, done = submitted("--all", "--root-run", "a/b/c")
-    assert (given, done.exit_code, "--root-run: expected" in done.output) == (None, 2, True)
+    assert given[0] == "--all"
+    assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
 
 
 @pytest.mark.parametrize(
@@ -118,10 +102,10 @@ def test_the_job_is_given_the_schedulers_runs(submitted: Submitted) -> None:
     ],
 )
 def test_what_names_no_work_or_that_of_too_many_is_refused(
-    submitted: Submitted, arguments: tuple[str, ...], said: str
+    submitted: Callable[..., tuple[list[str], Result]], arguments: tuple[str, ...], said: str
 ) -> None:
     given, done = submitted(*arguments)
-    assert (given, done.exit_code) == (None, 2)
+    assert (given, done.exit_code) == ([], 2)
     assert said in done.output
 
 

@@ -195,7 +195,7 @@ def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, name.lower())
     (tmp_path / "anabranch.yaml").write_text(CONF)
     environment = load_environment(tmp_path)
-    command, process = submit_command(environment, ["--stream", "game_events"])
+    command, process = submit_command(environment, "speed_layer", ["--stream", "game_events"])
     settings = dict(
         command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf"
     )

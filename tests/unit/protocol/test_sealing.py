@@ -289,11 +289,9 @@ def batch(
     began: list[Sequence[str]] = []
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
-    monkeypatch.setattr(
-        "anabranch.job.main", lambda run, as_json: began.append(run.args[0].streams)
-    )
-    monkeypatch.setattr("anabranch.spark.submit.job_of", lambda *_: (lake.environment, []))
-    return CliRunner().invoke(main, ["batch", "events", *arguments]), began == [("events",)]
+    monkeypatch.setattr("anabranch.job.main", lambda run, arguments: began.append(arguments))
+    monkeypatch.setattr("anabranch.spark.submit.job_of", lambda *_: (lake.environment, ["events"]))
+    return CliRunner().invoke(main, ["batch", "events", *arguments]), began == [["events"]]
 
 
 @pytest.mark.parametrize("flags", [(), ("--seal-only",), ("--restate", "--why", "why")])

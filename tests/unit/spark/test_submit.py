@@ -32,19 +32,19 @@ def after(command: list[str], flag: str) -> list[str]:
 
 @pytest.mark.parametrize("master", ["local[*]", "local[2,4]"])
 def test_on_this_machine_the_jars_are_used_where_they_lie(master: str) -> None:
-    command, process = submit.submit_command(environment(master), ["job.py", "--stream", "s"])
+    command, process = submit.submit_command(environment(master), "speed_layer", ["--stream", "s"])
     assert after(command, "--master") == [master]
     assert after(command, "--jars") == []
     assert "iceberg-spark-runtime" in after(command, "--driver-class-path")[0]
     assert process["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert command[-3:] == ["job.py", "--stream", "s"]
+    assert command[-3:] == [str(CONF.parent / "speed_layer" / "job.py"), "--stream", "s"]
 
 
 @pytest.mark.parametrize(
     "master", ["spark://h:7077", "yarn", "k8s://https://h:443", "local-cluster[1,1,1024]"]
 )
 def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
-    command, process = submit.submit_command(environment(master), [])
+    command, process = submit.submit_command(environment(master), "batch_layer", [])
     assert after(command, "--master") == [master]
     assert "kafka-clients" in after(command, "--jars")[0]
     assert after(command, "--driver-class-path") == []
@@ -53,7 +53,7 @@ def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
 
 def test_configured_options_of_java_win() -> None:
     one = environment("local[2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=4")
-    command, _ = submit.submit_command(one, [], "-XX:TieredStopAtLevel=1")
+    command, _ = submit.submit_command(one, "batch_layer", [], "-XX:TieredStopAtLevel=1")
     # Java takes the last of two values.
     levels = [
         o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o
@@ -91,7 +91,7 @@ def test_a_temporary_folder_that_java_cannot_use_is_refused(
 
 def test_the_python_of_executors_is_not_the_drivers() -> None:
     one = environment("yarn", spark_pyspark_python="./environment/bin/python")
-    command, process = submit.submit_command(one, [])
+    command, process = submit.submit_command(one, "speed_layer", [])
     conf = after(command, "--conf")
     assert "spark.pyspark.python=./environment/bin/python" in conf
     assert f"spark.pyspark.driver.python={sys.executable}" in conf
@@ -102,7 +102,9 @@ def test_the_python_of_executors_is_not_the_drivers() -> None:
 def test_a_driver_elsewhere_is_refused() -> None:
     found = r"expected no spark\.submit.deployMode, or client, found cluster"
     with pytest.raises(ConfigurationError, match=found):
-        submit.submit_command(environment("yarn", spark_submit_deployMode="cluster"), [])
+        submit.submit_command(
+            environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", []
+        )
 
 
 def test_environment_or_command_names_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
