@@ -34,6 +34,7 @@ _SPAN_WORDS = re.compile(
     r"(?:response|request|connect|connection|elapsed|processing|execution|wait|run|up|down|life|"
     r"cpu|byte|load|total|idle|busy|read|write|query|over|round_?trip|trip)_?times?(?:$|_)"
 )
+_ID_WORDS = re.compile(r"(?:^|_)(?:id|uuid|guid|key|number|no|nr|seq|sequence|version)$")
 _CLOCK = re.compile(
     r"(?<![0-9])(?P<hour>[0-9]{1,2}):[0-9]{2}(?P<second>:[0-9]{2})?(?P<fraction>[.,][0-9]{1,9})?"
     r"(?P<noon> ?[AaPp][Mm])?"
@@ -184,7 +185,8 @@ def _unit(numbers: Sequence[Decimal], name: str, span: Span) -> str:
     if not unit:
         return ""
     is_near = False
-    if span is not None:
+    # An identity made of the time is none.
+    if span is not None and not _ID_WORDS.search(snake(name)):
         first, last = (Decimal(ms) / 1000 for ms in span)
         seconds = [n / PER_SECOND[unit] for n in numbers]
         is_near = first - _NEAR_S <= min(seconds) and max(seconds) <= last + _NEAR_S

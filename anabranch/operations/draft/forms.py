@@ -254,6 +254,9 @@ def _of_objects(
     else:
         sketch.add_fields(objects, stamps)
     _add_metadata(sketch, records, _object)
+    if any("struct<" in column.type for column in sketch.columns):
+        comment = "Later fields of a STRUCT are dropped; STRING has the whole value"
+        sketch.comments.append(comment)
     return sketch
 
 

@@ -141,6 +141,7 @@ def test_the_topic_of_the_tutorial() -> None:
         "id": "o-2", "placed_at": TEN, "total": 12.5, "items": [{"sku": "a", "n": 2}],
     }  # fmt: skip
     assert draft.file.startswith("# conf/streams/shop_orders.yaml\n# A draft from 3 records ")
+    assert "# Later fields of a STRUCT are dropped; STRING has the whole value" in draft.file
 
 
 SECONDS = 1795860000
@@ -152,6 +153,8 @@ SECONDS = 1795860000
         ("ts", [SECONDS, None], {"type": "TIMESTAMP", "unit": "seconds"}, TEN),
         ("other", [SECONDS], {"type": "TIMESTAMP", "unit": "seconds"}, TEN),
         ("other", [SECONDS - 10**8], "BIGINT", SECONDS - 10**8),
+        ("orderId", [SECONDS * 1000], "BIGINT", SECONDS * 1000),
+        ("id", [str(SECONDS)], "STRING", str(SECONDS)),
         ("response_time", [SECONDS - 10**8], "BIGINT", SECONDS - 10**8),
         ("downtime", [10**8], "BIGINT", 10**8),
         ("started", [1795860000.5], {"type": "TIMESTAMP", "unit": "seconds"}, TEN.replace(microsecond=500_000)),
