@@ -9,7 +9,7 @@ import pytest
 from accepted_hours import HOURS, accept, cut, four_hours
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake
-from no_spark import NO_SPARK
+from no_spark import NO_SPARK, Hours
 from proofs import NOW
 
 from anabranch.common.errors import Refused, Unexpected
@@ -20,42 +20,13 @@ from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.sealing import Sealed
-from anabranch.protocol.state import State
 from batch_layer.archive import LostFiles
 from batch_layer.balance import Balance, Counted
 from batch_layer.build import Built, HourBuilder
-from batch_layer.passes import Passes
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 from batch_layer.stream_run import StreamRun
 
 NO_DIFF = Diff(0, 0, 0, 0, 0)
-
-
-class Hours:
-    """Stands where Spark reads and stages hours; each build changes the hour's events."""
-
-    def __init__(self, lake: StreamLake, repairable: Mapping[str, int]) -> None:
-        self._lake = lake
-        self.reader = SimpleNamespace(repairable=lambda: dict(repairable))
-        self.passes = Passes(NO_SPARK)
-        self.again: list[str] = []
-
-    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
-        rows = self._lake.stage([(hour, 0, cut.starts[0])])
-        account = HourAccount(good=1, dead=0, duplicate=0, gap=cut.offsets - 1)
-        return Built(hour, cut, before, rows, None, account)
-
-    def changes_events(self, built: Built, state: State) -> bool:
-        return True
-
-    def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: object
-    ) -> Built:
-        self.again.append(hour)
-        return self.build(hour, cut, before, state)
-
-    def lookback(self, hour: str) -> list[str]:
-        return [shift(hour, -1)]
 
 
 @pytest.fixture
@@ -79,7 +50,8 @@ def job_of(lake: StreamLake) -> Job:
 
 
 def rebuilder(lake: StreamLake, repairable: Mapping[str, int]) -> tuple[Rebuilder, Hours]:
-    made, hours = Rebuilder(job_of(lake), NO_SPARK), Hours(lake, repairable)
+    made, hours = Rebuilder(job_of(lake), NO_SPARK), Hours(lake)
+    hours.reader = SimpleNamespace(repairable=lambda: dict(repairable))
     made._hours = cast(Any, hours)
     return made, hours
 

@@ -1,7 +1,7 @@
 """An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided
 again once it has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
-from no_spark import NO_SPARK
+from no_spark import NO_SPARK, Hours
 
 from anabranch.common.json_values import from_json
 from anabranch.job import Job
@@ -30,13 +30,12 @@ TIMELINE = Timeline(H0, shift(H2, 1), {0: 30}, sealed=dict(CUTS))
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-class Hours:
-    """Stands where Spark reads and stages hours; `meanwhile` happens while it does."""
+class WholeHours(Hours):
+    """Of all records, which change no event; `meanwhile` happens while an hour is built."""
 
     def __init__(self, lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) -> None:
-        self._lake, self.meanwhile = lake, meanwhile
-        self.built: list[str] = []
-        self.again: list[str] = []
+        super().__init__(lake)
+        self.meanwhile, self.built = meanwhile, list[str]()
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         self.built.append(hour)
@@ -50,20 +49,17 @@ class Hours:
         return False
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built]
+        self, hour: str, cut: Cut, before: int, state: State, together: object
     ) -> Built | None:
         self.again.append(hour)
         return None
 
-    def lookback(self, hour: str) -> list[str]:
-        return [shift(hour, -1)]
-
 
 def rebuilder(
     lake: StreamLake, meanwhile: Callable[[], None] = lambda: None
-) -> tuple[Rebuilder, Hours]:
+) -> tuple[Rebuilder, WholeHours]:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    made, hours = Rebuilder(job, NO_SPARK), Hours(lake, meanwhile)
+    made, hours = Rebuilder(job, NO_SPARK), WholeHours(lake, meanwhile)
     made._hours = hours  # type: ignore[assignment]
     return made, hours
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from brokers import Broker
 from budget import budget
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from anabranch.offsets.hour_ends import (
     millis,
 )
 from anabranch.offsets.hours import Timeline, end_of, hour_of, start_of
-from anabranch.offsets.position import Offsets, Position, Stamped, Topic
+from anabranch.offsets.position import Offsets, Stamped, Topic
 from anabranch.protocol import sealing
 from anabranch.protocol.sealing import Seen
 from anabranch.protocol.state import State
@@ -47,37 +48,15 @@ def stamped(stamps: Sequence[int], start: int = 0) -> Window:
 
 
 @dataclass
-class Kafka:
+class Kafka(Broker):
     """A topic that counts what it is asked."""
 
-    log: dict[int, list[int]]
     questions: int = 0
     looks: int = 0
 
-    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        return Topic(topic, "t", tuple(self.log))
-
-    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return {p: len(stamps) for p, stamps in self.log.items()}
-
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         self.questions += 1
-        at = millis(when)
-        return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None)
-            for p, stamps in self.log.items()
-        }
-
-    def first_later(
-        self, topic: Topic, records: Mapping[int, Stamped]
-    ) -> dict[int, Stamped | None]:
-        return {
-            p: next(
-                (Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms),
-                None,
-            )
-            for p, record in records.items()
-        }
+        return super().first_from(topic, when)
 
     def stamps_from(
         self, topic: Topic, starts: Offsets, ends: Offsets, count: int
@@ -138,7 +117,7 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
     """The hazard: the time index answers for every hour behind a record of the future with that
     record."""
     log = a_record_a_minute(back)
-    kafka = Kafka({0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
+    kafka = Kafka(log={0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
     decided = hours_of(kafka)
     right = (
         expected(log[:10], 0)
@@ -152,13 +131,13 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
 
 
 def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
-    kafka = Kafka({0: a_record_a_minute(50 * HOUR), 1: []})
+    kafka = Kafka(log={0: a_record_a_minute(50 * HOUR), 1: []})
     assert hours_of(kafka) == expected(kafka.log[0])
     assert kafka.looks <= kafka.questions + 2 <= 55
 
 
 def test_a_checked_value_is_not_checked_again() -> None:
-    kafka = Kafka({0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
+    kafka = Kafka(log={0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
     seen: Seen = {}
     decide(kafka, seen=seen)
     before, kafka.looks = kafka.looks, 0
@@ -170,7 +149,7 @@ def test_a_checked_value_is_not_checked_again() -> None:
 def test_hours_without_a_record_cost_no_question() -> None:
     log = a_record_a_minute(2 * HOUR)
     long_ago = [millis(NOW - timedelta(days=90)) + i for i in range(5)]
-    kafka = Kafka({0: long_ago + log})
+    kafka = Kafka(log={0: long_ago + log})
     decided = hours_of(kafka)
     assert decided[0, 0] == hour_of(NOW - timedelta(days=90))
     assert {at: h for at, h in decided.items() if at[1] >= 5} == {
@@ -181,12 +160,12 @@ def test_hours_without_a_record_cost_no_question() -> None:
 
 @pytest.mark.parametrize("days", [20, 90, pytest.param(200, marks=pytest.mark.full)])
 def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
-    kafka = Kafka({0: a_record_a_minute(timedelta(days=days), HOUR)})
+    kafka = Kafka(log={0: a_record_a_minute(timedelta(days=days), HOUR)})
     assert hours_of(kafka) == expected(kafka.log[0])
 
 
 def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> None:
-    kafka = Kafka(dict.fromkeys(range(300), a_record_a_minute(timedelta(days=60), HOUR)))
+    kafka = Kafka(log=dict.fromkeys(range(300), a_record_a_minute(timedelta(days=60), HOUR)))
     state = begun()
     offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
     decided = sealing.resolve_state(state, offsets)
@@ -241,7 +220,7 @@ def test_outliers_move_no_other(parts: tuple[list[int], list[Outlier]], partitio
     log, where = with_outliers(*parts)
     clean = [ts for o, ts in enumerate(log) if o not in where]
     kafka = Kafka(
-        {p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []}
+        log={p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []}
     )
     decided = hours_of(kafka)
     for p in range(partitions):
@@ -265,7 +244,7 @@ def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
     )
 )
 def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
-    kafka = Kafka(dict(enumerate(logs)))
+    kafka = Kafka(log=dict(enumerate(logs)))
     known = decide(kafka)
     for before, after in pairwise(known):
         assert before.ends is not None
@@ -303,14 +282,14 @@ def test_an_hour_ends_where_fewest_lie_wrong(around: list[int], split: int | Non
 def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     log = a_record_a_minute(4 * HOUR)
     silent = [IN_2036] * 500
-    kafka = Kafka({0: [*log[:90], *silent, *log[90:]]})
+    kafka = Kafka(log={0: [*log[:90], *silent, *log[90:]]})
     decided = hours_of(kafka)
     assert [decided[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
     assert {at: h for at, h in decided.items() if at[1] >= 590} == {
         (0, o + 500): h for (_, o), h in expected(log).items() if o >= 90
     }
     # At the end of the log no record is of a later hour.
-    tail = Kafka({0: log[:90] + silent})
+    tail = Kafka(log={0: log[:90] + silent})
     assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {
         max(hours_of(tail).values())
     }
@@ -318,7 +297,7 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
 def test_a_single_record_with_a_wrong_timestamp_opens_no_years_of_hours(lie: int) -> None:
-    decided = hours_of(Kafka({0: [lie]}))
+    decided = hours_of(Kafka(log={0: [lie]}))
     assert decided == {(0, 0): hour_of(NOW)}
 
 
@@ -367,7 +346,7 @@ def search(log: Sequence[int], moment: int, low: int, now: int) -> int | None:
 
 def end_by_index(log: list[int], moment: int, now: int) -> dict[int, int]:
     """The end by the time index alone."""
-    kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
+    kafka, topic = Kafka(log={0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
     return hour_ends.find_confirmed_ends(

@@ -1,7 +1,6 @@
 """Promises without an age are kept without an age: hours that the branches no longer remember one
 by one."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from brokers import Broker
 from lakes import FIRST, Row, StreamLake, new_environment, new_lake
-from no_spark import NO_SPARK
+from no_spark import NO_SPARK, Hours
 
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
@@ -27,32 +26,6 @@ HOURS = 5
 H = [shift(FIRST, i) for i in range(HOURS)]
 CUTS = {h: Cut("t", {0: (10 * i, 10 * i + 10)}) for i, h in enumerate(H)}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-class Hours:
-    """Stands where Spark reads and stages hours: the hour rebuilt has an event that the next one
-    has to drop."""
-
-    def __init__(self, lake: StreamLake) -> None:
-        self._lake = lake
-        self.again: list[str] = []
-
-    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
-        return Built(
-            hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, account(cut)
-        )
-
-    def changes_events(self, built: Built, state: State) -> bool:
-        return True
-
-    def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, rebuilt: Mapping[str, Built]
-    ) -> Built:
-        self.again.append(hour)
-        return self.build(hour, cut, before, state)
-
-    def lookback(self, hour: str) -> list[str]:
-        return [shift(hour, -1)]
 
 
 def account(cut: Cut) -> HourAccount:
