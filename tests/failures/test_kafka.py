@@ -5,7 +5,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -20,13 +19,11 @@ from world import Record, World, event, past_hour, spread
 from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
 from anabranch.iceberg import state_properties
-from anabranch.iceberg.commits import Change, Outcome
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.hours import Timeline, end_of, max_hours_at_once, start_of
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import seal
 from anabranch.protocol.state import LOST, TIMELINE
@@ -196,9 +193,10 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     )
     one.compact_soon()
     one.topic(1)
-    send_transactions(one, spread(hour, 8, "e", partitions=1), aborted=(3,))
+    values = spread(hour, 8, "e", partitions=1)
+    one.send_transactions(*((i != 3, [value]) for i, value in enumerate(values)))
     one.apply()
-    ends = use_whole_log(one, hour)
+    ends = one.use_whole_log(hour)
     # Eight records of one key, each with the control record of its transaction.
     assert ends == {0: 16}
     one.speed()
@@ -246,42 +244,6 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     assert (again.decision, again.account.good, again.account.gap) == ("accepted", 7, 9)
     assert one.contents() == served
     assert audit(one.job, (hour, hour), with_kafka=True).agrees
-
-
-def send_transactions(
-    one: World, values: list[tuple[int, datetime, bytes | None]], aborted: tuple[int, ...]
-) -> None:  # fmt: skip
-    """Send each record in a transaction of its own, of which some are aborted."""
-    servers = one.job.environment.kafka.bootstrap_servers
-    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=f"{one.name}-tx")
-    try:
-        producer.init_transactions()
-        for i, (p, at, value) in enumerate(values):
-            producer.begin_transaction()
-            sent = producer.send(
-                one.name, value, key=b"k", partition=p, timestamp_ms=int(at.timestamp() * 1000)
-            )
-            producer.flush()
-            record = Record(p, sent.get(timeout=30).offset, value)
-            if i in aborted:
-                producer.abort_transaction()
-            else:
-                producer.commit_transaction()
-                one.sent.append(record)
-    finally:
-        producer.close()
-
-
-def use_whole_log(one: World, hour: str) -> dict[int, int]:
-    """Let the whole log be an hour, as it is when the records are as old as their control records:
-    these are stamped when they are written."""
-    state, topic = one.state, one.kafka.describe(one.name)
-    assert topic is not None
-    ends = one.kafka.stable_ends(topic)
-    timeline = replace(state.timeline, first=hour, open=hour, boundaries={hour: ends})
-    used = Publish(new_id(), (Change("speed"),), timeline, state.position)
-    assert one.lake.commit(state.table, to_commit(state, used, datetime.now(UTC))) is Outcome.LANDED
-    return ends
 
 
 def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> None:

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from commands import call
 from deltalake import write_deltalake
-from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from world import World, add_catalog, past_hour, spread
@@ -30,21 +29,10 @@ def one(world: Make) -> World:
     for ago in (5, 4, 3):
         one.send(spread(past_hour(ago), 60, f"h{ago}"))
         if ago == 4:
-            abort(one, past_hour(4))
+            at = spread(past_hour(ago), 1, "x")[0][1]
+            aborted = [(0, at, b"aborted-%d" % number) for number in range(ABORTED)]
+            one.send_transactions((False, aborted))
     return one
-
-
-def abort(one: World, hour: str) -> None:
-    servers = one.job.environment.kafka.bootstrap_servers
-    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=f"{one.name}-tx")
-    producer.init_transactions()
-    producer.begin_transaction()
-    at = int(spread(hour, 1, "x")[0][1].timestamp() * 1000)
-    for number in range(ABORTED):
-        producer.send(one.name, b"aborted-%d" % number, partition=0, timestamp_ms=at)
-    producer.flush()
-    producer.abort_transaction()
-    producer.close()
 
 
 def records(one: World, spark: SparkSession, isolation: str = "read_committed") -> DataFrame:

@@ -5,7 +5,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +44,6 @@ def known(world: Make) -> World:
     """Two past hours in one partition, read by both layers. The older one is 4 good records. The
     newer one is, in three transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a
     repetition of its own and one of the older hour. Each transaction ends with a control record."""
-    from kafka import KafkaProducer
-
     one = world()
     one.topic(1)
     hour = past_hour(1)
@@ -55,40 +52,18 @@ def known(world: Make) -> World:
     at = good[-1][1]
     late = event("late", start_of(hour) - timedelta(days=9))
     one.send(before)
-    producer = KafkaProducer(
-        bootstrap_servers=one.job.environment.kafka.bootstrap_servers,
-        transactional_id=f"{one.name}-tx",
+    one.send_transactions(
+        *(
+            (committed, [(0, at, value) for value in values])
+            for committed, values in (
+                (True, [*(v for _, _, v in good), late]),
+                (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
+                (True, [b"{not json", None, good[1][2], before[2][2]]),
+            )
+        )
     )
-    try:
-        producer.init_transactions()
-        for commit, values in (
-            (True, [*(v for _, _, v in good), late]),
-            (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
-            (True, [b"{not json", None, good[1][2], before[2][2]]),
-        ):
-            producer.begin_transaction()
-            for value in values:
-                producer.send(
-                    one.name, value, key=b"k", partition=0, timestamp_ms=int(at.timestamp() * 1000)
-                )
-            producer.flush()
-            if commit:
-                producer.commit_transaction()
-            else:
-                producer.abort_transaction()
-    finally:
-        producer.close()
     one.apply()
-    # Control records are stamped when they are written: let the whole log be the two hours, as it
-    # is when the records are as old as their markers.
-    state, topic = one.state, one.kafka.describe(one.name)
-    assert topic is not None
-    ends = one.kafka.stable_ends(topic)
-    assert ends == {0: 4 + OFFSETS}
-    boundaries = {past_hour(2): {0: 4}, hour: ends}
-    timeline = replace(state.timeline, first=past_hour(2), open=past_hour(2), boundaries=boundaries)
-    used = Publish(new_id(), (Change("speed"),), timeline, state.position)
-    assert one.lake.commit(state.table, to_commit(state, used, datetime.now(UTC))) is Outcome.LANDED
+    assert one.use_whole_log(hour, {past_hour(2): {0: 4}}) == {0: 4 + OFFSETS}
     one.speed()
     assert [r.decision for r in one.batch()] == ["accepted", "accepted"]
     return one

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from commands import call
-from kafka import KafkaProducer
-from world import Record, World, event, past_hour, spread
+from world import World, event, past_hour, spread
 
 import anabranch
 from anabranch.lifecycle.erasure.run import ErasureRequest, erase
@@ -29,8 +28,9 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     one.speed()
     assert [r.decision for r in one.batch(hours[0])] == ["accepted"]
     before = one.state.heads["main"]
-    _send_in_transactions(one)
     now = datetime.now(UTC)
+    values = [(0, now, event(f"t-{i}", now)) for i in range(5)]
+    one.send_transactions((False, values), (True, values))
     one.send(
         [
             (0, now, event("gone", now, player=GONE)),
@@ -75,26 +75,3 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     count = f"SELECT count(*) AS n FROM {one.job.stream.table}"
     answer = call(one, "query", count, "--live")
     assert f"{len(kept)}\n" in answer and "then 0 records of the topic" in answer
-
-
-def _send_in_transactions(one: World) -> None:
-    """Send five records in a committed transaction, and five in one that is aborted."""
-    producer = KafkaProducer(
-        bootstrap_servers=one.job.environment.kafka.bootstrap_servers,
-        transactional_id=f"{one.name}-tx",
-    )
-    producer.init_transactions()
-    now = datetime.now(UTC)
-    values = [event(f"t-{i}", now) for i in range(5)]
-    for commits in (False, True):
-        producer.begin_transaction()
-        futures = [producer.send(one.name, value, b"k", [], 0) for value in values]
-        producer.flush()
-        if commits:
-            one.sent += [
-                Record(0, f.get(30).offset, v) for f, v in zip(futures, values, strict=True)
-            ]
-            producer.commit_transaction()
-        else:
-            producer.abort_transaction()
-    producer.close()

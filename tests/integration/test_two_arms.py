@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from demo.story import poll
 from expectations import entry
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
-from world import Record, World, event, past_hour, spread
+from world import World, event, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Transient
 from anabranch.common.output import plain
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import head
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import Offsets, RangeRelation, Ranges, classify, size
@@ -404,43 +403,12 @@ def test_an_hour_that_has_not_ended_or_never_was_is_not_rebuilt(three_hours: Wor
 
 
 def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make) -> None:
-    from kafka import KafkaProducer
-
     one = world()
     one.topic(1)
     at = spread(past_hour(1), 6, "t", partitions=1)
-    servers = one.job.environment.kafka.bootstrap_servers
-    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=f"{one.name}-tx")
-    producer.init_transactions()
-    for commit, records in ((True, at[:2]), (False, at[2:4]), (True, at[4:])):
-        producer.begin_transaction()
-        futures = [
-            producer.send(one.name, v, partition=0, timestamp_ms=int(t.timestamp() * 1000))
-            for _, t, v in records
-        ]
-        producer.flush()
-        sent = [f.get(timeout=30) for f in futures]
-        if commit:
-            producer.commit_transaction()
-            one.sent += [Record(0, m.offset, v) for m, (_, _, v) in zip(sent, records, strict=True)]
-        else:
-            producer.abort_transaction()
-    producer.close()
+    one.send_transactions((True, at[:2]), (False, at[2:4]), (True, at[4:]))
     one.apply()
-    # A commit's control record is stamped when it is written, so by timestamps alone the past hour
-    # would end before it: let the speed layer have used the whole log as the hour, as it does when
-    # the records are as old as their markers.
-    state = one.state
-    topic = one.kafka.describe(one.name)
-    assert topic is not None
-    timeline = replace(
-        state.timeline,
-        first=past_hour(1),
-        open=past_hour(1),
-        boundaries={past_hour(1): one.kafka.stable_ends(topic)},
-    )
-    used = Publish(new_id(), (Change("speed"),), timeline, state.position)
-    assert one.lake.commit(state.table, to_commit(state, used, datetime.now(UTC))) is Outcome.LANDED
+    one.use_whole_log(past_hour(1))
     results = one.batch()
     assert [r.decision for r in results] == ["accepted"]
     # Two records were aborted; each of the three transactions ends with a control record.

@@ -2,11 +2,12 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from pyspark.sql import SparkSession
 from waiting import wait_for
 
 from anabranch import config
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply
+from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.session import LazySpark
 from anabranch.spark.settings import session_settings
@@ -147,20 +150,63 @@ class World:
         """Send (partition, Kafka timestamp, value) in order; return the acknowledged records."""
         producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
         try:
-            futures = [
-                (
-                    p,
-                    v,
-                    producer.send(self.name, v, key, [*headers], p, int(at.timestamp() * 1000)),
-                )
-                for p, at, v in values
-            ]
-            producer.flush()
-            records = [Record(p, f.get(timeout=30).offset, v) for p, v, f in futures]
+            records = self._send(producer, values, key, headers)
         finally:
             producer.close()
         self.sent += records
         return records
+
+    def _send(
+        self,
+        producer: Any,
+        values: Sequence[tuple[int, datetime, bytes | None]],
+        key: bytes = b"k",
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> list[Record]:
+        futures = [
+            (p, v, producer.send(self.name, v, key, [*headers], p, int(at.timestamp() * 1000)))
+            for p, at, v in values
+        ]
+        producer.flush()
+        return [Record(p, f.get(timeout=30).offset, v) for p, v, f in futures]
+
+    def send_transactions(
+        self, *transactions: tuple[bool, Sequence[tuple[int, datetime, bytes | None]]]
+    ) -> None:
+        """Send each list as a transaction of its own: committed, or aborted."""
+        producer = new_producer(self.job.environment.kafka, transactional_id=f"{self.name}-tx")
+        try:
+            producer.init_transactions()
+            for committed, values in transactions:
+                producer.begin_transaction()
+                records = self._send(producer, values)
+                if committed:
+                    producer.commit_transaction()
+                    self.sent += records
+                else:
+                    producer.abort_transaction()
+        finally:
+            producer.close()
+
+    def use_whole_log(
+        self, hour: str, earlier: Mapping[str, dict[int, int]] = MappingProxyType({})
+    ) -> dict[int, int]:
+        """Let the whole log be this hour, after earlier ones by their ends, as it is when the
+        records are as old as their control records: these are stamped when they are written, so by
+        timestamps alone a past hour would end before them."""
+        state, topic = self.state, self.kafka.describe(self.name)
+        assert topic is not None
+        ends = self.kafka.stable_ends(topic)
+        boundaries = {**earlier, hour: ends}
+        first = min(boundaries)
+        timeline = replace(state.timeline, first=first, open=first, boundaries=boundaries)
+        used = to_commit(
+            state,
+            Publish(new_id(), (Change("speed"),), timeline, state.position),
+            datetime.now(UTC),
+        )
+        assert self.lake.commit(state.table, used) is Outcome.LANDED
+        return ends
 
     def send_now(self, count: int, prefix: str, partitions: int = 2) -> None:
         """Send `count` good records with the current time, over the partitions."""

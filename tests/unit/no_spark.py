@@ -1,4 +1,4 @@
-"""The session of a job that must not start Spark, and what stands in its place."""
+"""The session of a job that must not start Spark, and what replaces it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ NO_SPARK = LazySpark(_refuse)
 
 
 class Hours:
-    """Stands where Spark reads and stages hours: of each its first record. A build changes the
+    """Replaces what reads and stages hours by Spark: of each its first record. A build changes the
     hour's events; `again`: the hours that were rebuilt for those of another one."""
 
     def __init__(self, lake: StreamLake) -> None:

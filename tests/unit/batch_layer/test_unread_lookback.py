@@ -31,7 +31,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class WholeHours(Hours):
-    """Of all records, which change no event; `meanwhile` happens while an hour is built."""
+    """Builds hours of all records, which change no event; `meanwhile` happens in each build."""
 
     def __init__(self, lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) -> None:
         super().__init__(lake)
