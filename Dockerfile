@@ -9,8 +9,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # The dependencies alone: they change less often than the code. Nothing at run time needs the packages' own tests, C
-# headers and examples, Arrow Flight, the libraries of other operating systems, and Spark's MLlib and RocksDB (stores of
-# stateful queries, and of Spark's external shuffle service).
+# headers and examples, Arrow Flight, the libraries of other operating systems, and Spark's Connect server, MLlib and
+# RocksDB (stores of stateful queries, and of Spark's external shuffle service).
 FROM base AS dependencies
 RUN pip install --no-cache-dir uv==0.13.8
 WORKDIR /opt/anabranch
@@ -24,7 +24,7 @@ WORKDIR /opt/anabranch/.venv/lib/python3.11/site-packages
 RUN rm -r pyspark/examples pyspark/data pyarrow/include pyarrow/tests pandas/tests \
         pyarrow/*flight* pyspark/jars/netty-*-osx-*.jar pyspark/jars/netty-*-windows-*.jar \
         pyspark/jars/rocksdbjni-*.jar pyspark/jars/spark-mllib_*.jar pyspark/jars/breeze*.jar \
-        pyspark/jars/spire*.jar pyspark/jars/cats-kernel*.jar \
+        pyspark/jars/spire*.jar pyspark/jars/cats-kernel*.jar pyspark/jars/spark-connect_*.jar \
     && find numpy scipy -type d -name tests -prune -exec rm -r {} +
 
 # The jars that the jobs need, without those of the development services. The stage depends on the two files and on the
