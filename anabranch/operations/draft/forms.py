@@ -388,19 +388,17 @@ def _add_metadata(
     headers = [dict(_pairs(of)) for of in headers_of(records.column("headers")).to_pylist()]
     counts = Counter(name for of in headers for name in of)
     shared = sorted(name for name, n in counts.items() if n == len(headers))
-    found, keys = list[object](), list[list[str]]()
+    found = list[object]()
     if {"ce_id", "ce_source"} <= set(shared):
-        for header in (name for name in shared if name.startswith("ce_")):
-            texts = [value.decode(errors="replace") for of in headers for value in [of[header]]]
-            time = guess(texts) if header == "ce_time" else None
-            name = columns.add(STRING, header)
-            if time is not None and time.type == "timestamp" and time.notation == Notation():
+        names = {of: columns.add(STRING, of) for of in shared if of.startswith("ce_")}
+        for header, name in names.items():
+            texts = [of[header].decode(errors="replace") for of in headers]
+            if header == "ce_time" and _is_time(guess(texts)):
                 found.append({name: {"sql": _HEADER_TIME, "type": "TIMESTAMP"}})
                 sketch.time = name
             else:
                 found.append({name: {"header": header}})
-            keys += [[name]] if header in ("ce_source", "ce_id") else []
-        sketch.keys.insert(0, [name for [name] in reversed(keys)])
+        sketch.keys.insert(0, [names["ce_source"], names["ce_id"]])
     sent = records.column("key").to_pylist()
     given = [key for key in sent if key]
     if given and not _has_keys(sent, map(value_of, records.column("value").to_pylist())):
@@ -417,6 +415,10 @@ def _add_metadata(
         sketch.comments.append(
             f"Headers are in no column; `select` reads them: {', '.join(others[:10])}"
         )
+
+
+def _is_time(of: Guess | None) -> bool:
+    return of is not None and (of.type, of.notation) == ("timestamp", Notation())
 
 
 def _pairs(headers: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
