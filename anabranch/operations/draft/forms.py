@@ -178,6 +178,7 @@ _JSON = msgspec.json.Decoder(float_hook=Decimal)
 _DELIMITERS = (",", ";", "\t", "|")
 _OPERATIONS = frozenset("crudtm")
 _DOCUMENTS = {list: "lists of JSON", str: "JSON in a text of JSON", dict: "several objects of JSON"}
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _COMPRESSED = {b"\x1f\x8b": "compressed by gzip", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 # Fields of a change's source that place it, in the order of databases' logs.
 _POSITIONS = (*("lsn", "file", "pos", "row", "ord", "scn", "change_lsn", "event_serial_no"),)
@@ -212,6 +213,8 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
         )
         return found
     comment = "no text: perhaps a format with a schema (avro, protobuf)"
+    if not any(map(_CONTROL.search, given)):
+        comment = "text that is not UTF-8, which no format reads: let the producer send UTF-8"
     for start, name in _COMPRESSED.items():
         if all(value.startswith(start) for value in given):
             comment = f"{name}, which no format reads: let Kafka compress (compression.type)"

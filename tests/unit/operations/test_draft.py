@@ -115,10 +115,11 @@ def test_states_by_key_are_no_duplicates_and_keep_their_key() -> None:
         assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[key])[0].file
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "cp1252"])
 def test_text_that_is_not_utf8_is_named(encoding: str) -> None:
-    draft, _ = drafted(['{"id": 1}'.encode(encoding), '{"id": 22}'.encode(encoding)])
-    assert "# text in UTF-16, which no format reads" in draft.file
+    draft, _ = drafted([f'{{"id": "ü{i}"}}'.encode(encoding) for i in range(2)])
+    name = "in UTF-16" if "16" in encoding else "that is not UTF-8"
+    assert f"# text {name}, which no format reads" in draft.file
 
 
 def test_the_topic_of_the_tutorial() -> None:
