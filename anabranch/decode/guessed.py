@@ -35,6 +35,8 @@ _SPAN_WORDS = re.compile(
     r"cpu|byte|load|total|idle|busy|read|write|query|over|round_?trip|trip)_?times?(?:$|_)"
 )
 _ID_WORDS = re.compile(r"(?:^|_)(?:id|uuid|guid|key|number|no|nr|seq|sequence|version)$")
+_FREE = re.compile(r"(?i:labels|annotations|tags|attributes|dimensions|headers)$")
+_PAIR = frozenset(("key", "name", "value"))
 _CLOCK = re.compile(
     r"(?<![0-9])(?P<hour>[0-9]{1,2}):[0-9]{2}(?P<second>:[0-9]{2})?(?P<fraction>[.,][0-9]{1,9})?"
     r"(?P<noon> ?[AaPp][Mm])?"
@@ -321,6 +323,10 @@ def _of_objects(
     is_struct = 0 < len(names) <= _MOST_FIELDS and _are_names(names)
     # Names that few objects share are values themselves.
     is_varied = len(names) > 3 and 4 * counts.total() < len(names) * len(given)
+    # Names of which the next object may have others.
+    is_free = _FREE.search(name) is not None and not {*map(str.lower, names)} <= _PAIR
+    if names and is_free and _are_texts(given):
+        return Guess("map<string,string>")
     if names and (not is_struct or is_varied):
         items = [item for value in given for item in value.values()]
         item = _guess(items[:_MOST_ITEMS], name, span, plain, depth + 1) or STRING
@@ -341,6 +347,10 @@ def _of_objects(
         # A column has one notation, at all levels.
         parts, notation = guessed(True), Notation()
     return Guess(f"struct<{','.join(f'{key}:{of.type}' for key, of in parts.items())}>", notation)
+
+
+def _are_texts(given: Sequence[Mapping[str, object]]) -> bool:
+    return all(isinstance(item, str | None) for value in given for item in value.values())
 
 
 def _are_names(names: Collection[str]) -> bool:
