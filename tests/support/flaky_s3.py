@@ -10,10 +10,12 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Literal
+
+from servers import QuietHandler, in_threads
 
 from anabranch.dev.services.processes import HOST
 
@@ -86,7 +88,7 @@ class FlakyS3:
         return sum(n for fault, n in self.counts.items() if fault != "answered")
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     # Otherwise head and body of a response are two segments, and the second waits 40 ms for the ACK
     # of the first.
@@ -174,9 +176,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: there are the counters."""
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -199,23 +198,8 @@ def running_flaky_s3(
             front.ended.set()
 
 
-@contextmanager
-def serving(handler: type[Handler], tls: ssl.SSLContext | None = None) -> Iterator[int]:
+def serving(
+    handler: type[Handler], tls: ssl.SSLContext | None = None
+) -> AbstractContextManager[int]:
     """Run a proxy on a free port within a `with`; provide the port."""
-    server = _Server((HOST, 0), handler)
-    if tls is not None:
-        # The thread of each connection does its handshake.
-        server.socket = tls.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
-    )
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        with suppress(OSError):
-            server.server_close()
-        thread.join(timeout=10)
+    return in_threads(_Server((HOST, 0), handler), tls)

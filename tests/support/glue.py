@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
+from servers import in_threads
 from werkzeug.serving import make_server
 
 from anabranch.dev.services.processes import HOST
@@ -127,12 +128,5 @@ def running_glue() -> Iterator[Glue]:
     get_backend("glue").reset()
     glue = Glue(DomainDispatcherApplication(create_backend_app))
     server = make_server(HOST, 0, glue, threaded=True, request_handler=Quiet)
-    glue.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="glue")
-    thread.start()
-    try:
+    with in_threads(server) as glue.port:
         yield glue
-    finally:
-        server.shutdown()
-        thread.join(30)
-        server.server_close()

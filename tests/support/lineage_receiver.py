@@ -5,12 +5,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
+from servers import QuietHandler, in_threads
 
 import anabranch.lineage
 from anabranch.dev.services.processes import HOST
@@ -129,27 +130,18 @@ def running_receiver(is_strict: bool = True) -> Iterator[LineageReceiver]:
     """Run a receiver within a `with`."""
     receiver = LineageReceiver(is_strict)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.body()
             try:
                 self.send_response(receiver.take(self.path, dict(self.headers.items()), body))
                 self.end_headers()
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the client has closed the connection
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((HOST, 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    receiver.url = f"http://{HOST}:{server.server_port}"
-    try:
-        yield receiver
-    finally:
-        receiver.recover()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with in_threads(ThreadingHTTPServer((HOST, 0), Handler)) as port:
+        receiver.url = f"http://{HOST}:{port}"
+        try:
+            yield receiver
+        finally:
+            receiver.recover()

@@ -20,6 +20,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
+from servers import in_threads
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from anabranch.dev.services.processes import HOST
@@ -136,13 +137,8 @@ def running_rest(folder: Path) -> Iterator[Rest]:
     uri, warehouse = f"sqlite:///{folder}/rest.db", f"file://{folder}/warehouse"
     rest = Rest(SqlCatalog("rest", uri=uri, warehouse=warehouse))
     server = make_server(HOST, 0, rest, threaded=True, request_handler=_Quiet)
-    rest.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="rest")
-    thread.start()
     try:
-        yield rest
+        with in_threads(server) as rest.port:
+            yield rest
     finally:
-        server.shutdown()
-        thread.join(30)
-        server.server_close()
         rest.tables.engine.dispose()

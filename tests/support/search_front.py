@@ -6,16 +6,16 @@ other items. It forwards the third, and loses the response. It forwards later on
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import requests
 import trustme
+from servers import QuietHandler, in_threads
 
 from anabranch.dev.services.processes import HOST
 
@@ -37,12 +37,12 @@ class SearchFront:
     did: list[str] = field(default_factory=list)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     front: SearchFront
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.headers.get("Authorization") != f"ApiKey {self.front.key}":
             return self._answer(401, {"error": {"type": "security_exception"}, "status": 401})
         if not self.path.endswith("/_bulk"):
@@ -85,17 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         return answer.status_code, answer.json()
 
     def _answer(self, status: int, answer: Any) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response_only(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(status, json.dumps(answer).encode(), Content_Type="application/json")
 
     do_GET = do_POST = _serve
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: there is `did`."""
 
 
 @contextmanager
@@ -104,18 +96,9 @@ def running_search_front(upstream: str, key: str, folder: Path) -> Iterator[Sear
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     front = SearchFront(upstream, key, str(folder / "ca.pem"))
-    server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Handler,), {"front": front}))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(HOST).configure_cert(context)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    front.url = f"https://{HOST}:{server.server_address[1]}"
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
-    )
-    thread.start()
-    try:
+    handler = type("Handler", (_Handler,), {"front": front})
+    with in_threads(ThreadingHTTPServer((HOST, 0), handler), context) as port:
+        front.url = f"https://{HOST}:{port}"
         yield front
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=10)

@@ -1,11 +1,15 @@
-"""Servers as child processes of a test."""
+"""Servers as child processes of a test, and in threads of its own."""
 
 import os
+import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import TCPServer
 
 
 @contextmanager
@@ -49,3 +53,40 @@ def _answers(answers: Callable[[], bool]) -> bool:
         return answers()
     except OSError:
         return False
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """Answers with all of a body, and logs nothing."""
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the tests see what was asked."""
+
+
+@contextmanager
+def in_threads(server: TCPServer, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Run a server in threads of this process within a `with`; provide its port."""
+    if tls is not None:
+        # The thread of each connection does its handshake.
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        with suppress(OSError):
+            server.server_close()
+        thread.join(30)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -18,6 +18,7 @@ import jwt
 import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
+from servers import QuietHandler, in_threads
 
 from anabranch.dev.services.processes import HOST
 
@@ -90,31 +91,20 @@ def running_token_server(folder: Path, seconds: float) -> Iterator[TokenServer]:
     folder.mkdir(parents=True, exist_ok=True)
     server = TokenServer(folder, seconds)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length", 0))).decode())
+            form = parse_qs(self.body().decode())
             status, body = server.answer(self.headers.get("Authorization", ""), form)
             if status == 200:
                 server.issued.append(self.headers.get("User-Agent", ""))
-            raw = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(status, json.dumps(body).encode(), Content_Type="application/json")
 
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(server.ca))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert(HOST).configure_cert(context)
-    listening = ThreadingHTTPServer((HOST, 0), Handler)
-    listening.socket = context.wrap_socket(listening.socket, server_side=True)
-    server.port = listening.server_address[1]
     ended = threading.Event()
 
     def renew() -> None:
@@ -123,17 +113,11 @@ def running_token_server(folder: Path, seconds: float) -> Iterator[TokenServer]:
             if ended.wait(seconds / 2):
                 return
 
-    threads = [
-        threading.Thread(target=listening.serve_forever, args=(0.05,)),
-        threading.Thread(target=renew),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield server
-    finally:
-        ended.set()
-        listening.shutdown()
-        for thread in threads:
-            thread.join(30)
-        listening.server_close()
+    renewing = threading.Thread(target=renew)
+    with in_threads(ThreadingHTTPServer((HOST, 0), Handler), context) as server.port:
+        renewing.start()
+        try:
+            yield server
+        finally:
+            ended.set()
+            renewing.join(30)

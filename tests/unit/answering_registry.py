@@ -2,11 +2,12 @@
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+
+from servers import QuietHandler, in_threads
 
 from anabranch import config
 from anabranch.dev.services.processes import HOST
@@ -32,27 +33,13 @@ class Answering:
 def answering_registry(tls: ssl.SSLContext | None = None) -> Iterator[Answering]:
     answering = Answering()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             answering.paths.append(self.path)
             answering.authorization = self.headers.get("Authorization")
             status, body = answering.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body.encode())))
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.answer(status, body.encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer((HOST, 0), Handler) as http:
-        if tls is not None:
-            http.socket = tls.wrap_socket(http.socket, server_side=True)
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        answering.url = f"http{'s' * (tls is not None)}://{HOST}:{http.server_address[1]}/api"
-        try:
-            yield answering
-        finally:
-            http.shutdown()
-            thread.join()
+    with in_threads(ThreadingHTTPServer((HOST, 0), Handler), tls) as port:
+        answering.url = f"http{'s' * (tls is not None)}://{HOST}:{port}/api"
+        yield answering

@@ -3,14 +3,14 @@ only: neither `.netrc` nor a redirect changes that."""
 
 import base64
 import datetime as dt
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+from servers import QuietHandler, in_threads
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
@@ -62,29 +62,16 @@ def server(status: int, location: str = "") -> Iterator[tuple[str, list[str | No
     """Yield the URL of a server that gives one answer, and the credentials that it receives."""
     seen: list[str | None] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body()
             seen.append(self.headers.get("Authorization"))
-            self.send_response(status)
-            if location:
-                self.send_header("Location", location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(status, **({"Location": location} if location else {}))
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer((HOST, 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://localhost:{http.server_address[1]}", seen
-        finally:
-            http.shutdown()
-            thread.join()
+    with in_threads(ThreadingHTTPServer((HOST, 0), Handler)) as port:
+        yield f"http://localhost:{port}", seen
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,8 @@
 """When a process opens another client of S3: for other settings, and for keys that were renewed."""
 
 import os
-import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 from pyarrow.fs import S3FileSystem
+from servers import QuietHandler, in_threads
 
 from anabranch.common.counters import S3_BYTES, Tally, counting
 from anabranch.common.errors import AnabranchError
@@ -75,17 +75,13 @@ def test_both_clients_use_the_environments_proxy(
 ) -> None:
     asked = []
 
-    class Proxy(BaseHTTPRequestHandler):
+    class Proxy(QuietHandler):
         def do_HEAD(self) -> None:
             asked.append(self.path)
             self.send_error(404)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.server_port}")
+    with in_threads(ThreadingHTTPServer(("127.0.0.1", 0), Proxy)) as port:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("NO_PROXY", without)
         endpoint, keys = "http://s3.test:9000", {"access_key": "a", "secret_key": "b"}
         named = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.connect-timeout": "1"}
@@ -94,7 +90,6 @@ def test_both_clients_use_the_environments_proxy(
         io = LakeFileIO(PROPERTIES | {"s3.endpoint": endpoint} | named)
         with suppress(OSError):
             _file_system(io).get_file_info("pyarrow/x")
-        server.shutdown()
     names = {path.removeprefix(f"{endpoint}/").partition("/")[0] for path in asked}
     assert sorted(names) == expected
 

@@ -3,10 +3,10 @@
 import random
 import socket
 import socketserver
-import threading
 from collections.abc import Iterator
 
 import pytest
+from servers import in_threads
 from soak.cutting_proxy import CuttingProxy
 
 from anabranch.dev.services.processes import HOST, free_port
@@ -36,15 +36,10 @@ class Service(socketserver.BaseRequestHandler):
 @pytest.fixture
 def service() -> Iterator[socketserver.ThreadingTCPServer]:
     handler = type("Handler", (Service,), {"got": []})
-    with socketserver.ThreadingTCPServer((HOST, 0), handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
-        )
-        thread.start()
+    server = socketserver.ThreadingTCPServer((HOST, 0), handler)
+    server.daemon_threads = True
+    with in_threads(server):
         yield server
-        server.shutdown()
-        thread.join(10)
 
 
 @pytest.fixture
