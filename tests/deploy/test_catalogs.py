@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from commands import call
+from commands import call, shown
 from world import World, add_catalog, event, past_hour, spread
 
 from anabranch.common.errors import MetadataGone
@@ -160,15 +160,13 @@ def run_story(one: World) -> Report:
     assert one.contents() == sorted(good)
     name = one.job.stream.table
     sql = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
-    answer = [r["event_id"] for r in json.loads(call(one, "query", sql, "--output", "json"))]
+    answer = [r["event_id"] for r in shown(one, "query", sql)]
     by_spark = one.spark.sql(
         sql.replace(name, f"{one.job.environment.catalog.name}.{name}")
     ).collect()
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
-    audit = json.loads(
-        call(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json")
-    )
+    audit = shown(one, "audit", one.name, "--hours", f"{first}..{second}")
     # Step 7
     _lose_and_register(one)
     assert one.contents() == sorted(good)

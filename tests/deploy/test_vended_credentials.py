@@ -5,7 +5,6 @@ Uses a real Kafka, Spark, S3 and the server of Iceberg's REST compatibility kit,
 that vends, requires and expires keys (`tests/support/vending.py`).
 """
 
-import json
 import pickle
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import call, paused_at, run, started
+from commands import call, paused_at, run, shown, started
 from rest_catalog import running_rest_catalog
 from s3_proxy import running_s3_proxy
 from vending import Vending, running_vending
@@ -81,7 +80,7 @@ def test_a_whole_life_on_vended_keys(one: World, vending: Vending, tmp_path: Pat
     # Step 1: the doctor before and after `apply`.
     assert "s3.rights" not in call(one, "doctor", one.name, "--output", "json", expect=None)
     call(one, "apply", one.name)
-    assert json.loads(call(one, "doctor", one.name, "--output", "json"))["ready"]
+    assert shown(one, "doctor", one.name)["ready"]
     # Step 2: the speed layer, killed, and then for longer than its keys live.
     for part, seconds in (("killed", 0.0), ("again", KEYS * 1.3)):
         with started(one, "speed", one.name) as speed:
@@ -120,7 +119,7 @@ def test_a_whole_life_on_vended_keys(one: World, vending: Vending, tmp_path: Pat
     call(one, *erase)
     left = [row for row in one.acknowledged() if row[2] != erased]
     assert one.contents() == left
-    assert json.loads(call(one, "doctor", one.name, "--output", "json"))["ready"]
+    assert shown(one, "doctor", one.name)["ready"]
     # Step 5: the clock alone asks without keys, and no request had expired ones.
     assert without_keys(vending) <= {"Boto3"}
     assert vending.s3.counts["expired"] == 0
@@ -149,7 +148,7 @@ def test_a_table_bucket_lists_nothing(one: World, vending: Vending, tmp_path: Pa
     vending.table_buckets = True
     one.topic()
     assert "not examined whether the catalog has lost table" in call(one, "apply", one.name)
-    report = json.loads(call(one, "doctor", one.name, "--output", "json"))
+    report = shown(one, "doctor", one.name)
     [finding] = [f for f in report["findings"] if f["check"] == "s3.rights"]
     assert report["ready"] and finding["severity"] == "warning"
     one.send_now(10, "a")

@@ -1,20 +1,16 @@
 """The audit of tables that Spark writes by itself, of a topic with an aborted transaction: it finds
 exactly the records that were taken out and doubled."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from commands import call
+from commands import call, shown
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from world import World, add_catalog, past_hour, spread
-
-from anabranch.cli import main
 
 Make = Callable[..., World]
 TAKEN, DOUBLED, ABORTED = ((0, 35), (0, 36), (1, 40)), ((0, 50), (1, 41)), 3
@@ -60,10 +56,7 @@ def write(rows: DataFrame, kind: str, target: str, checkpoint: Path) -> None:
 
 
 def audited(one: World, table: str, expect: int, *options: str) -> Any:
-    arguments = ["audit", "--table", table, "--topic", one.name, "--output", "json", *options]
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, done.output
-    return json.loads(done.stdout)
+    return shown(one, "audit", "--table", table, "--topic", one.name, *options, expect=expect)
 
 
 def test_an_audit_finds_losses_and_doubles(one: World, spark: SparkSession, tmp_path: Path) -> None:

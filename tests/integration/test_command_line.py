@@ -5,17 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
-from commands import call
+from commands import call, shown
 from expectations import entry
 from pages import browser, new_page
 from world import World, past_hour, spread
-
-from anabranch.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,10 +23,6 @@ def _run(one: World, *arguments: str, expect: int = 0) -> subprocess.CompletedPr
     return done
 
 
-def _json(one: World, *arguments: str) -> Any:
-    return json.loads(call(one, *arguments, "--output", "json"))
-
-
 def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     """Run each layer once as a process. The batch process refuses the first hour and accepts the
     second."""
@@ -38,23 +30,23 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.topic()
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
-    assert _json(one, "apply", one.name) == [
+    assert shown(one, "apply", one.name) == [
         {"stream": one.name, "changes": [], "check": None, "error": None}
     ]
-    status = _json(one, "status", one.name)
+    status = shown(one, "status", one.name)
     assert status["lag"]["offsets"] == 36
     assert status["waiting_since"].startswith(small)
 
     _run(one, "speed", one.name, "--available-now")
-    status = _json(one, "status", one.name)
+    status = shown(one, "status", one.name)
     assert status["lag"]["offsets"] == 0
     assert status["waiting_since"] is None
     assert status["position"] == {"0": 18, "1": 18}
     assert one.contents() == one.acknowledged()
 
     one.expect(entry("expect_table_row_count_to_be_between", min_value=10))
-    assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
-    [first, sealed, running] = _json(one, "hours", one.name)
+    assert shown(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
+    [first, sealed, running] = shown(one, "hours", one.name)
     assert (
         (first["state"], first["served"])
         == (sealed["state"], sealed["served"])
@@ -66,7 +58,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     built = [(h["hour"], h["state"], h["good"]) for h in json.loads(done.stdout)["hours"]]
     assert built == [(small, "refused", 6), (hour, "accepted", 30)]
 
-    [refused, accepted, _] = _json(one, "hours", one.name)
+    [refused, accepted, _] = shown(one, "hours", one.name)
     assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
         "refused",
         "speed",
@@ -101,7 +93,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         in measured
     )
     assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
-    merged = _json(one, "merge", one.name)
+    merged = shown(one, "merge", one.name)
     assert merged == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
     answer = call(
         one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json"
@@ -110,7 +102,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
 
     # An operator accepts the hour and gives the reason.
     one.batch(small, accept=True, why="few players that night")
-    [refused, *_] = _json(one, "hours", one.name)
+    [refused, *_] = shown(one, "hours", one.name)
     assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
         "accepted",
         "batch",
@@ -139,14 +131,8 @@ def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> 
     assert f"z_second: created table {one.name}.second" in printed
     assert "elsewhere" not in printed
 
-    done = CliRunner().invoke(
-        main, ["apply", "z_second", "a_broken", "--output", "json", "--conf", str(one.folder)]
-    )
-    [fine, broken] = json.loads(done.stdout)
-    assert (done.exit_code, fine) == (
-        2,
-        {"stream": "z_second", "changes": [], "check": None, "error": None},
-    )
+    fine, broken = shown(one, "apply", "z_second", "a_broken", expect=2)
+    assert fine == {"stream": "z_second", "changes": [], "check": None, "error": None}
     assert (broken["stream"], broken["changes"]) == (
         "a_broken",
         [],
@@ -165,7 +151,7 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
         one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why",
         "the game has more levels now",
     )  # fmt: skip
-    [hour, _] = _json(one, "hours", one.name)
+    [hour, _] = shown(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == (
         "accepted",
         "batch",

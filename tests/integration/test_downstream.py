@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import call, shown
 from page_consumer import code_of_page, consumed, consumer
 from pyiceberg.table.snapshots import Snapshot
 from running import speed_running
 from waiting import wait_for
 from world import Record, World, event, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.protocol import acts
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
@@ -87,21 +86,14 @@ def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None
     )
 
     # The same from the command line, and without Spark or the consumer's tokens.
-    printed = CliRunner().invoke(
-        main, ["changes", one.name, "--output", "json", "--conf", str(one.folder)]
-    )
-    lines = [json.loads(line) for line in printed.stdout.splitlines()]
+    printed = call(one, "changes", one.name, "--output", "json")
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert [(c["hour"], c["revision"], c["served"], c["rows"]) for c in lines] == [
         (older, 3, "batch", 20), (newer, 1, "batch", 20)
     ]  # fmt: skip
     assert not list(changes(one.name, lines[-1]["token"], conf=str(one.folder)))
-    asked = [
-        "complete", one.name, "--event-time", older[:10], "--output", "json", "--conf",
-        str(one.folder),
-    ]  # fmt: skip
-    done = CliRunner().invoke(main, asked)
-    assert done.exit_code == 1, "records of the next thirty days may contain an event of today"
-    assert json.loads(done.stdout)["accepted"] == 2
+    # Records of the next thirty days may contain an event of today.
+    assert shown(one, "complete", one.name, "--event-time", older[:10], expect=1)["accepted"] == 2
 
 
 def stated(snapshot: Snapshot) -> datetime | None:

@@ -1,13 +1,12 @@
 """Fields that the schema does not know: counted with the hour, and taken up as `anabranch check
 --drift` says."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
-from commands import call
+from commands import call, shown
 from run_books import printed, words
 from world import World, event, past_hour
 
@@ -56,7 +55,7 @@ def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) ->
     said = call(one, *words(printed("anabranch check STREAM --drift", STREAM=one.name)))
     [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
     assert r"size\n" in said and "letters, digits and underscores" in said
-    reported = json.loads(call(one, "check", one.name, "--drift", "--output", "json"))
+    reported = shown(one, "check", one.name, "--drift")
     assert [f["name"] for f in reported["fields"] if f["obstacle"]] == ["size\n"]
     one.configure(**yaml.safe_load(schema))
     one.reopen()
@@ -68,18 +67,13 @@ def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) ->
     )
     one.apply()
     # A field that is now in the schema is still missing from the hour, until it is restated.
-    assert json.loads(call(one, "check", one.name, "--drift", "--output", "json"))["restate"] == [
-        hour
-    ]
+    assert shown(one, "check", one.name, "--drift")["restate"] == [hour]
     [restated] = one.batch(hour, restate=True)
     assert (restated.decision, restated.revision) == ("accepted", 2)
     assert {r["event_id"]: r["colour"] for r in one.rows()} == {
         "plain": None, "null": None, "red": "red", "both": "blue",
     }  # fmt: skip
-    assert [
-        f["name"]
-        for f in json.loads(call(one, "check", one.name, "--drift", "--output", "json"))["fields"]
-    ] == ["size\n"]
+    assert [f["name"] for f in shown(one, "check", one.name, "--drift")["fields"]] == ["size\n"]
 
 
 @pytest.mark.full

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from world import World, past_hour, spread
 
 import anabranch
-from anabranch.cli import main
 from anabranch.common.errors import Refused
 from anabranch.iceberg.s3 import open_store
 from anabranch.operations.audit import audit
@@ -19,12 +18,6 @@ from anabranch.protocol import ledger
 from serving_layer.changes import Token, poll
 
 VIEWS = {"per_player": {"window": "1 hour", "group": ["player"], "aggregates": {"events": "count"}}}
-
-
-def run(one: World, *arguments: str) -> str:
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == 0, f"{arguments}: {done.output}\n{done.exception!r}"
-    return str(done.stdout)
 
 
 def in_view(one: World) -> Counter[str | None]:
@@ -68,12 +61,12 @@ def test_hours_expire_and_all_reports_stay_true(world: Callable[..., World]) -> 
     consumed = Token.decode(list(poll(one.job, Token(one.name)))[-1].token)
 
     # A target that has yet to get an hour keeps it.
-    assert "kept beyond their time" in run(one, "maintain", one.name)
+    assert "kept beyond their time" in call(one, "maintain", one.name)
     assert one.contents() == rows
-    run(one, "egress", one.name)
+    call(one, "egress", one.name)
     delivered = exported(one)
-    assert older in run(one, "maintain", one.name, "--dry-run") and one.contents() == rows
-    run(one, "maintain", one.name)
+    assert older in call(one, "maintain", one.name, "--dry-run") and one.contents() == rows
+    call(one, "maintain", one.name)
 
     # The hazard: rows and dead letters of the old hours are on no branch, those of the others are
     # exact.
@@ -104,7 +97,7 @@ def test_hours_expire_and_all_reports_stay_true(world: Callable[..., World]) -> 
     assert in_view(one) == in_main(one)
     assert list(poll(one.job, consumed)) == []
     assert old not in {change.hour for change in poll(one.job, Token(one.name))}
-    run(one, "egress", one.name)
+    call(one, "egress", one.name)
     assert exported(one) == delivered
 
     # Both layers go on; an expired hour comes back by neither, though Kafka still has its records.

@@ -1,20 +1,17 @@
 """A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted
 topic."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import yaml
-from click.testing import CliRunner
-from commands import call
+from commands import call, shown
 from pyspark.sql import SparkSession
 from running import running_beside
 from waiting import wait_for
 from world import SCHEMA, World, event
 
-from anabranch.cli import main
 from anabranch.config import Kafka
 from anabranch.job import StreamFolder
 from anabranch.kafka.client import create_topic, new_producer
@@ -23,13 +20,9 @@ from speed_layer.group import GroupJob
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
     """Return topic, table and state of family `fam` by stream, as `anabranch status --list` lists them."""
-    done = CliRunner().invoke(
-        main, ["status", "--list", "--output", "json", "--conf", str(one.folder)]
-    )
-    assert done.exit_code == 0, done.output
     return {
         s["stream"]: (s["topic"], s["table"], s["state"])
-        for s in json.loads(done.stdout)
+        for s in shown(one, "status", "--list")
         if s["family"] == "fam"
     }
 
@@ -61,7 +54,7 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
     assert third.startswith(f"family fam: topic {events}: ")
     assert f"fam_orders: created table {table}.orders" in done
     assert f"fam_user_events: created table {table}.user_events" in done
-    assert json.loads(call(one, "status", "fam_orders", "--output", "json"))["topic"] == orders
+    assert shown(one, "status", "fam_orders")["topic"] == orders
 
     admin = one.admin()
     admin.delete_topics([events])

@@ -2,12 +2,11 @@
 another."""
 
 import getpass
-import json
 import socket
 from collections.abc import Callable
 
 import pytest
-from commands import call, run
+from commands import call, run, shown
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from world import World, hours_of_now, past_hour, spread
@@ -50,7 +49,7 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     ]
     assert revisions(one) == {OLDEST: 2, MIDDLE: 2, NEWEST: 1}
     assert one.contents() == before == one.acknowledged()
-    [act] = json.loads(call(one, "history", one.name, "--acts", "--output", "json"))
+    [act] = shown(one, "history", one.name, "--acts")
     assert (act["act"], act["why"], act["decisions"]) == (
         "restate",
         "a wider schema",

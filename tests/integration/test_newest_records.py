@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from commands import call
+from commands import call, shown
 from world import World
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ def test_a_wrong_file_is_found_before_it_has_a_table(world: Make) -> None:
     values = [{"event_id": f"e-{i}", "ts": millis + i} for i in range(30)]
     one.send([(i % 2, now, json.dumps(value).encode()) for i, value in enumerate(values)])
 
-    found = json.loads(
-        call(one, "check", one.name, "--records", "20", "--output", "json", expect=1)
-    )
+    found = shown(one, "check", one.name, "--records", "20", expect=1)
     assert (found["records"], found["good"], found["dead"]) == (20, 0, 20)
     assert found["reasons"][0]["text"].startswith("ts: expected timestamp, found ")
     assert not one.lake.exists(one.job.stream.table)

@@ -1,12 +1,11 @@
 """The operations on a stream that lives: adopt, override, restore, maintain; each compared record
 by record."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from commands import call
+from commands import call, shown
 from world import World, event, past_hour, spread
 
 from anabranch.common.errors import PositionError
@@ -75,7 +74,7 @@ def test_a_recreated_topic_is_adopted_and_both_are_there_once(two_hours: World) 
 
     asked = call(one, "adopt", one.name, expect=1)
     assert "with 9 records, the oldest of" in asked and "nothing was changed" in asked
-    adopted = json.loads(call(one, "adopt", one.name, "--from", "earliest", "--output", "json"))
+    adopted = shown(one, "adopt", one.name, "--from", "earliest")
 
     assert (adopted["adopted"], adopted["sealed"], adopted["lost"]) == (True, [past_hour(0)], {})
     assert adopted["position"] == {"0": 0, "1": 0, "2": 0}
@@ -110,10 +109,10 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
     one.reopen()
     with pytest.raises(PositionError, match="name the wrong topic or cluster"):
         one.speed()
-    assert json.loads(call(one, "adopt", one.name, "--output", "json"))["adopted"]
+    assert shown(one, "adopt", one.name)["adopted"]
     one.configure(topic=right)
     one.reopen()
-    assert json.loads(call(one, "adopt", one.name, "--output", "json"))["adopted"]
+    assert shown(one, "adopt", one.name)["adopted"]
     now = datetime.now(UTC)
     one.send([(0, now, event("after", now))])
     one.speed()

@@ -1,7 +1,6 @@
 """An hour proves itself: the sent records are known exactly, and every report agrees, Kafka
 included."""
 
-import json
 import shlex
 import time
 from collections.abc import Callable
@@ -9,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from click.testing import CliRunner
+from commands import call, shown
 from starlette.testclient import TestClient
 from world import World, event, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import start_of
@@ -25,19 +23,6 @@ from anabranch.protocol.publish import Publish, new_id, to_commit
 Make = Callable[..., World]
 GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3
 OFFSETS = GOOD + DUPLICATE + MALFORMED + ABORTED + CONTROL
-
-
-def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """A command as a user runs it."""
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, (
-        f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
-    )
-    return str(done.stdout)
-
-
-def shown(one: World, *arguments: str, expect: int = 0) -> Any:
-    return json.loads(run(one, *arguments, "--output", "json", expect=expect))
 
 
 def known(world: Make) -> World:
@@ -82,7 +67,7 @@ def said_by_every_view(one: World, hour: str) -> None:
     assert (facts["state"], facts["served"], facts["counts"]) == ("accepted", "batch", counts)
     assert facts["gaps"] == {"aborted": ABORTED, "control": CONTROL}
     assert facts["layers"]["speed"]["rows"] == GOOD + DUPLICATE
-    text = run(one, "explain", one.name, hour)
+    text = call(one, "explain", one.name, hour)
     assert f"of {OFFSETS} offsets {GOOD} became rows, {MALFORMED} are dead letters" in text
     assert f"{DUPLICATE} were removed as duplicates" in text
     assert f"{ABORTED + CONTROL} are gaps ({ABORTED} aborted, {CONTROL} control)" in text
@@ -105,7 +90,7 @@ def said_by_every_view(one: World, hour: str) -> None:
             "not_given": 0,
         },
     }
-    assert "ledger, files and Kafka agree" in run(one, "audit", one.name)
+    assert "ledger, files and Kafka agree" in call(one, "audit", one.name)
 
     # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17
     # repeat.
@@ -175,11 +160,11 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
     first = next(d for d in shown(one, "history", one.name, "--hour", hour) if d["revision"] == 1)
     command = shlex.split(first["query"])
     assert command[-2:] == ["--as-of", f"{hour}-r1"]
-    was = json.loads(run(one, *command[1:], "--output", "json"))
+    was = shown(one, *command[1:])
     assert sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in was) == [
         r for r in rows if r[1] >= 4
     ]
-    assert first["query"] in run(one, "explain", one.name, hour)
+    assert first["query"] in call(one, "explain", one.name, hour)
     assert shown(one, "audit", one.name)["agrees"]
 
     # A wrong hand takes the hour out of main.
@@ -190,7 +175,7 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
     assert (
         one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
     )
-    output = run(one, "audit", one.name, "--hours", hour, expect=1)
+    output = call(one, "audit", one.name, "--hours", hour, expect=1)
     assert (
         f"hour {hour}: rows of main: expected {GOOD}, as in the ledger, found 0 offsets" in output
     )
@@ -198,7 +183,7 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
         f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)"
         in output
     )
-    run(one, "merge", one.name)
+    call(one, "merge", one.name)
     assert one.contents() == rows
     assert shown(one, "audit", one.name)["agrees"]
 
@@ -214,12 +199,14 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
     assert shown(one, "status", one.name, expect=1)["unexplained"] == {
         hour: {"missing": 1, "changed": 2}
     }
-    assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in run(
+    assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in call(
         one, "status", one.name, expect=1
     )
     # The table itself is as it was.
-    assert run(one, "explain", one.name, hour, "--rows").endswith("all differences are explained\n")
+    assert call(one, "explain", one.name, hour, "--rows").endswith(
+        "all differences are explained\n"
+    )
     assert (
-        len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines())
+        len(call(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines())
         == len(rows) + 1
     )

@@ -1,17 +1,15 @@
 """docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same
 three answers."""
 
-import json
 import shlex
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import shown
 from query_page import queried_world, run_python, sections_of_page
 from world import World
 
-from anabranch.cli import main
 from anabranch.common.output import plain
 
 _IN_PYTHON, _TOPIC = ("Python", "DuckDB", "PyIceberg"), "Rows, then the topic"
@@ -30,7 +28,9 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     answers: dict[str, Any] = run_python(one, python)
     assert answers.pop(_TOPIC) == [[[len(one.rows())]]]
     commands = [shlex.split(line)[2:] for line in sections["Command line"][0].splitlines()]
-    answers["Command line"] = [_run_command(one, command) for command in commands]
+    answers["Command line"] = [
+        [list(row.values()) for row in shown(one, *command)] for command in commands
+    ]
     answers["Spark SQL"] = [_run_spark(one, sql) for sql in sections["Spark SQL"]]
 
     by_hand = answers["Command line"]
@@ -40,12 +40,6 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
         row[0] for row in by_hand[2]
     }
     assert answers == dict.fromkeys(answers, by_hand)
-
-
-def _run_command(one: World, arguments: list[str]) -> list[list[Any]]:
-    done = CliRunner().invoke(main, [*arguments, "--output", "json", "--conf", str(one.folder)])
-    assert done.exit_code == 0, done.output
-    return [list(row.values()) for row in json.loads(done.stdout)]
 
 
 def _run_spark(one: World, sql: str) -> list[list[Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from commands import call
+from commands import call, shown
 from world import World
 
 from anabranch.kafka.client import create_topic
@@ -113,5 +113,5 @@ def test_each_topic_of_a_family_has_its_columns(world: Make, registry: SchemaReg
     ours = {"event_id": "string NOT NULL", "at": "timestamp NOT NULL"}
     assert columns(one, f"{one.name}_raw.a") == ours | {"n": "bigint"}
     assert columns(one, f"{one.name}_raw.b") == ours | {"tags": "array<string>"}
-    [a, b] = json.loads(call(one, "status", "--group", "small", "--output", "json"))
+    [a, b] = shown(one, "status", "--group", "small")
     assert (a["topic"], b["topic"]) == (f"{one.name}-a", f"{one.name}-b")

@@ -1,16 +1,14 @@
 """A view in Spark, DuckDB and Python, beside a GROUP BY over `main` by Spark's own windows."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import shown
 from world import World, event, past_hour
 
 import anabranch
-from anabranch.cli import main
 from anabranch.offsets.hours import start_of
 from serving_layer.views import fill_status
 
@@ -95,11 +93,7 @@ def check(one: World) -> list[dict[str, Any]]:
     rows = keyed(python)
     assert keyed(handle.duckdb().to_arrow_table().to_pylist()) == rows
     assert keyed(handle.spark(one.spark).toArrow().to_pylist()) == rows
-    done = CliRunner().invoke(
-        main, ["query", f"SELECT * FROM {table}_per_minute", "--output", "json", "--conf", conf]
-    )
-    assert done.exit_code == 0, done.output
-    reported = json.loads(done.stdout)
+    reported = shown(one, "query", f"SELECT * FROM {table}_per_minute")
     assert {
         (datetime.fromisoformat(r["window_start"]).astimezone(UTC), r["player"], r["events"])
         for r in reported

@@ -1,5 +1,6 @@
 """Commands of `anabranch` as processes: run to their end, into a fail point, or until killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from world import World
 
 from anabranch.cli import main
@@ -146,11 +148,21 @@ def started(
 def call(one: World, *arguments: str, expect: int | None = 0) -> str:
     """Run a command that needs no Spark in this process, which saves a second of CPU. Return its
     standard output; if `expect` is another code than 0, also standard error. None: any code."""
+    done = _invoked(one, arguments, expect)
+    return str(done.output if expect else done.stdout)
+
+
+def shown(one: World, *arguments: str, expect: int = 0) -> Any:
+    """Run such a command with JSON as its output, and return that."""
+    return json.loads(_invoked(one, (*arguments, "--output", "json"), expect).stdout)
+
+
+def _invoked(one: World, arguments: tuple[str, ...], expect: int | None) -> Result:
     done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
     assert expect in (None, done.exit_code), (
         f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
     )
-    return str(done.output if expect else done.stdout)
+    return done
 
 
 def run(one: World, *arguments: str, expect: int = 0) -> str:
