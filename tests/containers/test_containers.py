@@ -126,7 +126,7 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
     with Flow(project) as flow:
         start(project)
         until(
-            lambda: runs(project, "airflow-scheduler", "batch_layer"),
+            lambda: runs(project, "airflow-scheduler", "anabranch batch"),
             "Airflow to rebuild an hour",
             600,
         )
