@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from anabranch.decode import REFUSED_FIELD
 from anabranch.decode.guessed import guess_type
+from anabranch.decode.inputs import PREFIX_BYTES
 from anabranch.kafka.batches import Missing
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
@@ -254,7 +255,7 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
     """Return a record's JSON object, also after a schema id; None if Python cannot. Pure."""
     try:
         # In the wire format, a zero and a schema id precede it.
-        found = json.loads(value[5:] if value[:1] == b"\0" else value)
+        found = json.loads(value[PREFIX_BYTES:] if value[:1] == b"\0" else value)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -378,10 +378,10 @@ def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
 
 
 def _lag(view: StreamStatus, lag: object) -> object:
+    if view.topic_missing:
+        return "no such topic"
     # The offsets of another topic have nothing to do with the position.
-    if view.topic_missing or view.topic_recreated:
-        return "no such topic" if view.topic_missing else "topic recreated"
-    return lag
+    return "topic recreated" if view.topic_recreated else lag
 
 
 def _status_cells(name: str, view: StreamStatus) -> list[object]:
@@ -396,15 +396,8 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
     )
     dead = percent(share.share) if share is not None else ""
     through = view.complete_through or "none"
-    return [
-        name,
-        _lag(view, view.lag.offsets),
-        waiting,
-        through,
-        *hours,
-        dead,
-        len(view.unexplained),
-    ]
+    lag = _lag(view, view.lag.offsets)
+    return [name, lag, waiting, through, *hours, dead, len(view.unexplained)]
 
 
 def streams_text(views: Sequence[StreamSummary]) -> Text:

@@ -82,7 +82,7 @@ class CsvReader:
             return refuse("malformed_csv", found("one line of CSV", text))
         if len(values) != self._width:
             return refuse("wrong_field_count", found(f"{self._width} fields", str(len(values))))
-        if self._header and [value or "" for value in values] == self._header:
+        if self._header and all((v or "") == n for v, n in zip(values, self._header, strict=True)):
             return refuse("header_line", found("a line of values", "the header"))
         return values
 

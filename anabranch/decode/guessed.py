@@ -35,8 +35,8 @@ _SPAN_WORDS = re.compile(
     r"cpu|byte|load|total|idle|busy|read|write|query|over|round_?trip|trip)_?times?(?:$|_)"
 )
 _ID_WORDS = re.compile(r"(?:^|_)(?:id|uuid|guid|key|number|no|nr|seq|sequence|version)$")
-_FREE = re.compile(r"(?i:labels|annotations|tags|attributes|dimensions|headers)$")
-_PAIR = frozenset(("key", "name", "value"))
+_LABEL_WORDS = re.compile(r"(?i:labels|annotations|tags|attributes|dimensions|headers)$")
+_OF_ONE_LABEL = frozenset(("key", "name", "value"))
 _CLOCK = re.compile(
     r"(?<![0-9])(?P<hour>[0-9]{1,2}):[0-9]{2}(?P<second>:[0-9]{2})?(?P<fraction>[.,][0-9]{1,9})?"
     r"(?P<noon> ?[AaPp][Mm])?"
@@ -187,7 +187,7 @@ def _unit(numbers: Sequence[Decimal], name: str, span: Span) -> str:
     if not unit:
         return ""
     is_near = False
-    # An identity made of the time is none.
+    # A number made from the time, such as an order's, is an identity and no time.
     if span is not None and not _ID_WORDS.search(snake(name)):
         first, last = (Decimal(ms) / 1000 for ms in span)
         seconds = [n / PER_SECOND[unit] for n in numbers]
@@ -323,9 +323,9 @@ def _of_objects(
     is_struct = 0 < len(names) <= _MOST_FIELDS and _are_names(names)
     # Names that few objects share are values themselves.
     is_varied = len(names) > 3 and 4 * counts.total() < len(names) * len(given)
-    # Names of which the next object may have others.
-    is_free = _FREE.search(name) is not None and not {*map(str.lower, names)} <= _PAIR
-    if names and is_free and _are_texts(given):
+    # The next object may have other labels.
+    has_labels = _LABEL_WORDS.search(name) and not {*map(str.lower, names)} <= _OF_ONE_LABEL
+    if names and has_labels and _are_texts(given):
         return Guess("map<string,string>")
     if names and (not is_struct or is_varied):
         items = [item for value in given for item in value.values()]

@@ -322,11 +322,11 @@ def _broken(one: bytes, error: Exception) -> tuple[str, str]:
     if _OTHER_THAN_OBJECT.match(one):
         return "not_an_object", found("a JSON object", one.decode(errors="replace"))
     # Python, JavaScript and C write these; most readers refuse them.
-    at = re.search(r"byte ([0-9]+)", str(error))
-    number = _NO_NUMBER.search(one, max(0, int(at[1]) - 1)) if at is not None else None
-    if at is not None and number is not None and number.start() <= int(at[1]):
-        text = found("one JSON object, which has no such numbers", number[0].decode())
-        return "malformed_json", f"{text} ({error})"
+    if (at := re.search(r"byte ([0-9]+)", str(error))) is not None:
+        number = _NO_NUMBER.search(one, max(0, int(at[1]) - 1))
+        if number is not None and number.start() <= int(at[1]):
+            text = found("one JSON object, which has no such numbers", number[0].decode())
+            return "malformed_json", f"{text} ({error})"
     return "malformed_json", f"{_MALFORMED} ({error})"
 
 

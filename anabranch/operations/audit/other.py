@@ -183,9 +183,9 @@ class OtherAudit:
 
 @dataclass(frozen=True)
 class _Log:
-    """The topic's log when the table had been read: first offsets and ends of all
-    accepted records by partition, and the ends of its hours, oldest first; the running hour ends at
-    the last stable offsets. Empty without Kafka."""
+    """The topic's log when the table had been read: first offsets and ends of all accepted records
+    by partition, and the ends of its hours, oldest first; the running hour ends at the last stable
+    offsets. Empty without Kafka."""
 
     topic: Topic | None = None
     starts: Offsets = field(default_factory=dict)

@@ -82,8 +82,7 @@ def sketch_of_registry(
         return None
     sketch = _of_version(topic, registry, version, records, known)
     if own != f"{topic}-value":
-        of = sketch.format if isinstance(sketch.format, dict) else {"type": sketch.format}
-        sketch.format = {**of, "subject": own}
+        sketch.format = {**sketch.form, "subject": own}
         if len(names) > 1:
             others = ", ".join(sorted(names.keys() - {own})[:5])
             sketch.comments.append(f"Records of other subjects are dead letters: {others}")
@@ -104,14 +103,14 @@ def _of_version(
             return _of_changes(topic, registry, version, row)
     if version.type == "PROTOBUF" and (message := _message_of(registry, records, ids)):
         sketch.format = {"type": "protobuf", "message": message}
-    form = sketch.format if isinstance(sketch.format, dict) else {"type": sketch.format}
     # Columns that the file declares, and fields that get none under their own names.
     declared, excluded = Sketch(), list[str]()
     for _ in range(_MOST_EXCLUDED):
         stream = Stream.model_validate(
             {
                 "name": "draft", "topic": topic, "table": "draft.draft", "key": "none",
-                "format": {**form, "subject": version.subject}, "columns": (), "schema": "registry",
+                "format": {**sketch.form, "subject": version.subject}, "columns": (),
+                "schema": "registry",
                 "subject_schema": {"exclude": excluded, "columns": tuple(declared.columns)},
             }
         )  # fmt: skip
@@ -413,12 +412,11 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
 
 def _declare_text(sketch: Sketch, name: str) -> bool:
     """Make a column of a JSON Schema STRING, which takes any value; return whether it was none."""
-    form = sketch.format["type"] if isinstance(sketch.format, dict) else sketch.format
     schema = sketch.schema if isinstance(sketch.schema, dict) else {}
     columns: dict[str, Any] = schema.get("columns", {})
     declared = columns.get(name, {})
     more = declared if isinstance(declared, dict) else {"type": declared}
-    if form != "json_schema" or more.get("type") == "STRING":
+    if sketch.form["type"] != "json_schema" or more.get("type") == "STRING":
         return False
     kind = {**more, "type": "STRING"} if "from" in more else "STRING"
     sketch.schema = {**schema, "columns": {**columns, name: kind}}

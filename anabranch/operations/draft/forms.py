@@ -63,6 +63,11 @@ class Sketch:
     has_states: bool = False
     max_dead: int = 0
 
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """The format as a mapping, also if it is a type alone."""
+        return self.format if isinstance(self.format, Mapping) else {"type": self.format}
+
     def add(self, of: Guess, wanted: str, path: tuple[str, ...] = ()) -> str:
         """Add a column, and return its name: `wanted`, if none has it. `path`: its field."""
         taken = {RESCUED.name, *TAKEN_COLUMNS, *(c.name.lower() for c in self.columns)}
@@ -207,7 +212,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
         found = None if form_of(lines) else _of_csv(lines, stamps, _firsts(records))
         if found is None:
             return _of_text(lines, records)
-        mark = found.format.get("delimiter", ",") if isinstance(found.format, dict) else ","
+        mark = found.form.get("delimiter", ",")
         _add_metadata(
             found, records, lambda one: csv.split((one or b"").decode(errors="replace"), mark)
         )
