@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from budget import budget
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -303,7 +302,7 @@ def computing() -> Decoder:
             optional={"s": st.text(max_size=20), "tags": st.lists(st.text(max_size=3), max_size=4)},
         ),
         min_size=1,
-        max_size=budget(16, 40),
+        max_size=40,
     )
 )
 def test_each_record_has_the_value_that_it_has_alone(values: list[dict[str, Any]]) -> None:
