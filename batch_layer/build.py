@@ -633,11 +633,19 @@ class HourBuilder:
             [*content.values()],
             duplicates,
             erased,
+            partial(self._letters, built),
             unread,
             # After the topic was recreated, the speed layer may have more rows than the cut has
             # offsets.
             self._run(max(built.cut.offsets, sum(file.record_count for file in of_speed))),
         )
+
+    def _letters(self, built: Built) -> tuple[RowReader, Sequence[DataFile]]:
+        """Return the files of both layers' dead letters of an hour, and how they are read."""
+        table = self._job.lake.load(self._stream.dead_letters_table)
+        of_batch = built.dead.files if built.dead is not None else ()
+        files = (*files_of(table, "speed", built.hour), *of_batch)
+        return RowReader.of(table), self._lost.without(files)
 
     def _run(self, rows: int) -> Run:
         """Return how functions run that read so many rows: in the driver, or in workers."""

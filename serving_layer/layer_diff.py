@@ -79,11 +79,14 @@ def _fields(schema: Schema) -> set[int]:
 SAMPLE = 5
 
 # Columns: `speed` and `batch` (hash of the content, null without a row), `removed` (batch dropped
-# the record as a duplicate) and `unread` (the speed layer's rows do not account for the offset).
+# the record as a duplicate), `unread` (the speed layer's rows do not account for the offset) and
+# `dead` (a layer has the record as a dead letter).
 KIND = """CASE
     WHEN speed IS NULL AND unread THEN 'unread'
+    WHEN speed IS NULL AND dead THEN 'missing_dead'
     WHEN speed IS NULL THEN 'missing'
-    WHEN batch IS NULL AND coalesce(removed, false) THEN 'duplicate'
+    WHEN batch IS NULL AND removed THEN 'duplicate'
+    WHEN batch IS NULL AND dead THEN 'extra_dead'
     WHEN batch IS NULL THEN 'extra'
     WHEN speed <> batch THEN 'changed'
     ELSE 'same'
@@ -103,24 +106,24 @@ class Difference:
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
     """Return the difference, from the number of rows of each `KIND`. Pure."""
-    of = {
-        kind: counts.get(kind, 0)
-        for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")
-    }
-    speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
+    of = Counter(counts)
+    missing = of["missing"] + of["missing_dead"] + of["unread"]
+    extra, both = of["extra"] + of["extra_dead"], of["changed"] + of["same"]
     diff = Diff(
-        missing=of["missing"] + of["unread"],
-        extra=of["extra"],
+        missing=missing,
+        extra=extra,
         changed=of["changed"],
         duplicate=of["duplicate"],
         unread=of["unread"],
         sample=tuple(sample),
+        missing_dead=of["missing_dead"],
+        extra_dead=of["extra_dead"],
     )
-    return Difference(speed_rows, of["missing"] + of["unread"] + of["changed"] + of["same"], diff)
+    return Difference(extra + of["duplicate"] + both, missing + both, diff)
 
 
 _MEMORY = "2GB"  # larger results spill to disk
-KINDS = ("changed", "extra", "missing", "unread", "duplicate")
+KINDS = (*SHOWN, "missing_dead", "extra_dead", "duplicate")
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,8 @@ class Comparison:
             row["kind"]: row["n"]
             for row in self._ask("SELECT kind, count(*) AS n FROM judged GROUP BY kind")
         }
-        differing = sum(counts.get(kind, 0) for kind in ("extra", "changed", "duplicate"))
+        of_speed = ("extra", "extra_dead", "changed", "duplicate")
+        differing = sum(counts.get(kind, 0) for kind in of_speed)
         counts["same"] = self._number("SELECT count(*) AS n FROM speed") - differing
         return to_difference(counts, []), self._samples(each)
 
@@ -284,12 +288,14 @@ class Comparison:
 
 
 def kinds_of(
-    speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges
+    speed: pa.Table, batch: pa.Table, removed: pa.Table, letters: pa.Table, unread: Ranges
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Return the number of rows of each kind, and the first rows that differ. `speed` and `batch`:
     places with the `hash` of the content. `removed`: places of records that the batch layer dropped
-    as duplicates. `unread`: offsets that the speed layer's rows do not account for. Pure."""
-    tables = {"speed": speed, "batch": batch, "removed": removed, "ranges": _table_of(unread)}
+    as duplicates. `letters`: places of both layers' dead letters. `unread`: offsets that the speed
+    layer's rows do not account for. Pure."""
+    tables = {"speed": speed, "batch": batch, "removed": removed, "letters": letters}
+    tables["ranges"] = _table_of(unread)
     with connected(_MEMORY) as connection:
         for name, table in tables.items():
             connection.register(name, table)
@@ -306,15 +312,15 @@ def kinds_of(
 
 def _kinds_sql(speed: str, batch: str) -> str:
     """Return SQL for the place and the kind of each row. `speed` and `batch`: SQL for the layers'
-    places with a `hash`. Reads the tables `removed` and `ranges` of the connection."""
+    places with a `hash`. Reads `removed`, `letters` and `ranges` of the connection."""
     at = ", ".join(AT)
     return f"""
         SELECT {at}, {KIND} AS kind FROM (
-            SELECT {at}, speed, batch, removed,
-                {within("kafka_offset", "first", "behind")} AS unread
+            SELECT {at}, speed, batch, {within("kafka_offset", "first", "behind")} AS unread,
+                ({at}) IN (SELECT ({at}) FROM removed) AS removed,
+                ({at}) IN (SELECT ({at}) FROM letters) AS dead
             FROM (SELECT {at}, hash AS speed FROM ({speed}))
             FULL JOIN (SELECT {at}, hash AS batch FROM ({batch})) USING ({at})
-            LEFT JOIN (SELECT {at}, true AS removed FROM removed) USING ({at})
             LEFT JOIN ranges ON ranges.partition = kafka_partition
         )
     """
@@ -330,20 +336,25 @@ def _table_of(ranges: Ranges) -> pa.Table:
 
 @contextmanager
 def open_comparison(
-    table: Table, hour: str, key: Sequence[str], lookback: int
+    table: Table, letters: Table, hour: str, key: Sequence[str], lookback: int
 ) -> Iterator[Comparison]:
     """Compare an hour's rows on a loaded table's branches, with the look-back's rows in `main`.
-    Raises Refused for delete files, Transient for an unreadable file."""
-    at, name = heads(table), ".".join(table.name())
+    `letters`: the loaded table of dead letters. Raises Refused for delete files, Transient for an
+    unreadable file."""
+    at = heads(table)
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
     reading = QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
-        for view, branch, hours in (
-            ("speed", "speed", [hour]),
-            ("batch", "batch", [hour]),
-            ("earlier", "main", earlier),
+        for view, of, head, hours in (
+            ("speed", table, at["speed"], [hour]),
+            ("batch", table, at["batch"], [hour]),
+            ("earlier", table, at["main"], earlier),
+            *((f"{b}_letters", letters, heads(letters)[b], [hour]) for b in ("speed", "batch")),
         ):
-            connection.register(view, plan_files(name, table, at[branch], hours).dataset(reading))
+            planned = plan_files(".".join(of.name()), of, head, hours)
+            connection.register(view, planned.dataset(reading))
+        of_layers = (f"SELECT {', '.join(AT)} FROM {b}_letters" for b in ("speed", "batch"))
+        connection.execute(f"CREATE TEMP VIEW letters AS {' UNION ALL '.join(of_layers)}")
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)
@@ -438,13 +449,15 @@ def compare_files(
     content: Sequence[str],
     removed: pa.Table,
     left_out: pa.Table,
+    letters: Callable[[], tuple[RowReader, Sequence[DataFile]]],
     unread: Ranges,
     run: Run,
 ) -> Difference:
     """Compare the rows in the files of both layers. `content`: SQL of the compared columns.
     `removed`: places of records that the batch layer dropped as duplicates. `left_out`: places of
-    rows of the speed layer to ignore. `unread`: the offsets that the speed layer's rows do not
-    account for (`anabranch.protocol.merge`)."""
+    rows of the speed layer to ignore. `letters`: how the dead letters of both layers are read;
+    called if rows differ. `unread`: the offsets that the speed layer's rows do not account for
+    (`anabranch.protocol.merge`)."""
     nothing = left_out.slice(0, 0)
 
     def read(task: Callable[..., pa.Table], *of_layers: tuple[pa.Table, ...]) -> list[pa.Table]:
@@ -458,10 +471,18 @@ def compare_files(
     digests = read(digest_files, (removed, left_out), (nothing, nothing))
     others, counts = _equal_blocks(*digests)
     shown = []
+    letter_reader, of_letters = letters() if len(others) else (reader, ())
     for start in range(0, len(others), _BLOCKS):
         some = others.slice(start, _BLOCKS)
         ours, theirs = read(hash_files, (some, left_out), (some, nothing))
-        kinds, first = kinds_of(ours, theirs, removed, unread)
+        at = [
+            partial(hash_files, letter_reader, files, (), some, nothing)
+            for files in by_task(of_letters)
+        ]
+        dead = [found.select(AT) for found in (run(at) if of_letters else [])]
+        kinds, first = kinds_of(
+            ours, theirs, removed, pa.concat_tables([nothing.select(AT), *dead]), unread
+        )
         counts += kinds
         shown += first
     shown.sort(key=lambda one: (one["kind"], one["partition"], one["offset"]))

@@ -54,6 +54,7 @@ from anabranch.protocol.ledger_row import (
     Layer,
     LedgerRow,
     cut_from,
+    unexplained_counts,
 )
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, State, load_state
@@ -86,7 +87,10 @@ LEDGER_SCHEMA = Schema(
     NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
     NestedField(15, "speed_rows", LongType()),
     NestedField(
-        16, "diff", StringType(), doc="JSON {missing, extra, changed, duplicate, unread, sample}"
+        16,
+        "diff",
+        StringType(),
+        doc="JSON {missing, extra, changed, duplicate, unread, sample, missing_dead, extra_dead}",
     ),
     NestedField(
         17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"
@@ -343,8 +347,7 @@ class Ledger:
 
     def remarkable_hours(self) -> frozenset[str]:
         """Return the hours whose newest decision is a refusal, and hours with offsets lost to
-        retention or with a difference between the layers that unread offsets of the speed layer do
-        not explain. Raises Transient."""
+        retention or with an unexplained difference between the layers. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             answers = _REMARKABLE.ask(self._lake.load(self._name)).values()
         return _refused_last([decided for _, decided in answers]).union(
@@ -488,7 +491,8 @@ def _remarkable(rows: pa.Table) -> tuple[frozenset[str], pa.Table]:
     diffs = [
         text
         for text in rows["diff"].unique().to_pylist()
-        if text and _differs(read_stored("ledger, diff", text, partial(parse, Diff)))
+        if text
+        and unexplained_counts(read_stored("ledger, diff", text, partial(parse, Diff)), None)
     ]
     gaps = [
         text
@@ -503,10 +507,6 @@ def _remarkable(rows: pa.Table) -> tuple[frozenset[str], pa.Table]:
     hours = rows["hour"].filter(pc.or_(*found))
     decides = pc.invert(pc.is_in(rows["decision"], _DECIDE_NO_REFUSAL))
     return frozenset(hours.to_pylist()), rows.select(_DECIDED).filter(decides)
-
-
-def _differs(diff: Diff) -> bool:
-    return diff.missing > diff.unread or diff.extra > 0 or diff.changed > 0
 
 
 _IDS = PerFile(("decision_id",), _ids)

@@ -120,7 +120,8 @@ class Diff(JsonFields):
     """The difference of speed from batch in rows by kind. `missing`: in batch, not in speed.
     `extra`: in speed, not read by batch. `changed`: with different content. `duplicate`: removed by
     batch as duplicates, which is no difference. `unread`: missing rows at offsets that the speed
-    layer's rows did not account for at the time of the comparison."""
+    layer's rows did not account for at the time of the comparison. `missing_dead`, `extra_dead`:
+    missing and extra rows that the layer without the row has as dead letters."""
 
     missing: int
     extra: int
@@ -128,6 +129,8 @@ class Diff(JsonFields):
     duplicate: int
     unread: int
     sample: Entries | None = None
+    missing_dead: int = 0
+    extra_dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,13 +441,14 @@ def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None) -> dic
     """Return the unexplained counts of a ledger's `diff`, by kind; empty if all are explained.
     Pure. Duplicates that batch removed are not a difference. Missing rows are explained by offsets
     that the speed layer had not read at the time. Extra rows are explained by offsets that Kafka no
-    longer had for the batch layer. Changed content is never explained."""
+    longer had for the batch layer. Both are explained by a dead letter of the other layer: the
+    stream's file changed between the layers. Changed content is never explained."""
     if diff is None:
         return {}
     gone = sum((gaps or {}).get(name, 0) for name in _GONE)
     left = {
-        "missing": diff.missing - diff.unread,
-        "extra": diff.extra - gone,
+        "missing": diff.missing - diff.unread - diff.missing_dead,
+        "extra": diff.extra - diff.extra_dead - gone,
         "changed": diff.changed,
     }
     return {kind: n for kind, n in left.items() if n > 0}

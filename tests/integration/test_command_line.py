@@ -73,7 +73,15 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "counts": {"offsets": 30, "good": 30, "dead": 0, "duplicate": 0, "gap": 0},
         "dead_share": {"dead": 0, "records": 30},
         "speed_rows": 30,
-        "diff": {"missing": 0, "extra": 0, "changed": 0, "duplicate": 0, "unread": 0},
+        "diff": {
+            "missing": 0,
+            "extra": 0,
+            "changed": 0,
+            "duplicate": 0,
+            "unread": 0,
+            "missing_dead": 0,
+            "extra_dead": 0,
+        },
         "quality": {"passed": True, "failed": []},
         "reason": None,
     }

@@ -124,7 +124,8 @@ def test_a_thousand_partitions(spark: SparkSession, partitions: int) -> None:
     speed, batch = (
         frame.withColumn("hash", F.lit(1)).toArrow() for frame in (outside, rows.union(outside))
     )
-    kinds, _ = kinds_of(speed, batch, outside.limit(0).toArrow(), ranges)
+    none = outside.limit(0).toArrow()
+    kinds, _ = kinds_of(speed, batch, none, none, ranges)
     assert kinds == {"same": 3, "unread": size(ranges)}
 
 

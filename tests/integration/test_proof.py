@@ -108,6 +108,7 @@ def said_by_every_view(one: World, hour: str) -> None:
     differing = rows["difference"]
     assert differing["diff"] == {
         "missing": 0, "extra": 0, "changed": 0, "duplicate": DUPLICATE, "unread": 0,
+        "missing_dead": 0, "extra_dead": 0,
     }  # fmt: skip
     assert differing["when_accepted"] == differing["diff"], "Spark and DuckDB judge alike"
     letters = shown(one, "dead-letters", one.name, "--hours", hour)

@@ -4,6 +4,7 @@ queries."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ _KINDS = {
     "extra": "in speed, not in batch",
     "missing": "in batch, not in speed",
     "unread": "in batch, not read by speed",
+    "missing_dead": "in batch, a dead letter of speed",
+    "extra_dead": "in speed, a dead letter of batch",
     "duplicate": "in speed, removed by batch",
 }
 
@@ -40,25 +43,24 @@ _KINDS = {
 def difference_text(view: HourDifference) -> Text:
     from anabranch.operations.reports.status import unexplained_words
 
-    counts = view.diff.as_dict()
+    counts = Counter(view.diff.as_dict())
+    counts["missing"] -= counts["unread"] + counts["missing_dead"]
+    counts["extra"] -= counts["extra_dead"]
     yield (
         f"{view.stream}: hour {view.hour}: {view.speed_rows} rows in speed, {view.batch_rows} in "
         "batch"
     )
     yield Table(
         ("rows", ""),
-        [
-            (counts[k] - (counts["unread"] if k == "missing" else 0), f"{k}: {_KINDS[k]}")
-            for k in _KINDS
-        ],
+        [(counts[k], f"{k}: {_KINDS[k]}") for k in _KINDS],
     )
     if view.uncovered:
         yield f"{view.uncovered}; rows missing for that reason are no fault"
     for sample in view.samples:
         yield from _sample(sample)
     if view.when_accepted is not None and view.when_accepted != view.diff:
-        counted = ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items())
-        yield f"at acceptance: {counted}"
+        counted = [f"{n} {k}" for k, n in view.when_accepted.as_dict().items() if n]
+        yield f"at acceptance: {', '.join(counted) or 'no difference'}"
     if view.unexplained:
         yield f"nothing explains {unexplained_words(view.unexplained)}"
     else:

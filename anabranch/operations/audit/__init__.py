@@ -275,8 +275,11 @@ def _unrepeated(
     if not is_kept(lake.state, hour, stream.lookback_hours):
         return None  # The rows that some of them repeat have expired.
     extra = row.diff.extra if row.diff is not None else 0
+    compare = open_comparison(
+        lake.state.table, lake.letters, hour, stream.key, stream.lookback_hours
+    )
     try:
-        with open_comparison(lake.state.table, hour, stream.key, stream.lookback_hours) as compared:
+        with compare as compared:
             return max(0, compared.unrepeated() - extra)
     except FileGone:
         return None  # `_lost` names it.

@@ -4,6 +4,7 @@ their bytes; differences between the layers of an hour, and records removed as d
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,7 @@ from anabranch.offsets.hours import Cut, hours_between, shift
 from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.state import State, load_state
-from serving_layer.layer_diff import Repeated, Sample, open_comparison
+from serving_layer.layer_diff import Comparison, Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 _KEPT = 2000  # maximum characters of a key or value
@@ -172,9 +173,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = merge.unread_ranges(state, hour, cut)
-    with open_comparison(
-        state.table, hour, job.stream.key, job.stream.lookback_hours
-    ) as comparison:
+    with _comparison(job, state, hour) as comparison:
         counted, samples = comparison.compare(unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
     return HourDifference(
@@ -190,14 +189,17 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     )
 
 
+def _comparison(job: Job, state: State, hour: str) -> AbstractContextManager[Comparison]:
+    stream, letters = job.stream, job.lake.load(job.stream.dead_letters_table)
+    return open_comparison(state.table, letters, hour, stream.key, stream.lookback_hours)
+
+
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
     """Return the first `limit` records of an accepted hour that batch removed, each with the row
     that it repeats. Raises Refused for another hour, Transient without the lake."""
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
-    with open_comparison(
-        state.table, hour, job.stream.key, job.stream.lookback_hours
-    ) as comparison:
+    with _comparison(job, state, hour) as comparison:
         number, listed = comparison.repeated(limit)
     counted = row.duplicate if row is not None else None
     return HourDuplicates(

@@ -464,12 +464,18 @@ def _unknown(stream: str, unknown: UnknownFields) -> str:
 
 
 def _diff(facts: HourFacts, diff: Diff) -> str:
-    unread = (
-        f" ({diff.unread} of them not read by the speed layer at that time)" if diff.unread else ""
+    why = {
+        "not read by the speed layer at that time": diff.unread,
+        "dead letters of the speed layer": diff.missing_dead,
+    }
+    known = ", ".join(f"{n} of them {what}" for what, n in why.items() if n)
+    dead = (
+        f" ({diff.extra_dead} of them dead letters of the batch layer)" if diff.extra_dead else ""
     )
     text = (
-        f"compared with {facts.speed_rows or 0} rows of speed: {diff.missing} missing{unread}, "
-        f"{diff.extra} extra, {diff.changed} changed"
+        f"compared with {facts.speed_rows or 0} rows of speed: {diff.missing} missing"
+        + (f" ({known})" if known else "")
+        + f", {diff.extra} extra{dead}, {diff.changed} changed"
     )
     if facts.unexplained:
         look = f"`anabranch explain {facts.stream} {facts.hour} --rows`"

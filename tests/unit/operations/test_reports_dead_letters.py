@@ -142,6 +142,25 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     assert (shown["missing", 9].batch or {})["id"] == "0-9"
 
 
+def test_a_row_that_the_other_layer_made_a_dead_letter_is_explained(one: StreamLake) -> None:
+    """As after a corrected schema: the speed layer's dead letters decode now, or no longer."""
+    accept_before(one)
+    read(one, [event(0, 4), event(0, 5), event(0, 6)], {0: 10})
+    bury(one, *({"kafka_offset": o, "ingest_hour": NEXT} for o in (7, 8)), branches=("speed",))
+    bury(one, {"kafka_offset": 6, "ingest_hour": NEXT}, branches=("batch", "main"))
+    # A dead letter of the hour before is none of this hour.
+    bury(one, {"kafka_offset": 5, "ingest_hour": HOUR}, branches=("batch",))
+    accept(one, NEXT, CUT, [event(0, o) for o in (4, 7, 8, 9)])
+
+    view = dead_letters.difference(job(one), NEXT, 5)
+
+    assert view.diff == Diff(3, 2, 0, 0, 0, missing_dead=2, extra_dead=1)
+    assert view.unexplained == {"missing": 1, "extra": 1}
+    assert [(s.kind, s.offset) for s in view.samples] == [
+        ("extra", 5), ("missing", 9), ("missing_dead", 7), ("missing_dead", 8), ("extra_dead", 6),
+    ]  # fmt: skip
+
+
 def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) -> None:
     """The hazard: earlier rows are null in a new column for that reason alone."""
     accept_before(one)

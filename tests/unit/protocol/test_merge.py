@@ -291,6 +291,10 @@ def diff(
         (diff(extra=2, unread=0), {"control": 9, "aborted": 9}, {"extra": 2}),
         (diff(extra=2, unread=0), {"retention": 1, "compacted": 1}, {}),
         (diff(extra=2, unread=0), {"retention": 1}, {"extra": 1}),
+        # Both: where the layer without the row has a dead letter, and no further.
+        (replace(diff(missing=5, unread=1), missing_dead=4), {}, {}),
+        (replace(diff(missing=5, extra=3), missing_dead=4), {}, {"missing": 1, "extra": 3}),
+        (replace(diff(missing=5, extra=3), extra_dead=2), {}, {"missing": 5, "extra": 1}),
         # Other content: never, whatever else is wrong with the hour.
         (diff(changed=1, unread=0), {"retention": 9}, {"changed": 1}),
         (
@@ -330,12 +334,24 @@ def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() ->
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:
     difference = to_difference(
-        {"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, []
-    )
+        {
+            "missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32,
+            "missing_dead": 64, "extra_dead": 128,
+        },
+        [],
+    )  # fmt: skip
     assert difference.diff == Diff(
-        missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=()
+        missing=3 + 64,
+        extra=16 + 128,
+        changed=32,
+        duplicate=4,
+        unread=2,
+        sample=(),
+        missing_dead=64,
+        extra_dead=128,
     )
-    assert difference.speed_rows == 4 + 8 + 16 + 32
+    assert difference.speed_rows == 4 + 8 + 16 + 32 + 128
+    assert difference.batch_rows == 1 + 2 + 8 + 32 + 64
 
 
 def row(difference: Diff | None) -> LedgerRow:

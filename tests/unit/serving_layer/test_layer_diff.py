@@ -71,10 +71,12 @@ class Layers:
         removed: Sequence[Place] = (),
         unread: Ranges | None = None,
         erased: Sequence[Place] = (),
+        letters: Sequence[DataFile] = (),
     ) -> Difference:
+        reader = RowReader.of(self.table)
         return compare_files(
-            speed, batch, RowReader.of(self.table), [*self.content(speed).values()],
-            places(removed), places(erased), unread or {}, in_tasks,
+            speed, batch, reader, [*self.content(speed).values()], places(removed), places(erased),
+            lambda: (reader, letters), unread or {}, in_tasks,
         )  # fmt: skip
 
 
@@ -121,37 +123,43 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(
     monkeypatch.setattr(layer_files, "_BLOCKS", at_once)
     monkeypatch.setattr(layer_files, "_TASK_ROWS", 2_500)
     dice, layers = random.Random(7), Layers(tmp_path, "id STRING NOT NULL, v STRING")
-    kinds = ["same"] * 400 + ["missing", "extra", "changed", "duplicate", "absent"]
-    speed, batch, removed, counted = [], [], [], Counter[str]()
+    differ = ["missing", "missing_dead", "extra", "extra_dead", "changed", "duplicate"]
+    kinds = ["same"] * 400 + [*differ, "absent", "dead"]
+    speed, batch, removed, dead, counted = [], [], [], [], Counter[str]()
     for offset in range(6_000):
         kind = dice.choice(kinds) if offset % 1_500 > 300 else "same"
         # Unread offsets are a range.
         kind = "unread" if 2_000 <= offset < 2_200 else kind
         counted[kind] += 1
-        if kind in ("same", "extra", "changed", "duplicate"):
+        if kind in ("same", "extra", "extra_dead", "changed", "duplicate"):
             speed.append(((1, offset), {"v": f"v{offset % 7}"}))
-        if kind in ("same", "missing", "unread", "changed"):
+        if kind in ("same", "missing", "missing_dead", "unread", "changed"):
             batch.append(((1, offset), {"v": f"v{offset % 7}" if kind != "changed" else "other"}))
         if kind == "duplicate":
             removed.append((1, offset))
+        if "dead" in kind:
+            # A dead letter of both layers is one of each.
+            dead += [((1, offset), {})] * (2 if kind == "dead" else 1)
     # Two that changed places, and a row three times: what a digest alone would not see.
     speed[0], speed[1] = (speed[0][0], speed[1][1]), (speed[1][0], speed[0][1])
     speed += [speed[200], speed[200]]
-    assert all(
-        counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")
-    ), counted
+    assert all(counted[kind] > 1 for kind in (*differ, "unread", "dead")), counted
     dice.shuffle(speed)
     dice.shuffle(batch)
     of_speed = [file for i in range(4) for file in layers.write(speed[i::4])]
     of_batch = [file for i in range(3) for file in layers.write(batch[i::3])]
-    found = layers.compare(of_speed, of_batch, removed, {1: (2_000, 2_200)})
+    letters = [file for i in range(2) for file in layers.write(dead[i::2])]
+    found = layers.compare(of_speed, of_batch, removed, {1: (2_000, 2_200)}, letters=letters)
     diff = found.diff
     assert found.speed_rows == len(speed)
-    assert diff.missing == counted["missing"] + counted["unread"]
+    assert diff.missing == counted["missing"] + counted["missing_dead"] + counted["unread"]
+    assert diff.extra == counted["extra"] + counted["extra_dead"]
+    dead_of = (diff.missing_dead, diff.extra_dead)
+    assert dead_of == (counted["missing_dead"], counted["extra_dead"])
     assert diff.unread == counted["unread"]
     # The row that the speed layer has three times counts three times.
     assert found.batch_rows == len(batch) + 2
-    assert (diff.extra, diff.changed) == (counted["extra"], counted["changed"] + 2)
+    assert diff.changed == counted["changed"] + 2
     assert diff.duplicate == counted["duplicate"]
     assert [s["offset"] for s in (diff.sample or ())[:2]] == [0, 1]
 
