@@ -114,13 +114,11 @@ def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, check
     ), ran
 
 
-@pytest.mark.timeout(5400)
-def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, checkout: Path) -> None:
+@pytest.mark.timeout(3600)
+def test_services_work_and_kills_lose_and_repeat_nothing(project: Project) -> None:
     # Events first: Airflow begins with the hour that ended last, and skips it when the stream
     # begins after it.
-    project.compose("up", "--detach", "topic", seconds=300)
-    until(lambda: project.states()["topic"] == [("exited", 0)], "the topic")
-    sent = produce(project, 2.5)
+    sent = begin(project)
     before_last = past_hour(2)
     # Kills of both layers, and of a worker with their executors, while records flow.
     with Flow(project) as flow:
@@ -132,12 +130,7 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
         )
         kill(project, "airflow-scheduler")
         start(project)
-        until(
-            lambda: not unhealthy(project),
-            "every service to be healthy",
-            600,
-            lambda: str(unhealthy(project)),
-        )
+        await_health(project, "again")
         require_batch_survives_a_kill(project, before_last)
         for service in ("speed", "spark-worker"):
             kill(project, service)
@@ -151,14 +144,18 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
         start(project)
     sent += produce(project, 0.01)
     require_exact(project, sent)
-    # A stop is no restart: the speed layer is healthy again, however often it was restarted above.
+
+
+@pytest.mark.timeout(3600)
+def test_what_hangs_or_restarts_is_unhealthy_and_a_kill_of_all_loses_nothing(
+    project: Project, checkout: Path
+) -> None:
+    project.compose("down", "--volumes", "--timeout", "10", seconds=300)
+    sent = begin(project)
+    start(project)
+    # A stop is no restart: the speed layer is healthy again.
     stop_and_start(project, "speed")
-    until(
-        lambda: not unhealthy(project),
-        "every service to be healthy again",
-        600,
-        lambda: str(unhealthy(project)),
-    )
+    await_health(project, "after a stop")
     # The job that hangs.
     project.execute("speed", "pkill", "-STOP", "java")
     until(
@@ -168,12 +165,13 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
     project.execute("speed", "pkill", "-CONT", "java")
     until(lambda: fault(project, "--within", "10") == "", "it to be healthy again")
     # The job that ends again and again: the engine starts it again, it makes progress, and is
-    # unhealthy.
-    for times in (1, 2):
+    # unhealthy. A job that hung for long may have been started again already.
+    for _ in range(2):
+        before = restarts(project)
         project.execute("speed", "pkill", "-KILL", "java")
-        until(lambda times=times: restarts(project) >= times, "the engine to start it again")
+        until(lambda n=before: restarts(project) > n, "the engine to start it again")
         until(lambda: fault(project, "--liveness") == "", "it to make progress")
-    assert "found 2" in fault(project), "expected two restarts to make it unhealthy"
+    assert "fewer than 2 restarts" in fault(project), "expected two restarts to make it unhealthy"
     sent += produce(project, 0.01)
     require_exact(project, sent)
     stop_and_start(project, "speed")
@@ -185,7 +183,7 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
     sent += produce(project, 0.01)
     kill(project, *project.services)
     start(project)
-    until(lambda: not unhealthy(project), "every service to be healthy after a kill of all", 600)
+    await_health(project, "after a kill of all")
     require_exact(project, sent)
     # Each ends within its time, and the volumes have it all.
     project.compose("stop", seconds=300)
@@ -197,7 +195,7 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project, check
     assert killed == {}, "expected each to end before its stop_grace_period"
     project.compose("down", seconds=300)
     start(project)
-    until(lambda: not unhealthy(project), "every service to be healthy after down and up", 600)
+    await_health(project, "after down and up")
     sent += produce(project, 0.01)
     require_exact(project, sent)
     project.execute("speed", "anabranch", "audit", "game_events", seconds=300)
@@ -289,6 +287,22 @@ def until(
         wait_for(condition, what, seconds, pause=2)
     except AssertionError as error:
         raise AssertionError(f"{error}, found {found()}") from None
+
+
+def begin(project: Project) -> int:
+    """Create the topic, and send events of the last hours; returns how many."""
+    project.compose("up", "--detach", "topic", seconds=300)
+    until(lambda: project.states()["topic"] == [("exited", 0)], "the topic")
+    return produce(project, 2.5)
+
+
+def await_health(project: Project, when: str) -> None:
+    until(
+        lambda: not unhealthy(project),
+        f"every service to be healthy {when}",
+        600,
+        lambda: str(unhealthy(project)),
+    )
 
 
 def start(project: Project) -> None:
