@@ -366,7 +366,9 @@ def run_in_tasks(spark: SparkSession, tasks: Sequence[Callable[[], T]]) -> list[
             yield pa.RecordBatch.from_pylist([found], schema=_REPORT_SCHEMA)
 
     numbers = spark.range(len(tasks), numPartitions=max(1, len(tasks)))
-    return [pickle.loads(row.report) for row in numbers.mapInArrow(run, REPORT).collect()]
+    # Java would pickle collected rows, which takes longer than the tasks if results are large.
+    reports = numbers.mapInArrow(run, REPORT).toArrow().column("report")
+    return [pickle.loads(report.as_buffer()) for report in reports]
 
 
 def rewrite_file(path: str, dropped: Mapping[int, np.ndarray], target: Target) -> list[Output]:

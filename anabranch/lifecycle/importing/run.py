@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -492,6 +493,9 @@ class _Import:
             if self._publish(publisher, written):
                 done = done.plus(written.hours)
                 progress.step(len(written.hours))
+            # Exceptions that libraries caught are in cycles with their frames, which hold the facts
+            # of this commit: half a gigabyte in a few objects.
+            gc.collect()
         raise Transient(
             f"import hours of {self._stream.name}: expected no conflicting publish in one of "
             f"{_ATTEMPTS} attempts, found one each time; run the command again: it continues"
@@ -551,7 +555,7 @@ class _Import:
         numbers = facts[NUMBER].to_numpy()
         # As in the batch layer, an erased row makes no other row a duplicate.
         erased = _erased(facts, hours_of(numbers), filters)
-        left = facts.filter(pa.array(~erased))
+        left = facts.filter(pa.array(~erased)) if erased.any() else facts
         found = [self._repeated_keys(state, hours, window, left)] if key else []
         places = left.filter(left[PLACE[0]].is_valid())
         if len(places):
@@ -567,10 +571,13 @@ class _Import:
     ) -> NDArray[np.int64]:
         """Return the rows whose key another row has; hashes select candidates, keys decide."""
         key, later = self._stream.key, self._keys(state, self._hours_after(hours[-1]))
-        named = facts.filter(facts[HASH].is_valid())
-        hashes, counts = np.unique(named[HASH].to_numpy(), return_counts=True)
-        of_later = hash_keys(later, key).drop_null().to_numpy() if len(later) else hashes[:0]
-        several = hashes[(counts > 1) | (find_sorted(hashes, np.sort(of_later)) >= 0)]
+        named = facts.filter(facts[HASH].is_valid()) if facts[HASH].null_count else facts
+        hashes = np.sort(named[HASH].to_numpy())
+        of_later = (
+            np.sort(hash_keys(later, key).drop_null().to_numpy()) if len(later) else hashes[:0]
+        )
+        twice = hashes[1:][np.diff(hashes) == 0]
+        several = np.union1d(twice, of_later[find_sorted(of_later, hashes) >= 0])
         if not len(several):
             return several
         chosen = named.filter(pc.is_in(named[HASH], pa.array(several)))
@@ -621,8 +628,9 @@ class _Import:
                 selected_fields=(*names, "ingest_hour"),
                 snapshot_id=head(state.table, "main").snapshot_id,
             ).to_arrow()
-        numbers = pa.array([to_number(h) for h in rows["ingest_hour"].to_pylist()], pa.int64())
-        return rows.select(names).append_column(HOUR, numbers)
+        of_rows = rows["ingest_hour"].combine_chunks().dictionary_encode()
+        numbers = pa.array([to_number(h) for h in of_rows.dictionary.to_pylist()], pa.int64())
+        return rows.select(names).append_column(HOUR, numbers.take(of_rows.indices))
 
     def _erasures(self, state: State, window: Window) -> tuple[HourFilter, ...]:
         """Return the erased values of a window's hours."""

@@ -172,10 +172,11 @@ def _facts(window: Window, key: tuple[str, ...], erased: tuple[str, ...], i: int
     found = [_no_facts(erased)]
     for rows in window.read(i, [*dict.fromkeys([*key, *erased])]):
         hashes = hash_keys(rows, key) if key else pa.nulls(len(rows), pa.int64())
-        places = {name: rows[name] for name in PLACE}
+        # Most sources have no places, and nulls would be sent as numbers.
+        places = {name: rows[name] for name in PLACE if rows[name].null_count < len(rows)}
         texts = {name: rows[name].cast(pa.string()) for name in erased}
         found.append(pa.table({NUMBER: rows[NUMBER], HASH: hashes, **places, **texts}))
-    return pa.concat_tables(found)
+    return pa.concat_tables(found[1:], promote_options="default") if found[1:] else found[0]
 
 
 def read_keys(
