@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,10 +241,8 @@ def count_unknown(decoded: DataFrame) -> UnknownNames:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         found = UnknownNames()
         for batch in batches:
-            for partition, offset, names, value in zip(
-                *(column.to_pylist() for column in batch.columns), strict=True
-            ):
-                found.add(names, (partition, offset), value)
+            for partition, offset, names, value in zip(*batch.columns, strict=True):
+                found.add(names.as_py(), {(partition.as_py(), offset.as_py()): value})
         yield pa.RecordBatch.from_pydict({"found": [pickle.dumps(found)]})
 
     found = records.mapInArrow(run, "found BINARY").collect()
@@ -263,9 +261,24 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
 
 def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
     """Return the field with the shape of one of these records' values and their type. Pure."""
-    held = [value[field.name] for value in values if field.name in value]
+    held = [one for value in values for one in _values_at(value, field.name)]
     if not held:
         return field
     text = shape_of(json.dumps(next((v for v in held if v is not None), None)))
     short = text if len(text) <= _SAMPLE else text[:_SAMPLE] + "…"
     return replace(field, sample=short, type=guess_type(held))
+
+
+def _values_at(value: Any, path: str) -> Iterator[Any]:
+    """Yield the values of a field in a record, by its name (`anabranch.decode.places`)."""
+    if not path:
+        yield value
+    elif path[:2] in ("[]", "{}") and isinstance(value, dict if path[0] == "{" else list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _values_at(one, path[2:])
+    elif isinstance(value, dict):
+        path = path.removeprefix(".")
+        for name, one in value.items():
+            # Of a name with dots, the parts may be names too.
+            if path.startswith(name) and path[len(name) : len(name) + 1] in ("", ".", "[", "{"):
+                yield from _values_at(one, path[len(name) :])

@@ -30,6 +30,16 @@ from msgspec import UNSET, Meta, Raw
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.inputs import WriterSchema, split
+from anabranch.decode.places import (
+    REFUSED,
+    Others,
+    Place,
+    as_json,
+    left_of,
+    names_below,
+    object_type,
+    place_of,
+)
 from anabranch.decode.values import MICROS, Errors, Reading, Unreadable, found
 
 MAX_DEPTH = 100
@@ -58,12 +68,13 @@ _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf)\b")
 # msgspec takes no other names of fields.
 _CAN_BE_LEARNED = re.compile(r'[^"\\\x00-\x1f]*')
 
+Unknown = dict[str, Raw | None]
+"""A record's fields without a column by name: the value of one of the record's own fields, None for
+a field inside others."""
+
 _AN_OBJECT = "an object"
 _PART = 65_536
 _DIGITS = frozenset(b"%c" % one for one in b"-0123456789")
-
-REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
-"""The errors of a value of another type, a number out of range, or bytes that are not UTF-8."""
 
 
 class JsonReader:
@@ -85,37 +96,33 @@ class JsonReader:
         self._tops: dict[str, list[Column]] = {}
         for column in columns:
             self._tops.setdefault(column.field[0], []).append(column)
-        self._names_unknown, self._rescues = names_unknown or rescues, rescues
+        self._root = place_of(columns) if names_unknown or rescues else None
+        self._rescues = rescues
         self._fields = _Fields(columns, self._kinds)
-        # What records have taught: STRING columns with other values than texts, and fields without
-        # a column.
+        # What records have taught: STRING columns with other values than texts, and the number of
+        # fields without a column.
         self._any_value: set[str] = set()
-        self._learned: list[str] = []
+        self._learned = 0
         self._build()
 
     def _build(self) -> None:
-        self._attributes = {name: f"c{i}" for i, name in enumerate([*self._tops, *self._learned])}
         # The attributes that lead to the value of a column that shares its field with no other.
         self._ways: dict[str, tuple[str, ...]] = {}
-        fields: list[tuple[str, Any, Any]] = [
-            (
-                self._attributes[top],
-                Raw if _share(of_top) else self._type(of_top, (self._attributes[top],)),
-                None,
-            )
-            for top, of_top in self._tops.items()
-        ]
-        fields += [(self._attributes[name], Raw, UNSET) for name in self._learned]
-        self._record = msgspec.defstruct(
-            "Record",
-            fields,
-            rename={attribute: name for name, attribute in self._attributes.items()},
-            forbid_unknown_fields=self._names_unknown,
-            gc=False,
-        )
+        types = dict[str, Any]()
+        for i, (top, of_top) in enumerate(self._tops.items()):
+            place = _below(self._root, top)
+            if _share(of_top):
+                types[top] = Raw
+                if place is not None:
+                    for _, one in [("", place), *place.every()]:
+                        if one is not None:
+                            one.is_raw = True
+            else:
+                types[top] = self._type(of_top, (f"c{i}",), place)
+        self._record = object_type(types, self._root)
         self._decoder = msgspec.json.Decoder(self._record)
 
-    def _type(self, columns: Sequence[Column], way: tuple[str, ...]) -> Any:
+    def _type(self, columns: Sequence[Column], way: tuple[str, ...], place: Place | None) -> Any:
         """Return the type of the field at the end of `way`, which is a column or has columns."""
         column, depth = columns[0], len(way)
         if len(column.field) == depth:
@@ -126,15 +133,15 @@ class JsonReader:
                 return Raw
             if notations.has_unit(kind, column.notation):
                 return int | str | None
-            return _or_null(_wire(kind, column.notation))
+            return _or_null(_wire(kind, column.notation, place=place))
         below: dict[str, list[Column]] = {}
         for column in columns:
             below.setdefault(column.field[depth], []).append(column)
         types = {
-            name: self._type(of_field, (*way, f"c{i}"))
+            name: self._type(of_field, (*way, f"c{i}"), _below(place, name))
             for i, (name, of_field) in enumerate(below.items())
         }
-        return _object_type(types) | None
+        return object_type(types, place) | None
 
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
@@ -156,8 +163,17 @@ class JsonReader:
             errors,
             lambda name, i: _shown(read[name][i]),
             {i: sorted(fields) for i, fields in unknown.items()},
-            {i: _object(fields) for i, fields in unknown.items()} if self._rescues else {},
+            {i: self._left(data[i], fields) for i, fields in unknown.items()}
+            if self._rescues
+            else {},
         )
+
+    def _left(self, one: bytes | None, fields: Unknown) -> str:
+        """Return a record's fields without a column as JSON."""
+        if None not in fields.values():
+            return as_json(fields)
+        assert self._root is not None and one is not None
+        return as_json(left_of(one.removeprefix(BOM_UTF8), self._root, {}))
 
     def _values(
         self, rows: Sequence[Any], one_by_one: Mapping[int, Mapping[str, Any]], errors: Errors
@@ -175,11 +191,11 @@ class JsonReader:
             if name in self._any_value:
                 raw = [_text(one) if type(one) is Raw else one for one in raw]
             read[name] = raw
-        for top, columns in self._tops.items():
+        for at, (top, columns) in enumerate(self._tops.items()):
             if columns[0].name not in self._ways:
                 for column in columns:
                     read[column.name] = [None] * len(rows)
-                for i, raw_top in enumerate(map(attrgetter(self._attributes[top]), rows)):
+                for i, raw_top in enumerate(map(attrgetter(f"c{at}"), rows)):
                     if raw_top is not None:
                         found_here, bad, _ = self._fields.read({top: raw_top}, columns)
                         for name, one in found_here.items():
@@ -192,7 +208,7 @@ class JsonReader:
 
     def _rows(
         self, data: Sequence[bytes | None], errors: Errors
-    ) -> tuple[list[Any], dict[int, dict[str, Any]], dict[int, dict[str, Raw]]]:
+    ) -> tuple[list[Any], dict[int, dict[str, Any]], dict[int, Unknown]]:
         """Return each value's record, the columns read field by field, and fields without one."""
         while True:
             nothing = self._record()
@@ -203,15 +219,15 @@ class JsonReader:
                 except (*REFUSED, TypeError, RecursionError):
                     rows.append(nothing)
                     refused.append(i)
-            unknown: dict[int, dict[str, Raw]] = {}
-            for i, one in enumerate(rows) if self._learned else ():
-                of_record = {
-                    n: raw
-                    for n in self._learned
-                    if (raw := getattr(one, self._attributes[n])) is not UNSET
-                }
-                if of_record:
-                    unknown[i] = of_record
+            unknown: dict[int, Unknown] = {}
+            if self._root is not None:
+                for n, name in enumerate(self._root.others):
+                    for i, raw in enumerate(map(attrgetter(f"u{n}"), rows)):
+                        if raw is not UNSET:
+                            unknown.setdefault(i, {})[name] = raw
+                for name, records in names_below(self._root, range(len(rows)), rows):
+                    for i in records:
+                        unknown.setdefault(i, {})[name] = None
             one_by_one = self._read_again(data, refused, unknown, errors)
             if one_by_one is not None:
                 return rows, one_by_one, unknown
@@ -220,7 +236,7 @@ class JsonReader:
         self,
         data: Sequence[bytes | None],
         refused: Sequence[int],
-        unknown: dict[int, dict[str, Raw]],
+        unknown: dict[int, Unknown],
         errors: Errors,
     ) -> dict[int, dict[str, Any]] | None:
         """Read the refused records field by field. Return None if a record taught what lets the
@@ -237,13 +253,18 @@ class JsonReader:
             except REFUSED as error:
                 errors.add(i, Errors.WHOLE, *_broken(one, error))
                 continue
-            others = {n: fields[n] for n in fields.keys() - self._tops.keys()}
+            others = Others()
+            if self._root is not None:
+                left_of(one, self._root, others)
             read, bad, any_value = self._fields.read(fields, self._columns.values())
             if not bad and self._learn(others, any_value):
                 return None
             one_by_one[i] = read
-            if others and self._names_unknown:
-                unknown[i] = others
+            if others:
+                unknown[i] = {
+                    place.name_of(name): raw if place is self._root else None
+                    for (place, name), raw in others.items()
+                }
             self._refuse(i, bad, errors)
         return one_by_one
 
@@ -251,15 +272,19 @@ class JsonReader:
         for name, why in bad.items():
             errors.add(i, list(self._columns).index(name), *self._verdict(name, why))
 
-    def _learn(self, others: Mapping[str, Raw], any_value: set[str]) -> bool:
-        new = sorted(others.keys() - set(self._learned)) if self._names_unknown else []
-        if len(self._learned) + len(new) > MOST_LEARNED or not all(
-            map(_CAN_BE_LEARNED.fullmatch, new)
+    def _learn(self, others: Others, any_value: set[str]) -> bool:
+        new = [
+            (place, name) for place, name in others if not place.is_raw and name not in place.others
+        ]
+        if self._learned + len(new) > MOST_LEARNED or not all(
+            _CAN_BE_LEARNED.fullmatch(name) for _, name in new
         ):
             new = []
         if not new and any_value <= self._any_value:
             return False
-        self._learned += new
+        for place, name in new:
+            place.others.append(name)
+        self._learned += len(new)
         self._any_value |= any_value
         self._build()
         return True
@@ -341,9 +366,16 @@ def _depth(one: bytes) -> int:
     return most
 
 
-def _wire(kind: pa.DataType, notation: Notation, text: Any = str) -> Any:
+def _below(place: Place | None, name: str) -> Place | None:
+    return place.fields[name] if place is not None else None
+
+
+def _wire(
+    kind: pa.DataType, notation: Notation, text: Any = str, place: Place | None = None
+) -> Any:
     """Return the type with which msgspec reads a column: times as text, DECIMAL as its bytes, and
-    so other numbers and times that may be numbers or text. `text`: the type for STRING."""
+    so other numbers and times that may be numbers or text. `text`: the type for STRING. `place`: of
+    the column, where objects with other fields are refused."""
     if pa.types.is_string(kind):
         return text
     if notations.has_unit(kind, notation):
@@ -364,21 +396,14 @@ def _wire(kind: pa.DataType, notation: Notation, text: Any = str) -> Any:
     if pa.types.is_decimal(kind):
         return Raw
     if pa.types.is_list(kind):
-        item = _or_null(_wire(kind.value_type, notation, text))
+        item = _or_null(_wire(kind.value_type, notation, text, place and place.items))
         return list[item]  # type: ignore[valid-type]
     if pa.types.is_map(kind):
         key = _wire(kind.key_type, Notation())
-        item = _or_null(_wire(kind.item_type, notation, text))
+        item = _or_null(_wire(kind.item_type, notation, text, place and place.items))
         return dict[key, item]  # type: ignore[valid-type]
-    return _object_type({f.name: _or_null(_wire(f.type, notation, text)) for f in kind})
-
-
-def _object_type(fields: Mapping[str, Any]) -> Any:
-    """Return the type of objects with these fields, each a type by name. Its attributes are c0, c1
-    and so on, in their order."""
-    attributes = [(f"c{i}", kind, None) for i, kind in enumerate(fields.values())]
-    names = {f"c{i}": name for i, name in enumerate(fields)}
-    return msgspec.defstruct("Object", attributes, rename=names, gc=False)
+    types = {f.name: _or_null(_wire(f.type, notation, text, _below(place, f.name))) for f in kind}
+    return object_type(types, place)
 
 
 def _or_null(kind: Any) -> Any:
@@ -607,14 +632,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, (dict, list, msgspec.Struct)):
         return msgspec.json.encode(value).decode()
     return bytes(value).decode() if type(value) is Raw else str(value)
-
-
-def _object(fields: Mapping[str, Raw]) -> str:
-    """Return fields as a JSON object, in the order of their names, with their values as sent."""
-    members = (
-        f"{msgspec.json.encode(n).decode()}:{bytes(fields[n]).decode()}" for n in sorted(fields)
-    )
-    return "{" + ",".join(members) + "}"
 
 
 def _brackets_and_escapes(value: pa.Array) -> tuple[int, bool]:

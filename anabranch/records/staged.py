@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -87,16 +87,25 @@ class UnknownNames:
     names: dict[str, FoundName] = field(default_factory=dict)
     _sampled: set[str] = field(default_factory=set)
 
-    def add(self, names: Sequence[str], place: Place, value: bytes | None) -> None:
-        """Count the names of a record. Its value, if it is given and small, is kept as a sample."""
-        self.records += 1
-        kept = {place: value} if value is not None and len(value) <= MOST_VALUE_BYTES else {}
+    def add(self, names: Sequence[str], values: Mapping[Place, pa.BinaryScalar]) -> None:
+        """Count names of records that have the same, given by place with their values. The first
+        and the last value, of those that are given and small, are kept as samples."""
+        self.records += len(values)
+        places = sorted(values)
+        kept = dict[Place, bytes]()
+        for several in (places, reversed(places)):
+            for place in several:
+                value = values[place].as_py()
+                if value is not None and len(value) <= MOST_VALUE_BYTES:
+                    kept[place] = value
+                    break
+        found = FoundName(len(places), places[0], places[-1])
         for name in {name[:UNKNOWN_NAME_LENGTH] for name in names[:MOST_OF_RECORD]}:
             is_sampled = len(self.names) < _SAMPLED or name in self._sampled
             if is_sampled:
                 self._sampled.add(name)
             if name in self.names or len(self.names) < MOST_OF_TASK:
-                self._add(name, FoundName(1, place, place, kept if is_sampled else {}))
+                self._add(name, replace(found, values=kept if is_sampled else {}))
 
     @staticmethod
     def sum(several: Iterable[UnknownNames]) -> UnknownNames:
@@ -303,13 +312,16 @@ class CertainTask:
         if decoded.errors:
             letters = letters_of(batch, decoded, self._spec.topic_id, self._spec.layer)
             self._report.letters += write_all(self._letters, letters)
+        by_names: dict[tuple[str, ...], list[int]] = {}
         for i, names in decoded.unknown.items():
             # A record without a row for another reason does not lack a column.
             if i not in decoded.errors or decoded.errors[i][0] == REFUSED_FIELD:
-                partition, offset, value = (
-                    batch.column(c)[i].as_py() for c in ("partition", "offset", "value")
-                )
-                self._report.unknown.add(names, (partition, offset), value)
+                by_names.setdefault(tuple(names), []).append(i)
+        partitions, offsets, value = (batch.column(c) for c in ("partition", "offset", "value"))
+        for alike, records in by_names.items():
+            places = ((partitions[i].as_py(), offsets[i].as_py()) for i in records)
+            values = {place: value[i] for place, i in zip(places, records, strict=True)}
+            self._report.unknown.add(alike, values)
 
     def end(self) -> TaskReport:
         """Close the files. Return the task's report."""

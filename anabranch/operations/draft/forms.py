@@ -263,7 +263,7 @@ def _of_objects(
         sketch.add_fields(objects, stamps)
     _add_metadata(sketch, records, _object)
     if any("struct<" in column.type for column in sketch.columns):
-        comment = "Later fields of a STRUCT are dropped; STRING has the whole value"
+        comment = "Later fields of a STRUCT are counted; STRING has the whole value"
         sketch.comments.append(comment)
     return sketch
 

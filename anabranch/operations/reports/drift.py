@@ -14,6 +14,7 @@ from anabranch.config.columns import ROW, Column, columns_ddl
 from anabranch.config.schema import columns_mapping
 from anabranch.config.sections import UNKNOWN_NAME_LENGTH
 from anabranch.decode.guessed import combine
+from anabranch.decode.places import Place, place_of
 from anabranch.job import Job
 from anabranch.offsets.hours import spans_of
 from anabranch.offsets.position import Offsets
@@ -113,17 +114,30 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
     for row in rows:
         for field in row.unknown.fields if row.unknown is not None else ():
             found.setdefault(field.name, []).append((row.hour, field))
-    merged = [_field(name, of_hours, stream) for name, of_hours in found.items()]
+    read = _read_fields(stream)
+    merged = [_field(name, of_hours, stream, read) for name, of_hours in found.items()]
     merged.sort(key=lambda f: (-f.records, f.name))
     return _mark_spellings(merged)
 
 
-def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
+def _read_fields(stream: Stream) -> dict[str, Place | None]:
+    """Return the fields that columns read, by name; None where they take whatever there is."""
+    columns = stream.read_columns
+    if stream.format.envelope is not None:
+        # The fields of rows are counted.
+        columns = tuple(replace(c, path=c.path[1:]) for c in columns if c.field[0] == ROW)
+    return dict(place_of(columns).every())
+
+
+def _field(
+    name: str,
+    of_hours: Sequence[tuple[str, UnknownField]],
+    stream: Stream,
+    read: Mapping[str, Place | None],
+) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
-    # With Debezium's envelope, the fields of rows are counted.
-    level = 0 if stream.format.envelope is None else 1
-    paths = [column.field for column in stream.read_columns]
-    read = {path[level] for path in paths if not level or path[0] == ROW}
+    above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
+    is_read = name in read or any(read[at] is None for at in above)
     reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
@@ -135,19 +149,27 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
         last_hour=max(hours),
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
-        taken_up=name in read,
-        obstacle=None if name in read else _obstacle(name, columns, reserved, stream),
+        taken_up=is_read,
+        obstacle=None if is_read else _obstacle(name, above, columns, reserved, stream),
     )
 
 
 def _obstacle(
-    name: str, columns: Sequence[str], reserved: Collection[str], stream: Stream
+    name: str,
+    above: Sequence[str],
+    columns: Sequence[str],
+    reserved: Collection[str],
+    stream: Stream,
 ) -> str | None:
+    if above and stream.subject_schema is None:
+        row = "" if stream.format.envelope is None else "row."
+        other = "" if re.search(r"\[\]|\{\}", name) else f", or a column with `from: {row}{name}`"
+        return f"add it to the STRUCT at {max(above, key=len)}{other}"
     if name in columns:
         return "the column of that name reads another field"
     if len(name) >= UNKNOWN_NAME_LENGTH:
         return "the name is too long to be stored completely"
-    if not _COLUMN.fullmatch(name):
+    if not above and not _COLUMN.fullmatch(name):
         return "a column's name may contain only letters, digits and underscores"
     if name.lower() in reserved:
         return "Anabranch has a column of that name"

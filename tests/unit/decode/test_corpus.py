@@ -113,5 +113,7 @@ def test_the_corpus_is_read_as_before(
                     assert found in ([], {})
                 else:
                     assert expected == as_json(found), (name, values[i])
-            assert sorted(decoded.unknown.get(i, ())) == one["names"]
+            # It has no names of fields inside columns.
+            names = [name for name in decoded.unknown.get(i, ()) if "[]" not in name]
+            assert sorted(names) == one["names"]
     assert changes.total() <= len(corpus) / 2, changes

@@ -255,8 +255,9 @@ def test_fields_by_name_and_path() -> None:
     [again, beside] = rows(PATHS, value, {"@id": 5})
     assert (again, beside) == (expected, nothing | {"id": "5"})
     result = read(PATHS, [json.dumps(value).encode()], lists_unknown=True, rescued="rescued")
-    assert result.unknown == {0: ["id"]}
-    assert result.rows["rescued"].to_pylist() == ['{"id":"not this"}']
+    assert result.unknown == {0: ["id", "payload.after.other"]}
+    left = '{"id":"not this","payload":{"after":{"other":1}}}'
+    assert result.rows["rescued"].to_pylist() == [left]
 
 
 @pytest.mark.parametrize(

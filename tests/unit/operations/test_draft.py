@@ -142,7 +142,7 @@ def test_the_topic_of_the_tutorial() -> None:
         "id": "o-2", "placed_at": TEN, "total": 12.5, "items": [{"sku": "a", "n": 2}],
     }  # fmt: skip
     assert draft.file.startswith("# conf/streams/shop_orders.yaml\n# A draft from 3 records ")
-    assert "# Later fields of a STRUCT are dropped; STRING has the whole value" in draft.file
+    assert "# Later fields of a STRUCT are counted; STRING has the whole value" in draft.file
 
 
 SECONDS = 1795860000

@@ -96,6 +96,30 @@ def test_fields_of_rows_in_an_envelope() -> None:
     assert view.schema == schema | {"new": "STRING"}
 
 
+def test_fields_inside_others() -> None:
+    schema = {
+        "items": "ARRAY<STRUCT<n: INT>>",
+        "m": "MAP<STRING, INT>",
+        "level": {"type": "INT", "from": "payload.level"},
+    }
+    of = stream().model_copy(update={"columns": parse_schema(schema)})
+    names = ("items[].x", "items[].n", "m{}.x", "payload.of.x", "payload.x", "payload.level.x")
+    view = drift_of(of, [row("2026-11-21T00", 0, *map(field, names))], "t", {0: 0})
+    assert {f.name: f.obstacle for f in view.fields if not f.taken_up} == {
+        "items[].x": "add it to the STRUCT at items[]",
+        "payload.of.x": "add it to the STRUCT at payload, or a column with `from: payload.of.x`",
+        "payload.x": "add it to the STRUCT at payload, or a column with `from: payload.x`",
+    }
+    assert view.schema is None and [c.split()[1] for c in view.commands] == ["batch"]
+    debezium = {
+        "format": FormatSettings(envelope="debezium"),
+        "columns": parse_schema({"s": "STRUCT<a: INT>"}),
+    }
+    of = stream().model_copy(update=debezium)
+    [one] = drift_of(of, [row("2026-11-21T00", 0, field("s.x"))], "t", {}).fields
+    assert one.obstacle == "add it to the STRUCT at s, or a column with `from: row.s.x`"
+
+
 def test_names_unfit_for_columns_are_listed_with_why(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "esc\x1b[2J\n", "new", "NEW"]
     fields = (*(field(n, 9 - i) for i, n in enumerate(names)), field("level"))
@@ -159,6 +183,9 @@ def test_samples_are_short_and_need_no_readable_value() -> None:
     taken = sampled(one, [{"a": None}, {"b": 1}, {"a": "x" * 1000}])
     assert taken.sample is not None and len(taken.sample) == 81 and taken.type == "STRING"
     assert sampled(one, [{"b": 1}]) == one
+    inside = replace(one, name="a.b[].c{}.d.e")
+    taken = sampled(inside, [{"a": 1}, {"a": {"b": [None, {"c": {"k": {"d.e": 5}, "l": 1}}]}}])
+    assert (taken.sample, taken.type) == ("9", "BIGINT")
     assert parsed(b'\0\0\0\0\x01{"a": 1}') == {"a": 1}
     assert [parsed(value) for value in (b"", b"[1]", b"\xff", b"[" * 100_000)] == [None] * 4
 
