@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from pyiceberg.io import (
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
@@ -221,6 +223,13 @@ class LakeFileIO(PyArrowFileIO):
         change with each publish, would open new connections. Raises as `Lake.load`."""
         own = _of_s3(self.properties)
         return own if self.vendor is None else own | self.vendor.current().as_properties()
+
+    @staticmethod
+    def parse_location(location: str, properties: Properties = EMPTY_DICT) -> tuple[str, str, str]:
+        """Return scheme, host and path. A location is no URI: `#` and `?` are parts of names."""
+        uri, *rest = re.split("(?=[#?])", location, maxsplit=1)
+        scheme, host, path = PyArrowFileIO.parse_location(uri, properties)
+        return scheme, host, "".join((path, *rest))
 
     def new_input(self, location: str) -> PyArrowFile:
         if location.endswith((".avro", ".json")):

@@ -22,7 +22,7 @@ from pyiceberg.table import Table, Transaction
 
 from anabranch.common.errors import FileGone, NotOffered, Refused, Transient
 from anabranch.common.json_values import parse, read_property
-from anabranch.common.remote_errors import full_text, lake_errors
+from anabranch.common.remote_errors import explain, full_text, lake_errors
 from anabranch.iceberg import admin
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
@@ -82,7 +82,13 @@ def _list_following_links(io: FileIO, folder: str) -> Iterator[Stored]:
         yield from list_files(io, folder)
         return
     seen = set[str]()
-    for at, _, names in os.walk(local_path(folder), followlinks=True):
+
+    def fail(error: OSError) -> None:
+        # `os.walk` leaves out a folder that it may not read, with its rows.
+        if not isinstance(error, FileNotFoundError):
+            raise explain(f"list {folder}", error) from error
+
+    for at, _, names in os.walk(local_path(folder), onerror=fail, followlinks=True):
         paths = [Path(at) / name for name in names]
         gone = [path for path in paths if not path.is_file()]
         real = os.path.realpath(at)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
@@ -27,19 +28,21 @@ from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.table import FileScanTask, StaticTable, Table
 from pyiceberg.table.metadata import TableMetadata
 
-from anabranch.common.errors import Refused, TableMissing
+from anabranch.common.errors import ConfigurationError, Refused, TableMissing
 from anabranch.common.json_values import parse
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.delta_source import LOG_FOLDER, open_version
 from anabranch.iceberg.file_io import LakeFileIO, for_tasks
-from anabranch.iceberg.files import Stored, files_by_name, root_of
+from anabranch.iceberg.files import Stored, files_by_name, reports_missing_file, root_of
+from anabranch.iceberg.hudi_source import newest_files
 from anabranch.iceberg.lake import Lake
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # The bytes above which a Parquet file is read in parts of about this size.
 _LARGE = 256 * 2**20
+_OTHER_FORM = re.compile(r"\.(json|jsonl|ndjson|csv|orc|avro|txt|log)(\.\w+)?$")
 
 
 class Part(Protocol):
@@ -69,8 +72,15 @@ class OtherTable:
 
 
 def location_of(text: str) -> str:
-    """Return a folder as a location: `s3://…`, or `file://…` for a local path."""
-    if "://" in text or text.startswith("file:"):
+    """Return a folder as a location: `s3://…`, or `file://…` for a local path. Raises
+    ConfigurationError for other storage."""
+    scheme = text.partition("://")[0] if "://" in text else ""
+    if scheme not in ("", "file", "s3", "s3a"):
+        raise ConfigurationError(
+            f"read {text}: expected a folder on S3 (s3://) or of this machine, found {scheme}://; "
+            "copy it there"
+        )
+    if scheme or text.startswith("file:"):
         return text.rstrip("/").replace("s3a://", "s3://", 1)
     return f"file://{Path(text).absolute()}"
 
@@ -123,7 +133,7 @@ def open_other(
             f"read {location}: expected {'an' if kind == 'Iceberg' else 'a'} {kind} table{wanted}, "
             f"found a folder without {there}; leave the option out, or check the folder's name"
         )
-    return _files(io, stored, location, make or parquet_parts, strict)
+    return _files(io, stored, location, make or _parts_to_audit, strict)
 
 
 def _static(io: FileIO, metadata: str) -> OtherTable:
@@ -134,8 +144,12 @@ def _static(io: FileIO, metadata: str) -> OtherTable:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether Spark reads a file: no part of its path begins with `_` or `.`. Pure."""
-    return not any(part.startswith(("_", ".")) for part in name.split("/"))
+    """Return whether Spark reads a file: no part of its path begins with `.`, or with `_` unless it
+    is the value of a column (`_day=1`), and it is no copy that was not completed. Pure."""
+    return not any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part)
+        for part in name.split("/")
+    ) and not name.endswith("._COPYING_")
 
 
 def _files(
@@ -158,9 +172,10 @@ def _files(
             f": {len(known)} files of its log, through micro-batch {log.through}; "
             f"{len(names) - len(known)} files that the log does not list do not count"
         )
-        if log.cut_short is not None:
-            what += f"; its last file {log.cut_short} is incomplete and does not count"
         names = known
+    elif (newest := newest_files(stored, location)) is not None:
+        what += f": {len(newest)} files of a Hudi table's newest version, of {len(names)} files"
+        names = newest
     elif any(map(is_written_by_spark, names)) and "all files count" not in what:
         what += (
             f": it has no {FOLDER}, so files of micro-batches or jobs that were killed count too"
@@ -262,6 +277,15 @@ def parquet_parts(io: FileIO, stored: Stored, name: str) -> list[ParquetPart]:
     ]
 
 
+def _parts_to_audit(io: FileIO, stored: Stored, name: str) -> list[ParquetPart]:
+    if _OTHER_FORM.search(name):
+        raise Refused(
+            f"read {stored.path}: expected Parquet files, the only ones that are audited beside "
+            f"tables of Iceberg and Delta, found {name}; name a folder of these alone"
+        )
+    return parquet_parts(io, stored, name)
+
+
 def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
     """Open a Parquet file. Reads INT96, in which Spark writes timestamps by default, as
     microseconds: nanoseconds overflow after the year 2262. Raises Refused for an incomplete
@@ -312,8 +336,8 @@ class IcebergPart:
         return schema_to_pyarrow(self.metadata.schema(), include_field_ids=False)
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with some columns. Raises Transient."""
-        with lake_errors(f"read {self.task.file.file_path}"):
+        """Yield the rows with some columns. Raises Refused, Transient."""
+        with _reading(self.task.file.file_path):
             projected = self.metadata.schema().select(*columns)
             scan = ArrowScan(self.metadata, self.io, projected, AlwaysTrue())
             for batch in scan.to_record_batches([self.task]):
@@ -322,16 +346,37 @@ class IcebergPart:
                 )
 
 
+@contextmanager
+def _reading(place: str) -> Iterator[None]:
+    with lake_errors(f"read {place}"):
+        try:
+            yield
+        except OSError as error:
+            if not reports_missing_file(error):
+                raise
+            raise Refused(
+                f"read {place}: expected each file that the table names, found {error}; restore "
+                "it, or name the newest …metadata.json; files of a folder that was moved are "
+                "looked for in its former place"
+            ) from error
+        except (ValueError, NotImplementedError) as error:
+            raise Refused(
+                f"read {place}: expected files that PyIceberg reads, found {error}; write the "
+                "table's rows as Parquet files, and name their folder"
+            ) from error
+
+
 def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
-    """Return the parts of the table of a metadata file, as `parts_of`. Raises Transient."""
-    with lake_errors(f"read {metadata}"):
+    """Return the parts of the table of a metadata file, as `parts_of`."""
+    with _reading(metadata):
         return parts_of(StaticTable.from_metadata(metadata, dict(io.properties)), metadata)
 
 
 def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
     """Return a table's current snapshot id and its data files, ordered by path. Raises Refused
-    without rows, or for equality deletes, which PyIceberg does not read; Transient."""
-    with lake_errors(f"read {name}"):
+    without rows, for equality deletes, which PyIceberg does not read, or without a file that the
+    table names; Transient."""
+    with _reading(name):
         snapshot = table.current_snapshot()
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
         if snapshot is None or not tasks:
@@ -351,6 +396,10 @@ def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
 
 
 FOLDER = "_spark_metadata"
+_REMEDY = (
+    "restore it, or import by --takeover, which reads every file of the folder, and leaves out "
+    "rows that repeat others"
+)
 _BATCH = re.compile(r"(\d+)(\.compact)?")
 _DATA_FILE = re.compile(r"part-\d{5}-[0-9a-f-]{36}[-.]c\d{3}\..*")
 
@@ -375,12 +424,10 @@ class _Line:
 
 @dataclass(frozen=True)
 class SinkLog:
-    """The valid files, in the order of their micro-batches. `through`: the last valid micro-batch;
-    `cut_short`: the last log file if it is incomplete, so that its micro-batch is not valid."""
+    """The valid files, in the order of their micro-batches. `through`: the last micro-batch."""
 
     entries: tuple[Entry, ...]
     through: int
-    cut_short: str | None = None
 
 
 def is_written_by_spark(name: str) -> bool:
@@ -392,7 +439,9 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
     """Read the log of a sink from the files `names` of its folder. Ignores files of killed writers,
     such as `.12.….tmp`.
 
-    Raises Refused, with the name of the log file, if one before the last is missing or damaged.
+    Raises Refused, with the name of the log file, if one is missing or damaged. Also for the last
+    one: a sink that runs again takes its micro-batch as written, so that no other files have its
+    rows.
     """
     # If a number has both files, the compact one is used: its name sorts after the other's.
     log = {
@@ -400,39 +449,28 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
         for name in sorted(names)
         if (found := _BATCH.fullmatch(name)) is not None
     }
-    if not log:
-        return SinkLog((), -1)
-
-    @cache
-    def entries_of(number: int) -> list[Entry] | None:
-        return _parse_entries(read(log[number]))
-
-    last, cut_short = max(log), None
-    if entries_of(last) is None:
-        cut_short, last = log.pop(last), last - 1
+    last = max(log, default=0)
     begin = max((number for number, name in log.items() if name.endswith(".compact")), default=0)
     entries: list[Entry] = []
     for number in range(begin, last + 1):
         if number not in log:
             raise Refused(
-                f"{where}: expected log files {begin} to {last}, found no {number}; restore it, "
-                f"or move {FOLDER} away to import every file of the folder, where rows that "
-                "repeat by the stream's key are left out"
+                f"{where}: expected log files {begin} to {last}, found no {number}; {_REMEDY}"
             )
-        of_batch = entries_of(number)
+        of_batch = _parse_entries(read(log[number]))
         if of_batch is None:
             raise Refused(
                 f"{where}/{log[number]}: expected a line v1 and lines of JSON, found other lines; "
-                f"restore it, or move {FOLDER} away to import every file of the folder"
+                f"{_REMEDY}"
             )
         entries += of_batch
     deleted = {one.path for one in entries if one.is_deleted}
     kept = [one for one in entries if one.path not in deleted]
-    return SinkLog(tuple(dict.fromkeys(kept)), last, cut_short)
+    return SinkLog(tuple(dict.fromkeys(kept)), last)
 
 
 def _parse_entries(text: str) -> list[Entry] | None:
-    """Return the entries of a log file; None if it is incomplete."""
+    """Return the entries of a log file; None if it is incomplete, or of another version."""
     version, *lines = text.split("\n")
     if version != "v1":
         return None

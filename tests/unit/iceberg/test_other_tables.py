@@ -4,8 +4,16 @@ import json
 
 import pytest
 
-from anabranch.common.errors import Refused
-from anabranch.iceberg.other_tables import Entry, SinkLog, is_written_by_spark, match, read_log
+from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.iceberg.hudi_source import newest_files
+from anabranch.iceberg.other_tables import (
+    Entry,
+    SinkLog,
+    is_written_by_spark,
+    location_of,
+    match,
+    read_log,
+)
 
 WHERE = "/old/_spark_metadata"
 
@@ -38,7 +46,7 @@ def test_files_count_in_the_order_of_their_micro_batches() -> None:
     }
     log = log_of(files)
     assert names(log) == ["f0", "f1", "c", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "k"]
-    assert (log.through, log.cut_short) == (10, None)
+    assert log.through == 10
 
 
 def test_a_compact_file_has_all_before_it_and_older_ones_may_be_gone() -> None:
@@ -50,18 +58,19 @@ def test_a_compact_file_has_all_before_it_and_older_ones_may_be_gone() -> None:
 def test_files_of_writers_that_were_killed_are_ignored() -> None:
     files = {"0": lines("a"), ".1.6f.tmp": "v1\n{", ".0.crc": "x", "1.compact.tmp": "v1"}
     assert names(log_of(files)) == ["a"]
-    assert log_of({}) == SinkLog((), -1)
+    with pytest.raises(Refused, match="expected log files 0 to 0, found no 0"):
+        log_of({".0.crc": "x"})
 
 
 @pytest.mark.parametrize(
     "text", ["", "v1\n" + '{"path": "file:///old/b", "si', "v2\n", 'v1\n{"path": 1}']
 )
-def test_a_last_file_that_is_cut_short_does_not_count(text: str) -> None:
-    log = log_of({"0": lines("a"), "1": text})
-    assert (names(log), log.through, log.cut_short) == (["a"], 0, "1")
-    # Its predecessors are there until long after it was written.
-    compact = log_of({**{str(n): lines(f"f{n}") for n in range(9)}, "9.compact": text})
-    assert (len(compact.entries), compact.cut_short) == (9, "9.compact")
+def test_a_last_file_that_is_damaged_is_refused(text: str) -> None:
+    """The hazard: a sink that is started again takes its micro-batch as written."""
+    for name, before in (("1", 1), ("9.compact", 9)):
+        files = {str(n): lines(f"f{n}") for n in range(before)}
+        with pytest.raises(Refused, match=f"_spark_metadata/{name}: expected a line v1"):
+            log_of(files | {name: text})
 
 
 def test_a_log_with_a_hole_or_a_damaged_file_is_refused() -> None:
@@ -93,6 +102,31 @@ def test_files_are_found_in_a_folder_that_was_copied() -> None:
 def test_encoded_paths_are_decoded_once() -> None:
     text = "v1\n" + json.dumps({"path": "file:///old/t=a%2520b/x.parquet", "size": 1})
     assert log_of({"0": text}).entries == (Entry("file:///old/t=a%20b/x.parquet", 1),)
+
+
+def test_the_newest_committed_file_of_each_group_is_a_hudi_tables() -> None:
+    timeline = [f".hoodie/{name}" for name in ("20.commit", "30.commit.requested", "30.inflight")]
+    files = ["d=1/a_0-1-2_10.parquet", "d=1/a_0-3-4_20.parquet", "d=1/a_0-5-6_30.parquet"]
+    files += ["d=2/a_0-1-2_10.parquet", "b_0-1-2_25.parquet", "c_0-1-2_20.parquet", "other.parquet"]
+    assert newest_files([*timeline, *files], "t") == [files[5], files[1], files[3]]
+    assert newest_files(files, "t") is None
+    later = [".hoodie/timeline/20_21.commit", ".hoodie/timeline/25_26.deltacommit"]
+    assert newest_files([*later, *files], "t") == [files[4], files[5], files[1], files[3]]
+
+
+@pytest.mark.parametrize(
+    "name", ["d=1/.a_20.log.1_0-3-4", ".hoodie/20.replacecommit", ".hoodie/hoodie.properties"]
+)
+def test_a_hudi_table_with_other_rows_than_its_newest_files_is_refused(name: str) -> None:
+    commits = [] if name.endswith(".properties") else [".hoodie/20.commit"]
+    with pytest.raises(Refused, match="write a snapshot of it as Parquet files"):
+        newest_files([*commits, name, "d=1/a_0-1-2_20.parquet"], "t")
+
+
+@pytest.mark.parametrize("place", ["hdfs://name/old", "gs://b/old", "abfss://c@a/old"])
+def test_other_storage_is_named(place: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a folder on S3 \(s3://\)"):
+        location_of(place)
 
 
 def test_names_that_sparks_writers_give() -> None:
