@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.records.hashes import in_duckdb
@@ -28,10 +29,12 @@ _TIMES = ("timestamp", "CreateTime")
 @dataclass(frozen=True)
 class Column:
     """A column, a field of one (`a.b`), or a value in a column of JSON text. `reads`: what a data
-    file has to return for it; `sql`: its value in DuckDB; `kind`: its type, text for JSON."""
+    file has to return for it; `head`: the column that it is in, whose name may have dots; `sql`:
+    its value in DuckDB; `kind`: its type, text for JSON."""
 
     name: str
     reads: str
+    head: str
     sql: str
     kind: pa.DataType
 
@@ -40,21 +43,22 @@ def find_column(schema: pa.Schema, name: str) -> Column | None:
     """Return the column of a name, in any case of letters; None if the table has none. Pure."""
     fields = {field.name.lower(): field for field in schema}
     if (whole := fields.get(name.lower())) is not None:
-        return Column(name, whole.name, quoted(whole.name), whole.type)
+        return Column(name, whole.name, whole.name, quoted(whole.name), whole.type)
     head, dot, rest = name.partition(".")
     field = fields.get(head.lower()) if dot else None
     if field is None:
         return None
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-        sql = f"json_extract_string({quoted(field.name)}, '$.{rest}')"
-        return Column(name, field.name, sql, pa.string())
+        path = rest.replace("'", "''")
+        sql = f"TRY(json_extract_string({quoted(field.name)}, '$.{path}'))"
+        return Column(name, field.name, field.name, sql, pa.string())
     parts, kind = [field.name], field.type
     for part in rest.split("."):
         inner = _field_of(kind, part)
         if inner is None:
             return None
         parts, kind = [*parts, inner.name], inner.type
-    return Column(name, ".".join(parts), ".".join(map(quoted, parts)), kind)
+    return Column(name, ".".join(parts), field.name, ".".join(map(quoted, parts)), kind)
 
 
 def _field_of(kind: pa.DataType, name: str) -> pa.Field | None:
@@ -77,6 +81,21 @@ class PlaceColumns:
         found = (self.partition, self.offset, self.time, self.topic)
         return tuple(column for column in found if column is not None)
 
+    def of(self, schema: pa.Schema) -> PlaceColumns:
+        """Return these columns in another file, which may lack some, or write names in letters of
+        another case. Pure."""
+
+        def there(column: Column | None) -> Column | None:
+            return find_column(schema, column.name) if column is not None else None
+
+        places = (self.partition, self.offset, self.time, self.topic)
+        return PlaceColumns(*map(there, places))
+
+    @property
+    def reads(self) -> list[str]:
+        """The columns and fields to read from a data file."""
+        return list(dict.fromkeys(column.reads for column in self.all))
+
 
 def find_columns(
     schema: pa.Schema, partition: str | None, offset: str | None, time: str | None
@@ -93,9 +112,10 @@ def find_columns(
 
     by_time = named(time, "--time-column") if time is not None else None
     if partition is not None and offset is not None:
-        return PlaceColumns(
-            named(partition, "--partition-column"), named(offset, "--offset-column"), by_time, None
-        )
+        place = named(partition, "--partition-column"), named(offset, "--offset-column")
+        beside = f"{offset.rpartition('.')[0]}.{{}}" if "." in offset else "{}"
+        topics = (find_column(schema, one.format("topic")) for one in (beside, *FAMILIES))
+        return PlaceColumns(*place, by_time, next(filter(None, topics), None))
     for family in FAMILIES:
         p, o, topic = (
             find_column(schema, family.format(n)) for n in ("partition", "offset", "topic")
@@ -115,17 +135,18 @@ def _plain_time(schema: pa.Schema) -> Column | None:
 
 def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
     """Return the place of each row: partition `p` and offset `o`, null where there is no whole
-    number, its `time` in UTC, and whether it is the topic's `own`. `batch` may lack columns."""
+    number from 0 on, its `time` in UTC, and whether it is the topic's `own`. `batch` may lack
+    columns."""
     if (found := _typed(batch, columns)) is not None:
         return found
     there = {*batch.schema.names}
     sql = {
-        key: column.sql if column.reads.partition(".")[0] in there else "NULL"
+        key: column.sql if column.head in there else "NULL"
         for key, column in vars(columns).items()
         if column is not None
     }
-    p = f"TRY_CAST({sql.get('partition', 'NULL')} AS INTEGER)"
-    o = f"TRY_CAST({sql.get('offset', 'NULL')} AS BIGINT)"
+    p = _whole_sql(sql.get("partition", "NULL"), "INTEGER")
+    o = _whole_sql(sql.get("offset", "NULL"), "BIGINT")
     time = _time_sql(sql["time"], columns.time.kind) if columns.time is not None else "NULL"
     literal = "'" + topic.replace("'", "''") + "'"
     own = f"coalesce({sql['topic']} = {literal}, true)" if "topic" in sql else "true"
@@ -152,7 +173,7 @@ def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
     for (key, kind), column in zip(
         kinds.items(), (columns.partition, columns.offset, columns.time), strict=True
     ):
-        if column is None or column.reads.partition(".")[0] not in batch.schema.names:
+        if column is None or column.head not in batch.schema.names:
             found[key] = pa.nulls(n, kind)
             continue
         if column.reads not in batch.schema.names:
@@ -164,14 +185,25 @@ def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:
         if t.is_timestamp(kind):
             micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
             values = micros.cast(kind)
+        elif (pc.min(values).as_py() or 0) < 0:
+            return None
         found[key] = values
     return pa.table({key: found[key] for key in (*kinds, "own")})
+
+
+def _whole_sql(sql: str, kind: str) -> str:
+    """Return SQL: a whole number from 0 on, or null. A cast alone would round others, to the place
+    of another record. Pure."""
+    is_whole = f"TRY_CAST({sql} AS DOUBLE) >= 0 AND TRY_CAST({sql} AS DOUBLE) % 1 = 0"
+    return f"CASE WHEN {is_whole} THEN TRY_CAST({sql} AS {kind}) END"
 
 
 def _time_sql(sql: str, kind: pa.DataType) -> str:
     """Return SQL: a time in UTC. Numbers, also as text, are milliseconds since 1970. Pure."""
     if pa.types.is_timestamp(kind):
         return f"CAST({sql} AS TIMESTAMP)"
+    if pa.types.is_date(kind):
+        return "NULL"  # A day has no hour.
     millis = f"TRY(make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000))"
     if pa.types.is_integer(kind):
         return millis

@@ -202,16 +202,20 @@ def other_text(audit: OtherAudit) -> Text:
     yield from _beside(audit)
     total = {name: sum(h.total(name) for h in audit.hours) for name in ("missing", "twice")}
     missing = f"{total['missing']} records missing" if audit.kafka else "Kafka was not read"
+    beside = "audited " if audit.before or audit.behind else ""
     yield (
         f"{audit.topic}: {len(audit.hours)} hours, {sum(h.offsets for h in audit.hours)} offsets: "
         f"{missing}, {total['twice']} rows too many"
-        + (", each record is in the table once" if audit.is_proven else "")
+        + (f", each {beside}record is in the table once" if audit.is_proven else "")
     )
 
 
 def _beside(audit: OtherAudit) -> Iterator[str]:
     if audit.unplaced:
-        yield f"{audit.unplaced} rows have no partition or no offset: what they are is not proven"
+        yield (
+            f"{audit.unplaced} rows have no whole number as partition or offset: what they are is "
+            "not proven"
+        )
     if audit.unknown:
         yield (
             f"{audit.unknown} rows are at places that the topic's log never had: of another topic, "
@@ -223,6 +227,8 @@ def _beside(audit: OtherAudit) -> Iterator[str]:
         yield f"before the table's first rows, not audited: {_by_partition(audit.before)}"
     if audit.behind:
         yield f"after the table's last rows, not audited: {_by_partition(audit.behind)}"
+    if audit.before or audit.behind:
+        yield "--hours A..B audits whole hours"
     if retention := sum(h.gaps["retention"] for h in audit.hours):
         yield (
             f"{retention} offsets are neither in the table nor "

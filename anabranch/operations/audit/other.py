@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.common.logs import Progress
 from anabranch.config import Environment
-from anabranch.iceberg.other_tables import OtherTable, open_other
+from anabranch.iceberg.other_tables import OtherTable, ParquetPart, Part, open_other
 from anabranch.kafka.batches import ABORTED, CODES, CONTROL, PRESENT, RETENTION, Missing, spans
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets import hour_ends
@@ -175,7 +175,7 @@ class OtherAudit:
     def is_proven(self) -> bool:
         """Whether the table has each record of the audited offsets once."""
         gone = any(hour.gaps[RETENTION] for hour in self.hours)
-        return self.kafka and self.unproven is None and self.is_exact and not gone
+        return self.kafka and bool(self.hours) and self.is_exact and not gone
 
     def as_dict(self) -> dict[str, Any]:
         return vars(self) | {"exact": self.is_proven}
@@ -203,9 +203,7 @@ def audit_other(environment: Environment, request: AuditRequest) -> OtherAudit:
                 "rows of a topic that is gone"
             )
         table = open_other(environment, request.table)
-        columns = find_columns(
-            table.schema, request.partition_column, request.offset_column, request.time_column
-        )
+        columns = _columns_of(table, request)
         with read_places(table, columns, request.topic) as places:
             audit = OtherAudit(
                 table.what,
@@ -218,9 +216,32 @@ def audit_other(environment: Environment, request: AuditRequest) -> OtherAudit:
             )
             if columns.partition is None:
                 return replace(audit, unplaced=0, **_unproven(places))
+            if places.rows == places.elsewhere and request.hours is None:
+                others = f", but {places.elsewhere} of other topics" if places.elsewhere else ""
+                raise Refused(
+                    f"audit {request.table}: expected rows of topic {request.topic}, found none"
+                    f"{others}; check both names; with --hours A..B, all records of hours are "
+                    "audited without any row"
+                )
             # After the table was read: no row can be later than these ends.
             log = _read_log(kafka, topic, places.spans, request.hours) if topic else _Log()
             return _compare(kafka, audit, places, log, request)
+
+
+def _columns_of(table: OtherTable, request: AuditRequest) -> PlaceColumns:
+    """Return the columns with Kafka's places, of the first file that has them: older files of a
+    folder may lack them. Raises ConfigurationError for a name that no file has."""
+    names = (request.partition_column, request.offset_column, request.time_column)
+    with suppress(ConfigurationError):
+        if (first := find_columns(table.schema, *names)).partition is not None:
+            return first
+    for part in table.parts:
+        if not isinstance(part, ParquetPart) or part.rows is not None:
+            break
+        with suppress(ConfigurationError):
+            if (found := find_columns(part.schema_arrow, *names)).partition is not None:
+                return found
+    return find_columns(table.schema, *names)
 
 
 def _unproven(places: Places) -> dict[str, Any]:
@@ -536,13 +557,27 @@ class Places:
 @contextmanager
 def read_places(table: OtherTable, columns: PlaceColumns, topic: str) -> Iterator[Places]:
     """Read the places of a table's rows. Raises Refused, Transient."""
-    # Without such columns the rows are counted by any other one.
-    wanted = list(dict.fromkeys(c.reads for c in columns.all)) or table.schema.names[:1]
     with connected(_MEMORY) as connection:
         places = Places(connection, topic)
         at = Progress(LOG, f"read {table.what.partition(',')[0]}", "files", len(table.parts))
         for part in table.parts:
-            for batch in part.iter_batches(_BATCH_ROWS, wanted):
-                places.add(batch, columns)
+            for batch, own in _batches(part, columns, table.schema.names[:1]):
+                places.add(batch, own)
             at.step()
         yield places
+
+
+def _batches(
+    part: Part, columns: PlaceColumns, other: list[str]
+) -> Iterator[tuple[pa.RecordBatch, PlaceColumns]]:
+    """Yield the rows of a part with its columns. Without such columns the rows are counted by any
+    `other` one."""
+    for batch in part.iter_batches(_BATCH_ROWS, columns.reads or other):
+        own = columns.of(batch.schema)
+        if len(own.all) < len(columns.all):
+            # A file may lack columns, or have names in letters of another case.
+            whole = columns.of(part.schema_arrow)
+            if len(whole.all) > len(own.all):
+                yield from ((rows, whole) for rows in part.iter_batches(_BATCH_ROWS, whole.reads))
+                return
+        yield batch, own

@@ -2,8 +2,12 @@
 counts."""
 
 import json
+import math
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from hypothesis import strategies as st
 from anabranch import config
 from anabranch.cli import main
 from anabranch.cli.render.hours import other_text
-from anabranch.common.errors import ConfigurationError, Refused, TableMissing
+from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, TableMissing
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
 from anabranch.kafka.batches import CODES
@@ -108,6 +112,36 @@ def test_times_out_of_range_are_none() -> None:
         assert dict(read.times.rows) == {"": 1, "1970-01-01T00": 1}
 
 
+OF_TEXT = ["0", "1.5", "-1", "four", "", None, "9007199254740993"]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (pa.array(OF_TEXT), [0, *[None] * 5, 2**53 + 1]),
+        (pa.array([0.0, 1.4, 2.0, math.nan, math.inf, -3.0]), [0, None, 2, None, None, None]),
+        (pa.array([0, -1, None]), [0, None, None]),
+        (pa.array([Decimal("0.0"), Decimal("1.5"), Decimal("2.0")]), [0, None, 2]),
+        (pa.array(["7", "8"]).dictionary_encode(), [7, 8]),
+        (pa.array([b"7"]), [None]),
+        (pa.array([7], pa.timestamp("us")), [None]),
+    ],
+)
+def test_a_place_is_a_whole_number_from_0_on(values: pa.Array, found: list[int | None]) -> None:
+    """Another one would be taken for the place of another record."""
+    table = pa.table({"partition": values, "offset": values})
+    there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
+    assert there["o"].to_pylist() == found
+    assert there["p"].to_pylist() == [None if (n or 0) > 2**31 else n for n in found]
+
+
+def test_text_that_is_no_json_has_no_place(environment: config.Environment, tmp_path: Path) -> None:
+    texts = ['{"partition":0,"offset":7}', "", "{not", "[]", "null", None]
+    write(tmp_path / "t", "a.parquet", pa.table({"record_metadata": texts}))
+    found = audit(environment, tmp_path / "t")
+    assert (found.rows, found.unplaced) == (6, 5) and found.hours[0].offsets == 1
+
+
 AT = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 TIMES = [AT, None, AT.replace(year=2026)]
 
@@ -190,6 +224,30 @@ def test_all_formats_count_alike(environment: config.Environment, tmp_path: Path
         assert [dict(h.gaps) for h in found.hours] == [{"retention": 1}, {"retention": 2}, {}]
 
 
+def test_an_iceberg_table_that_cannot_be_read_whole_is_refused(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    catalog = Lake(environment).catalog
+    catalog.create_namespace("n")
+    write(tmp_path / "files", "a.parquet", rows([0, 1]))
+    table = catalog.create_table("n.t", schema=rows([0]).schema)
+    table.add_files([f"file://{tmp_path}/files/a.parquet"])
+    assert audit_other(environment, AuditRequest("n.t", "t", with_kafka=False)).rows == 2
+
+    def refuse(name: str, words: str) -> None:
+        with pytest.raises(Refused, match=words):
+            audit_other(environment, AuditRequest(name, "t", with_kafka=False))
+
+    table.transaction().remove_properties("schema.name-mapping.default").commit_transaction()
+    refuse("n.t", r"a\.parquet: .*does not have field-ids.*; write the table's rows as Parquet")
+    (tmp_path / "files" / "a.parquet").unlink()
+    refuse("n.t", r"a\.parquet: .*; restore it, or name the newest …metadata\.json")
+    metadata = table.metadata_location
+    shutil.move(table.location().removeprefix("file://"), tmp_path / "moved")
+    refuse(str(tmp_path / "moved"), r"moved/metadata/.*: expected each file .*; restore it")
+    refuse(metadata, r"\.metadata\.json: expected each file .*; restore it, or name the newest")
+
+
 def test_files_outside_a_log_do_not_count(environment: config.Environment, tmp_path: Path) -> None:
     folder = tmp_path / "sink"
     for name, offsets in (("a", [0, 1]), ("b", [1, 2]), ("_c", [3])):
@@ -201,10 +259,15 @@ def test_files_outside_a_log_do_not_count(environment: config.Environment, tmp_p
     found = audit(environment, folder)
     assert found.rows == 2 and found.is_exact
     assert "1 files that the log does not list do not count" in found.table
-    (folder / "_spark_metadata" / "0").rename(folder / "_spark_metadata" / "1")
-    (folder / "_spark_metadata" / "3").write_text("v1\n")
-    broken = audit(environment, folder)
-    assert broken.rows == 4 and "its log is damaged" in broken.table
+    # A log whose first file is gone; whose last one is cut short, or of a newer Spark; without any.
+    for name, text in (("0", None), ("1", "v1\n{"), ("1", f"v2\n{entry}"), (".0.crc", "")):
+        shutil.rmtree(folder / "_spark_metadata")
+        (folder / "_spark_metadata").mkdir()
+        if name == "1":
+            (folder / "_spark_metadata" / "0").write_text(f"v1\n{entry}")
+        (folder / "_spark_metadata" / (name if text is not None else "3")).write_text(text or "v1")
+        broken = audit(environment, folder)
+        assert broken.rows == 4 and "its log is damaged" in broken.table, name
 
 
 def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path: Path) -> None:
@@ -215,6 +278,10 @@ def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(Refused, match="expected files of rows, found none"):
         open_other(environment, str(tmp_path / "empty"))
+    (tmp_path / "empty" / "a.json.gz").write_bytes(b"")
+    with pytest.raises(Refused, match=r"expected Parquet files, the only ones .* a\.json\.gz"):
+        open_other(environment, str(tmp_path / "empty"))
+    (tmp_path / "empty" / "a.json.gz").unlink()
     (tmp_path / "empty" / "link.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(Refused, match="which is none"):
         open_other(environment, str(tmp_path / "empty"))
@@ -227,6 +294,74 @@ def test_files_behind_a_link_count(environment: config.Environment, tmp_path: Pa
     (tmp_path / "t" / "linked").symlink_to(tmp_path / "elsewhere")
     found = audit(environment, tmp_path / "t")
     assert (found.rows, found.unplaced) == (3, 1) and found.hours[0].offsets == 2
+
+
+def test_columns_are_found_in_each_file(environment: config.Environment, tmp_path: Path) -> None:
+    """Older files may lack them, or have names in letters of another case."""
+    folder, names = tmp_path / "t", ["Partition", "OFFSET", "timestamp"]
+    write(folder, "a.parquet", pa.table({"id": [7]}))
+    write(folder, "b.parquet", rows([0, 1]))
+    write(folder, "c.parquet", rows([2, 3]).rename_columns(names))
+    found = audit(environment, folder)
+    assert (found.rows, found.unplaced) == (5, 1) and found.hours[0].offsets == 4
+    write(tmp_path / "n", "a.parquet", pa.table({"id": [7]}))
+    for name, offset in (("b", "Offset"), ("c", "offset")):
+        places = [{"partition": 0, offset: o} for o in (0, 1)]
+        write(tmp_path / "n", f"{name}.parquet", pa.table({"redpanda": places}))
+    found = audit(environment, tmp_path / "n")
+    assert (found.rows, found.unplaced) == (5, 1) and found.hours[0].total("twice") == 2
+
+
+def test_names_may_have_dots_and_other_topics_do_not_count(
+    environment: config.Environment, tmp_path: Path
+) -> None:
+    table = pa.concat_tables([rows([0, 1], topic="t"), rows([0], topic="other")])
+    write(tmp_path / "t", "a.parquet", table.rename_columns(["k.p", "k.o", "time", "k.topic"]))
+    found = audit(environment, tmp_path / "t", partition_column="k.p", offset_column="k.o")
+    assert (found.rows, found.unplaced, found.elsewhere) == (3, 0, 1) and found.is_exact
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (rows([0, 1], topic="other"), "found none, but 2 of other topics; check both names"),
+        (rows([]), "found none; check both names"),
+    ],
+)
+def test_a_table_without_rows_of_the_topic_is_refused(
+    environment: config.Environment, tmp_path: Path, table: pa.Table, words: str
+) -> None:
+    write(tmp_path / "t", "a.parquet", table)
+    with pytest.raises(Refused, match=words):
+        audit(environment, tmp_path / "t")
+    found = audit(environment, tmp_path / "t", hours=(H[0], H[1]))
+    assert found.hours == () and not found.is_proven
+
+
+@pytest.mark.parametrize("name", ["_day=1/a b#1?.parquet", "t=10%3A00/100%.parquet"])
+def test_files_of_any_name_count(
+    environment: config.Environment, tmp_path: Path, name: str
+) -> None:
+    write(tmp_path / "t", name, rows([0, 1]))
+    (tmp_path / "t" / "b.parquet._COPYING_").write_bytes(b"PAR1")
+    assert audit(environment, tmp_path / "t").rows == 2
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    environment: config.Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "t", "a.parquet", rows([0]))
+    write(tmp_path / "t", "closed/b.parquet", rows([1]))
+    scan = os.scandir
+
+    def denied(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(AnabranchError, match="Permission denied"):
+        audit(environment, tmp_path / "t")
 
 
 def test_without_columns_time_is_counted(environment: config.Environment, tmp_path: Path) -> None:
